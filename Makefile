@@ -1,0 +1,33 @@
+# `make demo` and `make test` set up everything they need in .venv; the second time they find it there.
+PYTHON ?= python3
+BIN    := .venv/bin
+
+.PHONY: demo test lint format bench clean
+
+demo: .venv/.ready ## the main job, from nothing
+	@$(BIN)/python -m bruno demo
+
+test: lint ## what CI runs: lint, types, tests
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.ready ## the tables of results/, measured again on this machine
+	$(BIN)/python benchmarks/process.py
+
+# Pinned versions: constraints.txt names every package, so that two machines install the same ones.
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,7 @@
+"""The exchangeable process: evidence of a set, and the exact distribution of its next element."""
+
+from bruno.process.distributions import Normal, StudentT
+from bruno.process.evidence import Evidence
+from bruno.process.processes import ExchangeableProcess, GaussianProcess, StudentTProcess
+
+__all__ = ["Evidence", "ExchangeableProcess", "GaussianProcess", "Normal", "StudentT", "StudentTProcess"]

@@ -1,0 +1,230 @@
+"""What a set has told us so far: a count, a mean and a scatter for every latent dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bruno.process.checks import check_devices, check_finite, check_observations, widened
+
+# How many roundings a removal may differ from the sums it undoes before it counts as a contradiction.
+_ROUNDINGS = 64.0
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The sufficient statistic of a set under every exchangeable process of this package.
+
+    For one dimension of a set z_1..z_n::
+
+        count = n    mean = z̄ = Σ z_i / n    scatter = M2 = Σ (z_i − z̄)²
+
+    Evidence is an immutable value and a commutative monoid: ``a + b`` is the evidence of the union of two
+    sets, ``Evidence.empty`` the neutral element, and ``a - b`` takes a part out again. The order and the
+    grouping of the observations make no difference. It knows nothing of the process that will use it.
+
+    Attributes:
+        count: number of observations, one for each set of the batch.
+        mean: their mean, zero where there are none.
+        scatter: sum of squared deviations from the mean.
+    """
+
+    count: Int[Tensor, "*batch"]
+    mean: Float[Tensor, "*batch dim"]
+    scatter: Float[Tensor, "*batch dim"]
+
+    @classmethod
+    def empty(
+        cls,
+        dim: int,
+        batch_shape: Sequence[int] = (),
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Evidence:
+        """The evidence of no observations at all."""
+        zero = torch.zeros((), dtype=dtype, device=device)
+        count = torch.zeros((), dtype=torch.long, device=device)
+        return cls(count.expand(tuple(batch_shape)), *[zero.expand(*batch_shape, dim)] * 2)
+
+    @classmethod
+    def of(
+        cls,
+        z: Float[Tensor, "*batch n dim"],
+        *,
+        dtype: torch.dtype | None = None,
+        validate: bool = True,
+    ) -> Evidence:
+        """The evidence of whole sets; mean and scatter by two passes, the second correcting the first.
+
+        Args:
+            z: the sets.
+            dtype: type of the result, that of `z` if left out; float64 keeps what the second pass adds.
+            validate: look for NaN and infinity; waits for the device.
+        """
+        z = _checked(z, validate)
+        n = z.shape[-2]
+        mean = z.mean(-2, keepdim=True)
+        deviation = z - mean
+        slip = deviation.mean(-2, keepdim=True)
+        scatter = (deviation - slip).square().sum(-2)
+        dtype = dtype or z.dtype
+        mean = (mean.to(dtype) + slip.to(dtype)).squeeze(-2)
+        return cls(_filled(n, z.shape[:-2], z.device), mean, scatter.to(dtype))
+
+    @classmethod
+    def prefixes(cls, z: Float[Tensor, "*batch n dim"], *, validate: bool = True) -> Evidence:
+        """The evidence *before* each element: position i of batch ``(*batch, n)`` has seen z_1..z_{i−1}.
+
+        Deviations are taken from the first element, so that a large common offset costs no digits::
+
+            M2_i = Σ_{j≤i} (z_j − z̄_{j−1})² · (j − 1)/j
+        """
+        z = _checked(z, validate)
+        n = z.shape[-2]
+        seen = torch.arange(n, device=z.device)
+        size = seen.to(z.dtype).unsqueeze(-1)
+        y = z - z[..., :1, :]
+        before = exclusive_cumsum(y) / size.clamp(min=1)
+        scatter = exclusive_cumsum((y - before).square() * (size / (size + 1)))
+        mean = torch.where(size > 0, z[..., :1, :] + before, 0.0)
+        return cls(seen.expand(z.shape[:-1]), mean, scatter)
+
+    @property
+    def dim(self) -> int:
+        """Number of latent dimensions."""
+        return self.mean.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of the batch of sets."""
+        return self.mean.shape[:-1]
+
+    def add(self, z: Float[Tensor, "..."]) -> Evidence:
+        """With more observations: one for each set, ``(*batch, dim)``, or many, ``(*batch, n, dim)``."""
+        return self.merge(Evidence.of(self._as_sets(z)))
+
+    def remove(self, z: Float[Tensor, "..."]) -> Evidence:
+        """Without observations that were added before; shapes as in `add`."""
+        return self - Evidence.of(self._as_sets(z))
+
+    def merge(self, other: Evidence) -> Evidence:
+        """The evidence of both sets together (Chan's update); batches broadcast."""
+        check_devices(self.mean, evidence=other.mean)
+        self._check_dim(other)
+        n_a, n_b = self.count, other.count
+        n = n_a + n_b
+        share = _ratio(n_b, n, self.mean.dtype)
+        gap = other.mean - self.mean
+        mean = self.mean + share * gap
+        scatter = self.scatter + other.scatter + gap.square() * share * n_a.unsqueeze(-1)
+        return Evidence(n.expand(mean.shape[:-1]), mean, scatter)
+
+    def __add__(self, other: Evidence) -> Evidence:
+        return self.merge(other) if isinstance(other, Evidence) else NotImplemented
+
+    def __sub__(self, other: Evidence) -> Evidence:
+        """The rest of a set once a part of it is taken out: `merge` backwards.
+
+        Raises:
+            ValueError: if the part is larger than the whole or contradicts it (the rest would have a
+                negative scatter, or a scatter left over on fewer than two observations).
+        """
+        if not isinstance(other, Evidence):
+            return NotImplemented
+        check_devices(self.mean, evidence=other.mean)
+        self._check_dim(other)
+        rest = self.count - other.count
+        if (rest < 0).any():
+            most, asked = _first_where(rest < 0, self.count, other.count)
+            raise ValueError(f"`remove` takes at most the {most} observations that were added; got {asked}.")
+        n = self.count.unsqueeze(-1)
+        weight = n * _ratio(other.count, rest, self.mean.dtype)
+        gap = self.mean - other.mean
+        mean = self.mean + gap * _ratio(other.count, rest, self.mean.dtype)
+        scatter = self.scatter - other.scatter - weight * gap.square()
+
+        # The rest has to be a set: its scatter is at least 0, and exactly 0 on fewer than two observations.
+        finfo = torch.finfo(self.mean.dtype)
+        blur = finfo.eps * torch.maximum(self.mean.abs(), other.mean.abs())
+        spread = (self.scatter.maximum(other.scatter) / n.clamp(min=1)).sqrt()
+        slack = finfo.eps * (self.scatter + other.scatter + weight * gap.square())
+        slack = _ROUNDINGS * (slack + weight * (2 * gap.abs() * blur + blur.square()) + finfo.tiny)
+        wrong = (scatter < -slack) | ((rest < 2).unsqueeze(-1) & (scatter > slack))
+        wrong |= (rest == 0).unsqueeze(-1) & (gap.abs() > _ROUNDINGS * (blur + finfo.eps * spread))
+        if wrong.any():
+            raise ValueError(
+                "`remove` takes observations that were added before; got some that were not "
+                f"(scatter left over: {scatter[wrong][0].item():.6g} "
+                f"on {_first_where(wrong.any(-1), rest)[0]} observations)."
+            )
+        alive = (rest > 0).unsqueeze(-1)
+        scatter = torch.where((rest > 1).unsqueeze(-1), scatter.clamp(min=0), 0.0)
+        return Evidence(rest.expand(mean.shape[:-1]), torch.where(alive, mean, 0.0), scatter)
+
+    def __getitem__(self, index: Any) -> Evidence:
+        """The evidence of some sets of the batch."""
+        if not self.batch_shape:
+            raise IndexError("evidence of a single set has no batch to index; its batch shape is ().")
+        count = self.count[index]
+        shape = (*count.shape, self.dim)
+        # Index a column at a time, so that the last axis is out of the index's reach.
+        rows = torch.arange(self.count.numel(), device=count.device).view(self.batch_shape)[index].reshape(-1)
+        mean, scatter = (t.reshape(-1, self.dim)[rows].reshape(shape) for t in (self.mean, self.scatter))
+        return Evidence(count, mean, scatter)
+
+    def to(self, *args: Any, **kwargs: Any) -> Evidence:
+        """On another device or in another floating-point type, as `torch.Tensor.to`."""
+        mean, scatter = self.mean.to(*args, **kwargs), self.scatter.to(*args, **kwargs)
+        return Evidence(self.count.to(mean.device), mean, scatter)
+
+    def detach(self) -> Evidence:
+        """The same values, cut off from the graph that made them."""
+        return Evidence(self.count, self.mean.detach(), self.scatter.detach())
+
+    def _as_sets(self, z: Tensor) -> Tensor:
+        """One observation becomes a set of one; the batch axes must be those of this evidence."""
+        axes = self.mean.ndim
+        if z.ndim == axes:
+            z = z.unsqueeze(-2)
+        if z.ndim != axes + 1 or z.shape[-1] != self.dim:
+            batch = "".join(f"{size}, " for size in self.batch_shape)
+            raise ValueError(
+                f"`z` must be one observation ({batch}{self.dim}) or several ({batch}n, {self.dim}) for this "
+                f"evidence; got shape {tuple(z.shape)}. For another batch, merge with Evidence.of(z)."
+            )
+        return z
+
+    def _check_dim(self, other: Evidence) -> None:
+        if self.dim != other.dim:
+            raise ValueError(f"`evidence` must have {self.dim} dimensions like this one; got {other.dim}.")
+
+
+def _checked(z: Tensor, validate: bool) -> Tensor:
+    z = widened(check_observations(z))
+    return check_finite(z, "z") if validate else z
+
+
+def exclusive_cumsum(x: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n dim"]:
+    """Sums over the elements before each one; never as (sum − element), which a huge element would blind."""
+    return torch.nn.functional.pad(x[..., :-1, :].cumsum(-2), (0, 0, 1, 0))
+
+
+def _filled(value: int, shape: Sequence[int], device: torch.device) -> Tensor:
+    """One number for the whole batch, stored once."""
+    return torch.full((), value, dtype=torch.long, device=device).expand(tuple(shape))
+
+
+def _ratio(part: Tensor, whole: Tensor, dtype: torch.dtype) -> Tensor:
+    """part / whole with a trailing axis to broadcast over dimensions; 0 / 0 counts as 0."""
+    return (part.to(dtype) / whole.clamp(min=1).to(dtype)).unsqueeze(-1)
+
+
+def _first_where(mask: Tensor, *values: Tensor) -> list[int]:
+    """The entries of broadcast integer tensors at the first place where the mask holds."""
+    return [int(value.expand(mask.shape)[mask][0]) for value in values]

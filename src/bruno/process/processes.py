@@ -1,0 +1,388 @@
+"""Exchangeable Student-t and Gaussian processes: one independent process for every latent dimension."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from bruno.process.checks import (
+    check_devices,
+    check_finite,
+    check_observations,
+    may_look_at_values,
+    widened,
+)
+from bruno.process.distributions import Normal, StudentT, log_gamma_step
+from bruno.process.evidence import Evidence
+from bruno.process.prefixes import Parameters, Start, step_log_prob
+
+# The parameters' ranges, wide enough never to bind and narrow enough that no float32 leaves its domain.
+_MIN_DOF_EXCESS = 1e-4  # ν − 2
+_MAX_LOG_DOF_EXCESS = math.log(1e9)
+_MAX_LOG_VARIANCE = math.log(1e12)
+_MAX_LOGIT_CORRELATION = 15.0  # 1 − c = 3e-7: float32 still tells it from 1
+_MIN_LOGIT_CORRELATION = -27.0  # c = 2e-12: what a correlation of 0 starts at, so that it can be learnt
+
+Values = float | Sequence[float | int] | Float[Tensor, " dim"]
+
+
+class ExchangeableProcess(nn.Module):
+    """What the two processes share: for each dimension, variance v and covariance r = c·v of two elements.
+
+    The parameters are valid by construction, wherever an optimiser takes them: `raw_variance` is log v,
+    `raw_correlation` is logit c. All that depends on the parameters alone is computed in float64, so
+    that a float32 process loses no digits when c → 1 or ν → 2; what depends on the data stays in its type.
+
+    Args:
+        dim: number of latent dimensions.
+        variance: v > 0, one number or one for each dimension.
+        correlation: c in [0, 1), likewise; 0 is stored as 2e-12.
+        mean: m0, fixed: moved, saved and loaded with the module, but not trained.
+    """
+
+    mean: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        variance: Values = 1.0,
+        correlation: Values = 0.1,
+        mean: Values = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"`dim` must be at least 1; got {dim}.")
+        self.dim = dim
+        self._device, self._dtype = device, dtype or torch.get_default_dtype()
+        v = self._values("variance", variance)
+        c = self._values("correlation", correlation)
+        m = self._values("mean", mean)
+        _check_range("variance", v, (v > 0) & (v.log() <= _MAX_LOG_VARIANCE), "positive and at most 1e12")
+        _check_range("correlation", c, (c >= 0) & (c < 1), "at least 0 and below 1")
+        self.raw_variance = self._parameter(v.log())
+        self.raw_correlation = self._parameter(c.logit().clamp(min=_MIN_LOGIT_CORRELATION))
+        self.register_buffer("mean", m.to(self._device, self._dtype))
+
+    # --- parameters ------------------------------------------------------------------------------------
+
+    @property
+    def variance(self) -> Float[Tensor, " dim"]:
+        """v, the prior variance of an element."""
+        return self._variance_in_double().to(self.mean.dtype)
+
+    @property
+    def correlation(self) -> Float[Tensor, " dim"]:
+        """c = r/v, the prior correlation of two elements of a set."""
+        return self._logit_correlation().sigmoid()
+
+    @property
+    def covariance(self) -> Float[Tensor, " dim"]:
+        """r, the prior covariance of two elements of a set: the variance of what a set has in common."""
+        return self._parameters_in_double().r.to(self.mean.dtype)
+
+    @property
+    def residual_variance(self) -> Float[Tensor, " dim"]:
+        """e = v − r, the variance within a set, with all its digits even when c is close to 1."""
+        return self._parameters_in_double().e.to(self.mean.dtype)
+
+    def correlated(self, threshold: float) -> Bool[Tensor, " dim"]:
+        """The mask of dimensions whose correlation exceeds a threshold: the others say little about a set."""
+        return self.correlation > threshold
+
+    # --- what users call -------------------------------------------------------------------------------
+
+    def predictive(self, evidence: Evidence) -> StudentT | Normal:
+        """The distribution of the next element of a set with this evidence, batch shape (*batch, dim)."""
+        raise NotImplementedError
+
+    def step_log_prob(
+        self,
+        z: Float[Tensor, "*batch n dim"],
+        evidence: Evidence | None = None,
+        *,
+        dimensions: Bool[Tensor, " dim"] | None = None,
+        validate: bool = True,
+    ) -> Float[Tensor, "*any n"]:
+        """log p(z_i | evidence, z_1..z_{i−1}), summed over dimensions, for all i at once.
+
+        Args:
+            z: sets in any order of their elements; the batch broadcasts with that of `evidence`.
+            evidence: what was observed before the first element; nothing if left out.
+            dimensions: keep only these dimensions.
+            validate: look for NaN and infinity. Waits for the device; off where a caller does its own.
+        """
+        return self._guarded(self._steps, z, evidence, dimensions, validate)
+
+    def joint_log_prob(
+        self,
+        z: Float[Tensor, "*batch n dim"],
+        evidence: Evidence | None = None,
+        *,
+        dimensions: Bool[Tensor, " dim"] | None = None,
+        validate: bool = True,
+    ) -> Float[Tensor, "*any"]:
+        """log p(z_1..z_n | evidence) in closed form: the sum of all steps, from two sufficient statistics."""
+        return self._guarded(self._joint_of_set, z, evidence, dimensions, validate)
+
+    def leave_one_out_log_prob(
+        self,
+        z: Float[Tensor, "*batch n dim"],
+        evidence: Evidence | None = None,
+        *,
+        dimensions: Bool[Tensor, " dim"] | None = None,
+        validate: bool = True,
+    ) -> Float[Tensor, "*any n"]:
+        """log p(z_i | evidence, all z_j with j ≠ i), for all i at once and in O(n).
+
+        The others are what stands before i merged with what stands after it: sums of non-negative terms
+        only, so that the largest outlier does not blind the evidence of the rest, as subtracting it would.
+        """
+        return self._guarded(self._leave_one_out, z, evidence, dimensions, validate)
+
+    # --- how -------------------------------------------------------------------------------------------
+
+    def _joint(self, evidence: Evidence) -> Float[Tensor, "*batch dim"]:
+        """log-density of the set behind an evidence, for each dimension."""
+        raise NotImplementedError
+
+    def _guarded(
+        self,
+        density: Callable[[Tensor, Evidence | None, Tensor], Tensor],
+        z: Tensor,
+        evidence: Evidence | None,
+        dimensions: Tensor | None,
+        validate: bool,
+    ) -> Tensor:
+        """A density of checked arguments; if it is not finite, finds out whose fault that is."""
+        z = self._checked(z, evidence)
+        weight = self._weight(z, dimensions)
+        result = density(z, evidence, weight)
+        if validate and may_look_at_values(result) and not torch.isfinite(result).all():
+            check_finite(z, "z")
+            # Not the input's fault, but its square overflows: float64 has room for the square of a float32.
+            evidence = evidence and evidence.to(torch.double)
+            result = density(z.double().clamp(-1e150, 1e150), evidence, weight.double()).to(z.dtype)
+        return result
+
+    def _joint_of_set(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Tensor:
+        own = Evidence.of(z, validate=False)
+        if evidence is None:
+            return self._joint(own) @ weight
+        given = evidence.to(z.dtype)
+        return (self._joint(given + own) - self._joint(given)) @ weight
+
+    def _leave_one_out(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Tensor:
+        after = Evidence.prefixes(z.flip(-2), validate=False)
+        after = Evidence(after.count.flip(-1), after.mean.flip(-2), after.scatter.flip(-2))
+        others = Evidence.prefixes(z, validate=False) + after
+        if evidence is not None:
+            given = evidence.to(z.dtype)
+            others = others + Evidence(
+                given.count.unsqueeze(-1), given.mean.unsqueeze(-2), given.scatter.unsqueeze(-2)
+            )
+        return self.predictive(others).log_prob(z) @ weight
+
+    def _steps(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Float[Tensor, "*batch n"]:
+        parameters = self._parameters_in_double()
+        if evidence is None:
+            start = Start(
+                torch.zeros((), dtype=torch.long, device=z.device), torch.zeros_like(parameters.mean)
+            )
+            beta = None
+        else:
+            z = z.expand(*torch.broadcast_shapes(z.shape[:-2], evidence.batch_shape), *z.shape[-2:])
+            total = _column(evidence.count) * (evidence.mean - parameters.mean)
+            start = Start(_without_copies(evidence.count), total)
+            beta = self._quadratic_form(evidence, parameters)
+        per_set = (*z.shape[:-2], self.dim)
+        start = start._replace(total=start.total.expand(per_set))
+        if parameters.excess is not None:
+            spread = parameters.excess if beta is None else parameters.excess + beta
+            start = start._replace(spread=spread.to(z.dtype).expand(per_set))
+        return step_log_prob(z, start, parameters, weight)
+
+    def _parameters_in_double(self) -> Parameters:
+        v = self._variance_in_double()
+        logit = self._logit_correlation().double()
+        return Parameters(self.mean.double(), v * logit.sigmoid(), v * (-logit).sigmoid())
+
+    def _logit_correlation(self) -> Tensor:
+        return self.raw_correlation.clamp(_MIN_LOGIT_CORRELATION, _MAX_LOGIT_CORRELATION)
+
+    def _variance_in_double(self) -> Tensor:
+        return self.raw_variance.double().clamp(-_MAX_LOG_VARIANCE, _MAX_LOG_VARIANCE).exp()
+
+    def _location_and_scale(self, evidence: Evidence, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        """Location and sqrt(k) of the next element: mean and deviation of the Gaussian process."""
+        _, r, e, _ = parameters
+        count = _column(evidence.count)
+        w = e + count * r
+        m_0 = self.mean.to(evidence.mean.dtype)
+        location = m_0 + (count * r / w).to(m_0.dtype) * (evidence.mean - m_0)
+        return location, (e * (w + r) / w).sqrt().to(m_0.dtype).expand(location.shape)
+
+    def _quadratic_form(self, evidence: Evidence, parameters: Parameters) -> Float[Tensor, "*batch dim"]:
+        """beta = M2/e + N·(z̄ − m0)²/w, which no subtraction can make negative."""
+        _, r, e, _ = parameters
+        count = _column(evidence.count)
+        dtype = evidence.mean.dtype
+        pull = (count / (e + count * r)).to(dtype)
+        offset = evidence.mean - self.mean.to(dtype)
+        return evidence.scatter * e.reciprocal().to(dtype) + pull * offset.square()
+
+    def _checked(self, z: Tensor, evidence: Evidence | None) -> Tensor:
+        z = check_observations(z, self.dim)
+        check_devices(self.mean, z=z)
+        if evidence is not None:
+            self._check_evidence(evidence)
+        z = widened(z)
+        return z.to(torch.promote_types(z.dtype, self.mean.dtype))
+
+    def _check_evidence(self, evidence: Evidence) -> None:
+        check_devices(self.mean, evidence=evidence.mean)
+        if evidence.dim != self.dim:
+            raise ValueError(f"`evidence` must have {self.dim} dimensions; got {evidence.dim}.")
+
+    def _weight(self, z: Tensor, dimensions: Tensor | None) -> Tensor:
+        """1 for each dimension that counts, 0 for the others."""
+        if dimensions is None:
+            return z.new_ones(self.dim)
+        if dimensions.dtype != torch.bool or dimensions.shape != (self.dim,):
+            raise ValueError(
+                f"`dimensions` must be a bool mask of shape ({self.dim},), as process.correlated(0.1) gives; "
+                f"got {dimensions.dtype} of shape {tuple(dimensions.shape)}."
+            )
+        check_devices(z, dimensions=dimensions)
+        return dimensions.to(z.dtype)
+
+    def _values(self, name: str, values: Values) -> Float[Tensor, " dim"]:
+        tensor = torch.as_tensor(values, dtype=torch.double)
+        if tensor.shape not in ((), (1,), (self.dim,)):
+            raise ValueError(
+                f"`{name}` must be one number or {self.dim} of them; got shape {tuple(tensor.shape)}."
+            )
+        return check_finite(tensor.expand(self.dim), name)
+
+    def _parameter(self, values: Tensor) -> nn.Parameter:
+        return nn.Parameter(values.to(self._device, self._dtype))
+
+    def extra_repr(self) -> str:
+        """The number of dimensions."""
+        return f"dim={self.dim}"
+
+
+class GaussianProcess(ExchangeableProcess):
+    """Every dimension of a set is jointly normal, with variance v and covariance r of any two elements.
+
+    The next element after N observations is normal with::
+
+        w = e + N·r     location = m0 + N·r/w · (z̄ − m0)     variance k = e·(v + N·r)/w
+    """
+
+    def predictive(self, evidence: Evidence) -> Normal:
+        """The normal distribution of the next element."""
+        self._check_evidence(evidence)
+        location, scale = self._location_and_scale(evidence, self._parameters_in_double())
+        return Normal(location, scale, validate_args=False)
+
+    def _joint(self, evidence: Evidence) -> Tensor:
+        parameters = self._parameters_in_double()
+        _, r, e, _ = parameters
+        count = _column(evidence.count)
+        volume = count * (2 * math.pi * e).log() + torch.log1p(count * r / e)
+        return -0.5 * (volume.to(evidence.mean.dtype) + self._quadratic_form(evidence, parameters))
+
+
+class StudentTProcess(ExchangeableProcess):
+    """Every dimension of a set is jointly Student-t (Shah et al. 2014), with ν > 2 degrees of freedom.
+
+    The next element after N observations is Student-t with the location and k of `GaussianProcess` and::
+
+        beta = M2/e + N·(z̄ − m0)²/w     dof = ν + N     variance = (ν + beta − 2)/(ν + N − 2) · k
+
+    so a set more scattered than expected widens its own predictions. `raw_dof` is log(ν − 2 − 1e-4).
+
+    Args:
+        dim: number of latent dimensions.
+        dof: ν > 2, one number or one for each dimension.
+        variance: v > 0, likewise.
+        correlation: c in [0, 1), likewise.
+        mean: m0, likewise; fixed.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        dof: Values = 1000.0,
+        variance: Values = 1.0,
+        correlation: Values = 0.1,
+        mean: Values = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            dim, variance=variance, correlation=correlation, mean=mean, device=device, dtype=dtype
+        )
+        nu = self._values("dof", dof)
+        excess = nu - 2 - _MIN_DOF_EXCESS
+        _check_range("dof", nu, (excess > 0) & (nu <= 1e9), f"above {2 + _MIN_DOF_EXCESS} and at most 1e9")
+        self.raw_dof = self._parameter(excess.log())
+
+    @property
+    def dof(self) -> Float[Tensor, " dim"]:
+        """ν, the degrees of freedom."""
+        return (2 + self._excess_in_double()).to(self.mean.dtype)
+
+    def predictive(self, evidence: Evidence) -> StudentT:
+        """The Student-t distribution of the next element."""
+        self._check_evidence(evidence)
+        parameters = self._parameters_in_double()
+        location, scale = self._location_and_scale(evidence, parameters)
+        dtype = location.dtype
+        excess = self._excess_in_double()
+        dof = (2 + excess + _column(evidence.count)).to(dtype)
+        spread = excess.to(dtype) + self._quadratic_form(evidence, parameters)
+        scale = scale * (spread / dof).sqrt()
+        return StudentT(dof.expand(location.shape), location, scale, validate_args=False)
+
+    def _joint(self, evidence: Evidence) -> Tensor:
+        parameters = self._parameters_in_double()
+        _, r, e, _ = parameters
+        excess = self._excess_in_double()
+        half = (2 + excess) / 2
+        dtype = evidence.mean.dtype
+        count = _column(evidence.count)
+        volume = count * (math.pi * excess * e).log() + torch.log1p(count * r / e)
+        constant = log_gamma_step(half, count / 2) - 0.5 * volume
+        growth = torch.log1p(self._quadratic_form(evidence, parameters) / excess.to(dtype))
+        return constant.to(dtype) - (half + count / 2).to(dtype) * growth
+
+    def _parameters_in_double(self) -> Parameters:
+        return super()._parameters_in_double()._replace(excess=self._excess_in_double())
+
+    def _excess_in_double(self) -> Tensor:
+        return _MIN_DOF_EXCESS + self.raw_dof.double().clamp(max=_MAX_LOG_DOF_EXCESS).exp()
+
+
+def _without_copies(count: Tensor) -> Tensor:
+    """A count that is one number for the whole batch (as from `Evidence.of`), as that one number."""
+    shared = count.ndim > 0 and not any(count.stride())
+    return count[(0,) * count.ndim] if shared else count
+
+
+def _column(count: Tensor) -> Tensor:
+    """A count in float64, ready to broadcast over dimensions."""
+    return _without_copies(count).double().unsqueeze(-1)
+
+
+def _check_range(name: str, values: Tensor, valid: Tensor, rule: str) -> None:
+    if not valid.all():
+        raise ValueError(f"`{name}` must be {rule}; got {values[~valid][0].item():g}.")

@@ -1,0 +1,73 @@
+"""What was run, on what: the facts that make a number in results/ one that someone else can check."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("bruno", "torch", "numpy")
+
+
+def provenance(seed: int | None = None) -> dict[str, Any]:
+    """Command, commit, seed, hardware and versions, ready for JSON."""
+    return {
+        "command": _command(),
+        "commit": _commit(),
+        "seed": seed,
+        "hardware": _hardware(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _command() -> str:
+    script = Path(sys.argv[0])
+    name = "python -m bruno" if script.name == "__main__.py" else f"python {script.name}"
+    if script.is_file() and script.resolve().is_relative_to(Path.cwd()):
+        name = f"python {script.resolve().relative_to(Path.cwd())}"
+    if script.name == "bruno":
+        name = "bruno"
+    return " ".join([name, *map(shlex.quote, sys.argv[1:])])
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, with a + where it was changed; none outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.check_output(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=here, text=True, stderr=-3
+        )
+        changed = subprocess.check_output(["git", "status", "--porcelain", "-uno"], cwd=here, stderr=-3)
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("BRUNO_COMMIT")
+    return commit.strip() + ("+" if changed else "")
+
+
+def _hardware() -> dict[str, Any]:
+    facts: dict[str, Any] = {"cpu": _cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,185 @@
+import functools
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bruno import Evidence
+
+
+def assert_same(a: Evidence, b: Evidence, tolerance: float = 1e-9) -> None:
+    assert torch.equal(a.count, b.count)
+    torch.testing.assert_close(a.mean, b.mean, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(a.scatter, b.scatter, rtol=tolerance, atol=tolerance)
+
+
+def observations(n: int = 9, dim: int = 3, batch: tuple[int, ...] = (), dtype=torch.double) -> torch.Tensor:
+    return 4 + 2 * torch.randn(*batch, n, dim, dtype=dtype)
+
+
+def test_is_count_mean_and_scatter():
+    z = observations(batch=(2,))
+    evidence = Evidence.of(z)
+    assert evidence.count.tolist() == [9, 9]
+    torch.testing.assert_close(evidence.mean, z.mean(-2))
+    torch.testing.assert_close(evidence.scatter, z.var(-2, correction=0) * 9)
+
+
+def test_order_does_not_matter():
+    z = observations()
+    assert_same(Evidence.of(z), Evidence.of(z[torch.randperm(9)]))
+
+
+@given(st.data())
+def test_grouping_does_not_matter(data):
+    """Any tree of merges over any partition gives the evidence of the whole."""
+    z = observations(n=data.draw(st.integers(1, 12)))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(z) - 1)))) if len(z) > 1 else []
+    parts = [Evidence.of(z[a:b]) for a, b in itertools.pairwise([0, *cuts, len(z)])]
+    while len(parts) > 1:
+        a = parts.pop(data.draw(st.integers(0, len(parts) - 1)))
+        b = parts.pop(data.draw(st.integers(0, len(parts) - 1)))
+        parts.append(a + b)
+    assert_same(parts[0], Evidence.of(z))
+
+
+@given(st.data())
+def test_removing_undoes_adding(data):
+    """Whatever is added and taken out again, in any grouping, what stays is the evidence of the rest."""
+    z = observations(n=data.draw(st.integers(2, 12)))
+    leave = data.draw(st.lists(st.integers(0, len(z) - 1), unique=True, max_size=len(z)))
+    evidence = Evidence.of(z)
+    while leave:
+        size = data.draw(st.integers(1, len(leave)))
+        group, leave = leave[:size], leave[size:]
+        evidence = evidence.remove(z[group] if size > 1 else z[group[0]])
+        z = z.index_fill(0, torch.tensor(group), torch.nan)
+    rest = z[~z.isnan().any(-1)]
+    assert_same(evidence, Evidence.of(rest) if len(rest) else Evidence.empty(3, dtype=torch.double))
+
+
+def test_one_observation_or_many():
+    z = observations(batch=(2,))
+    one_by_one = functools.reduce(Evidence.add, z.unbind(-2), Evidence.empty(3, (2,), dtype=torch.double))
+    assert_same(one_by_one, Evidence.empty(3, (2,), dtype=torch.double).add(z))
+    assert_same(one_by_one, Evidence.of(z))
+
+
+def test_empty_is_neutral():
+    evidence = Evidence.of(observations())
+    nothing = Evidence.empty(3, dtype=torch.double)
+    assert_same(evidence + nothing, evidence, 0)
+    assert_same(nothing + evidence, evidence, 0)
+    assert_same(evidence - nothing, evidence, 0)
+    assert_same(evidence - evidence, nothing, 0)
+
+
+def test_prefixes_have_seen_what_came_before():
+    z = observations(batch=(2,))
+    prefixes = Evidence.prefixes(z)
+    assert prefixes.batch_shape == (2, 9)
+    assert_same(prefixes[:, 0], Evidence.empty(3, (2,), dtype=torch.double))
+    for n in range(1, 9):
+        assert_same(prefixes[:, n], Evidence.of(z[:, :n]))
+
+
+def test_an_outlier_does_not_blind_the_prefix_before_it():
+    z = torch.tensor([[1.0], [1.001], [1e8]])
+    before = Evidence.prefixes(z)[2]
+    torch.testing.assert_close(before.scatter, Evidence.of(z[:2]).scatter)
+
+
+def test_a_large_offset_costs_no_digits():
+    """The textbook Σz² − n·z̄² gives a negative scatter here."""
+    z = observations(dtype=torch.float32) * 1e-3 + 1000
+    exact = Evidence.of(z.double())
+    by_ones = functools.reduce(Evidence.add, z, Evidence.empty(3))
+    torch.testing.assert_close(Evidence.of(z).scatter.double(), exact.scatter, rtol=1e-5, atol=0)
+    torch.testing.assert_close(by_ones.scatter.double(), exact.scatter, rtol=2e-2, atol=0)
+
+
+def test_batches_broadcast_and_index():
+    classes = Evidence.of(observations(batch=(4,)))
+    common = Evidence.of(observations(n=2))
+    merged = classes + common
+    assert merged.batch_shape == (4,)
+    assert_same(merged[2], classes[2] + common)
+    assert_same(merged[1:3], classes[1:3] + common)
+    assert classes[torch.tensor([0, 2])].batch_shape == (2,)
+
+
+def test_sets_of_different_sizes_share_a_batch():
+    a, b = observations(n=3), observations(n=5)
+    joined = Evidence(
+        *(torch.stack(pair) for pair in zip(*map(_fields, map(Evidence.of, (a, b))), strict=True))
+    )
+    more = observations(n=2, batch=(2,))
+    assert_same(joined.add(more)[0], Evidence.of(torch.cat([a, more[0]])))
+    assert_same(joined.add(more)[1], Evidence.of(torch.cat([b, more[1]])))
+
+
+def _fields(evidence: Evidence) -> tuple[torch.Tensor, ...]:
+    return evidence.count, evidence.mean, evidence.scatter
+
+
+def test_is_immutable():
+    evidence = Evidence.of(observations())
+    with pytest.raises(AttributeError):
+        evidence.count = torch.tensor(3)
+
+
+def test_half_precision_is_widened():
+    z = observations().bfloat16()
+    evidence = Evidence.of(z)
+    assert evidence.mean.dtype == torch.float32
+    torch.testing.assert_close(evidence.scatter, Evidence.of(z.float()).scatter)
+
+
+def test_gradients_flow_through_adding_and_removing():
+    z = observations(n=5).requires_grad_()
+
+    def statistics(z):
+        evidence = Evidence.of(z[:3]).add(z[3:]).remove(z[1])
+        return evidence.mean, evidence.scatter
+
+    assert torch.autograd.gradcheck(statistics, z)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+class TestMistakes:
+    def test_removing_more_than_was_added(self):
+        with pytest.raises(ValueError, match="at most the 9 observations that were added; got 10"):
+            Evidence.of(observations()).remove(observations(n=10))
+
+    @pytest.mark.parametrize("left", [0, 1, 2, 5])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_removing_what_was_never_added(self, left, dtype):
+        z = observations(dtype=dtype)
+        foreign = z[: 9 - left] + 30 * torch.randn(3, dtype=dtype)
+        with pytest.raises(ValueError, match="observations that were added before"):
+            Evidence.of(z).remove(foreign)
+
+    def test_wrong_number_of_dimensions(self):
+        with pytest.raises(ValueError, match=r"several \(n, 3\).*got shape \(5, 4\)"):
+            Evidence.of(observations()).add(torch.zeros(5, 4))
+        with pytest.raises(ValueError, match=r"must have 3 dimensions.*got 4"):
+            Evidence.of(observations()).merge(Evidence.empty(4))
+
+    def test_nan_inf_integers_and_nothing(self):
+        z = observations()
+        with pytest.raises(ValueError, match=r"`z` must be finite; got nan at index \(2, 1\)"):
+            Evidence.of(z.index_put((torch.tensor(2), torch.tensor(1)), torch.tensor(torch.nan).double()))
+        with pytest.raises(ValueError, match=r"got -?inf"):
+            Evidence.of(z).add(z / 0)
+        with pytest.raises(TypeError, match=r"floating point; got torch.int64. Use z.float\(\)"):
+            Evidence.of(torch.ones(3, 2, dtype=torch.long))
+        with pytest.raises(ValueError, match=r"at least one observation; got shape \(0, 3\)"):
+            Evidence.of(torch.zeros(0, 3))
+
+    def test_another_device(self):
+        with pytest.raises(
+            ValueError, match="`evidence` must be on the same device as the rest, cpu; got meta"
+        ):
+            Evidence.of(observations()).merge(Evidence.empty(3, device="meta"))

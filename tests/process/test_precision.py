@@ -1,0 +1,86 @@
+"""float32 against 50 digits: no combination of parameters and data may cost more than the last few bits."""
+
+import copy
+
+import pytest
+import torch
+from laws import PROCESSES, step_log_prob_to_50_digits
+
+from bruno import Evidence, StudentTProcess
+
+N = 2000
+TOLERANCE = 1e-5
+
+DATA = {
+    "standard normal": lambda: torch.randn(N),
+    "tight around an offset": lambda: 3 + 0.01 * torch.randn(N),
+    "all the same": lambda: torch.full((N,), 1.7),
+    "all zero": lambda: torch.zeros(N),
+    "one outlier": lambda: torch.randn(N).index_fill(0, torch.tensor([N // 2]), 300.0),
+    "outlier first": lambda: torch.randn(N).index_fill(0, torch.tensor([0]), -80.0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("correlation", [0.0, 0.1, 0.9, 0.9999])
+@pytest.mark.parametrize("dof", [2.01, 3.0, 30.0, 1e3, 1e6, 1e8])
+def test_steps_keep_their_digits(dof, correlation):
+    process = StudentTProcess(1, dof=dof, correlation=correlation)
+    process.requires_grad_(False)
+    effective = copy.deepcopy(process).double()  # the parameters as they are, read to more digits
+    parameters = [float(p) for p in (effective.dof, effective.variance, effective.residual_variance)]
+    data = {kind: draw() for kind, draw in DATA.items()}
+    z = torch.stack(list(data.values())).unsqueeze(-1)
+    result = process.step_log_prob(z).double()
+    for kind, row, sequence in zip(data, result, z.squeeze(-1).tolist(), strict=True):
+        exact = torch.tensor(step_log_prob_to_50_digits(*parameters, sequence), dtype=torch.double)
+        error = (row - exact).abs() / (1 + exact.abs())
+        worst = int(error.argmax())
+        assert error[worst] < TOLERANCE, f"{kind}, step {worst}: {row[worst]} where {exact[worst]} is right"
+
+
+def test_the_published_recurrence_goes_negative_where_this_does_not():
+    """beta in float32 at n = 500, c = 0.999: the paper's recurrence has lost its sign."""
+    process = StudentTProcess(1, correlation=0.999)
+    z = 3 + 0.003 * torch.randn(500, 1)
+    beta = process._quadratic_form(Evidence.of(z), process._parameters_in_double())
+    exact = process._quadratic_form(Evidence.of(z.double()), process._parameters_in_double())
+    torch.testing.assert_close(beta.double(), exact, rtol=1e-5, atol=0)
+    v, rho = process.variance, process.covariance
+    published, s, b_before = torch.zeros(1), torch.zeros(1), torch.zeros(1)
+    for n, x in enumerate(z, start=1):
+        a, b = (q / ((v - rho) * (v + rho * (n - 1))) for q in (v + rho * (n - 2), -rho))
+        published = published + (a - b) * x**2 + b * (s + x) ** 2 - b_before * s**2
+        s, b_before = s + x, b
+    assert (published - exact).abs() > 0.1 * exact
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("scale", [1e-38, 1e-20, 1e10, 1e20, 3e38])
+def test_finite_input_never_gives_nan(name, scale):
+    process = PROCESSES[name](3)
+    z = (torch.randn(4, 30, 3) * scale).clamp(-3e38, 3e38)
+    for method in ("step_log_prob", "joint_log_prob", "leave_one_out_log_prob"):
+        assert not getattr(process, method)(z).isnan().any(), method
+
+
+def test_a_common_offset_costs_no_digits_between_blocks(monkeypatch):
+    monkeypatch.setattr("bruno.process.prefixes._NUMBERS_IN_A_BLOCK", 100)
+    process = StudentTProcess(1, correlation=0.9999)
+    z = 3 + 0.01 * torch.randn(1000, 1)
+    exact = copy.deepcopy(process).double().step_log_prob(z.double())
+    error = (process.step_log_prob(z) - exact).abs() / (1 + exact.abs())
+    assert error.max() < TOLERANCE
+
+
+@pytest.mark.parametrize("dof", [2.1, 30.0, 1e3, 1e4])
+def test_gradients_keep_their_digits(dof):
+    """That of dof is a small difference of large terms: it must not be computed as one."""
+    process = StudentTProcess(3, dof=dof, correlation=[0.01, 0.5, 0.99])
+    wide = copy.deepcopy(process).double()
+    z = torch.randn(20, 10, 3)
+    for p, x in ((process, z), (wide, z.double())):
+        p.step_log_prob(x).square().mean().backward()
+    for name, parameter in wide.named_parameters():
+        grad = process.get_parameter(name).grad.double()
+        assert (grad - parameter.grad).norm() < 1e-2 * parameter.grad.norm(), name

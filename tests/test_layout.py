@@ -1,0 +1,45 @@
+"""The map of the package: data flows down this list, imports only point up it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import bruno
+
+SOURCE = Path(bruno.__file__).parent
+ORDER = [
+    "bruno.provenance",
+    "bruno.process.checks",
+    "bruno.process.evidence",
+    "bruno.process.distributions",
+    "bruno.process.prefixes",
+    "bruno.process.processes",
+    "bruno.process",
+    "bruno",
+    "bruno.__main__",
+]
+
+
+def name_of(path: Path) -> str:
+    parts = ("bruno", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def test_every_module_has_its_place():
+    assert sorted(MODULES) == sorted(ORDER)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_only_point_up(module):
+    tree = ast.parse(MODULES[module].read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    imported |= {
+        alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+    above = set(ORDER[: ORDER.index(module)])
+    ours = {name for name in imported if name.split(".")[0] == "bruno"}
+    assert ours <= above, f"{module} imports {ours - above}, which stand below it"
