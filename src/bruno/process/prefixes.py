@@ -33,6 +33,7 @@ from bruno.process.evidence import exclusive_cumsum
 # measured it, touching new memory costs ten times as much as computing with what is at hand. What has to be
 # float64 is done for fewer numbers at a time, to take little memory.
 _NUMBERS_IN_A_BLOCK = 2**19
+_NUMBERS_IN_A_BLOCK_ON_A_GPU = 2**26  # there, what counts is the number of kernels
 _FEWEST_STEPS_IN_A_BLOCK = 8
 _WIDE_NUMBERS = 2**16
 
@@ -387,7 +388,8 @@ def _seen(count: Tensor, begin: int, n: int) -> Float[Tensor, "*counts n"]:
 
 def _steps_in_a_block(z: Tensor) -> int:
     n, numbers_a_step = z.shape[-2], z[..., 0, :].numel()
-    steps = max(_FEWEST_STEPS_IN_A_BLOCK, _NUMBERS_IN_A_BLOCK // numbers_a_step)
+    numbers = _NUMBERS_IN_A_BLOCK if z.device.type == "cpu" else _NUMBERS_IN_A_BLOCK_ON_A_GPU
+    steps = max(_FEWEST_STEPS_IN_A_BLOCK, numbers // numbers_a_step)
     return n if n < 2 * steps else steps
 
 
