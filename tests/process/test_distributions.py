@@ -90,8 +90,8 @@ def _t_log_prob(nu, loc, scale, x):
         ]
 
 
-def test_log_gamma_differences_to_float64():
-    xs = [1.0, 1.5, 7.3, 19.99, 20.0, 20.01, 333.0, 1e4, 5e7]
+def test_log_gamma_differences_to_12_digits():
+    xs = [1.0, 1.5, 7.3, 20.0, 333.0, 999.9, 1000.0, 1000.1, 1e4, 5e7]
     x = torch.tensor(xs, dtype=torch.double)
     with mpmath.workdps(50):
         half = [float(mpmath.loggamma(mpmath.mpf(v) + 0.5) - mpmath.loggamma(v)) for v in xs]
@@ -100,14 +100,14 @@ def test_log_gamma_differences_to_float64():
             for s in (0.5, 10, 2500.5)
         ]
     torch.testing.assert_close(
-        log_gamma_half_step(x), torch.tensor(half, dtype=torch.double), rtol=1e-14, atol=1e-14
+        log_gamma_half_step(x), torch.tensor(half, dtype=torch.double), rtol=0, atol=2e-12
     )
     for step, exact in zip((0.5, 10, 2500.5), far, strict=True):
         result = log_gamma_step(x, torch.tensor(step))
-        torch.testing.assert_close(result, torch.tensor(exact, dtype=torch.double), rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(result, torch.tensor(exact, dtype=torch.double), rtol=1e-14, atol=4e-12)
 
 
 def test_log_gamma_differences_differentiate():
-    x = torch.tensor([1.2, 19.0, 21.0, 400.0], dtype=torch.double, requires_grad=True)
+    x = torch.tensor([1.2, 30.0, 900.0, 1100.0], dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(log_gamma_half_step, x)
     assert torch.autograd.gradcheck(lambda x: log_gamma_step(x, torch.tensor(4.5)), x)

@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bruno.process.distributions import log_gamma_half_step
+from bruno.process.distributions import log_gamma_half_step, log_gamma_half_step_slope
 from bruno.process.evidence import exclusive_cumsum
 
 # A set is worked through in blocks of steps, so many numbers at a time that they stay in the cache: where we
@@ -116,21 +116,23 @@ def _through_tables(
 ) -> list[Tensor | None]:
     """The gradients of r, e and ν − 2 from those of `_tables`, where scaling = inv_std · that of inv_std."""
     _, r, e, excess = parameters
-    seen, weight, grad_constant = seen.unsqueeze(-1), weight.double(), grad_constant.double()
-    w = e + seen * r
-    by_log_k = -0.5 * (scaling.double() + grad_constant.unsqueeze(-1) * weight)
-    by_w = -(by_log_k + grad_gain * (r / w)) / w
+    weight, grad_constant, seen_column = weight.double(), grad_constant.double(), seen.unsqueeze(-1)
+    w = torch.addcmul(e, seen_column, r)
+    by_log_k = -0.5 * (scaling + grad_constant.unsqueeze(-1) * weight)
+    direct = grad_gain / w
+    by_w = torch.addcmul(by_log_k, direct, r).div_(-w)
     by_next_w = by_log_k / (w + r)
-    grads = [
-        (grad_gain / w + seen * by_w + (seen + 1) * by_next_w).sum_to_size(r.shape),
-        (by_log_k / e + by_w + by_next_w).sum_to_size(e.shape),
-    ]
+    to_r = direct.addcmul_(seen_column, by_w).addcmul_(seen_column + 1, by_next_w)
+    to_e = (by_log_k / e).add_(by_w).add_(by_next_w)
+    grads = [to_r.sum_to_size(r.shape), to_e.sum_to_size(e.shape)]
     if excess is None:
         return [*grads, None]
-    with torch.enable_grad():
-        dof = (2 + excess).detach().requires_grad_()
-        half_steps = _log_gamma_half_steps(dof, seen.squeeze(-1), weight)
-    return [*grads, *torch.autograd.grad(half_steps, dof, grad_constant)]
+    dof = 2 + excess
+    signed = _signs(seen) * grad_constant
+    later = signed.sum(-1, keepdim=True) - signed.cumsum(-1)
+    by_first = log_gamma_half_step_slope((dof + seen[..., :1]) / 2) * (0.5 * signed.sum(-1, keepdim=True))
+    by_logs = ((_signs(seen) * later).unsqueeze(-1) / (dof + seen_column)).sum_to_size(dof.shape)
+    return [*grads, weight * (by_first.sum_to_size(dof.shape) - by_logs)]
 
 
 def _log_spread(spread: Tensor, parameters: Parameters, weight: Tensor) -> Float[Tensor, "*batch 1"]:
@@ -146,8 +148,13 @@ def _log_gamma_half_steps(dof: Tensor, seen: Tensor, weight: Tensor) -> Float[Te
     """
     first = log_gamma_half_step((dof + seen[..., :1]) / 2) @ weight
     logs = ((dof + seen[..., :-1].unsqueeze(-1)) / 2).log() @ weight
-    sign = 1.0 - 2.0 * (torch.arange(seen.shape[-1], device=seen.device) % 2)
+    sign = _signs(seen)
     return sign * torch.cat([first.unsqueeze(-1), -sign[:-1] * logs], -1).cumsum(-1)
+
+
+def _signs(seen: Tensor) -> Float[Tensor, " n"]:
+    """The alternating signs +1, −1, +1 and so on."""
+    return 1 - 2 * (torch.arange(seen.shape[-1], dtype=seen.dtype, device=seen.device) % 2)
 
 
 class _StepLogProb(torch.autograd.Function):
@@ -188,6 +195,7 @@ class _StepLogProb(torch.autograd.Function):
             total = filled.last_total.clone()
         ctx.save_for_backward(z, weight, *start, *parameters)
         ctx.starts, ctx.steps = starts, steps
+        ctx.tables = tables if len(begins) == 1 else None
         ctx.work, ctx.work_is_current = work, len(begins) == 1
         return result
 
@@ -203,7 +211,7 @@ class _StepLogProb(torch.autograd.Function):
             block, out = (t[..., begin : begin + ctx.steps, :] for t in (z, grad_z))
             block_grad = grad[..., begin : begin + ctx.steps]
             seen = _seen(start.given, begin, block.shape[-2])
-            tables = _tables(seen, parameters, weight, z.dtype)
+            tables = ctx.tables or _tables(seen, parameters, weight, z.dtype)
             if ctx.work_is_current:
                 filled = ctx.work
             else:
@@ -342,7 +350,7 @@ def _through_innovations(
     gain, inv_std, _ = tables
     scaling = work.innovation.mul_(grad)
     carry.scaling = carry.scaling + scaling.sum(-2)
-    by_inv_std = _sum_to(scaling, inv_std.shape)
+    by_inv_std = _sum_to(scaling, inv_std.shape).double()
     residual = grad.mul_(inv_std)  # the gradient of z_i − location_i
     grad_gain = -_sum_to(work.total.mul_(residual), gain.shape).double()
     # z_j enters every later location: add Σ_{i>j} −gain_i · residual_i.
@@ -363,7 +371,8 @@ def running_sum_(x: Float[Tensor, "*batch n dim"], backwards: bool = False) -> N
     """
     n = x.shape[-2]
     if x.device.type != "cpu":
-        x.copy_(x.flip(-2).cumsum(-2).flip(-2) if backwards else x.cumsum(-2))
+        sums = x.cumsum(-2)
+        x.copy_(sums) if not backwards else x.sub_(sums).add_(sums[..., -1:, :])
         return
     rows = math.isqrt(n)
     whole = n - n % rows

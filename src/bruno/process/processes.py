@@ -211,7 +211,8 @@ class ExchangeableProcess(nn.Module):
     def _parameters_in_double(self) -> Parameters:
         v = self._variance_in_double()
         logit = self._logit_correlation().double()
-        return Parameters(self.mean.double(), v * logit.sigmoid(), v * (-logit).sigmoid())
+        r = v * logit.sigmoid()
+        return Parameters(self.mean.double(), r, v - r)  # float64: v − r still has 9 digits at the largest c
 
     def _logit_correlation(self) -> Tensor:
         return self.raw_correlation.clamp(_MIN_LOGIT_CORRELATION, _MAX_LOGIT_CORRELATION)
