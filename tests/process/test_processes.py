@@ -60,6 +60,14 @@ class TestLaws:
         alone = [process.step_log_prob(more[i], given[i]) for i in range(2)]
         torch.testing.assert_close(process.step_log_prob(more, both), torch.stack(alone))
 
+    def test_sets_of_different_sizes_are_continued_some_at_a_time(self, name, monkeypatch):
+        process, z = varied(name), sets(4, 3, n=2)
+        given = Evidence.prefixes(sets(3))[:, [3, 1, 7]][0]
+        together = process.step_log_prob(z, given)
+        torch.testing.assert_close(together[:, 1], process.step_log_prob(z[:, 1], given[1]))
+        monkeypatch.setattr("bruno.process.prefixes._WIDE_NUMBERS", 1)
+        torch.testing.assert_close(process.step_log_prob(z[0], given), together[0])
+
     def test_one_query_is_scored_under_many_sets(self, name):
         process, classes, query = varied(name), Evidence.of(sets(4)), sets(n=1)
         scores = process.step_log_prob(query, classes)

@@ -253,7 +253,8 @@ class _Workspace:
     ) -> _Workspace:
         work = self._fitted_to(z.shape[-2])
         for some in self.rows:
-            work.fill_innovations(some, z[some], total[some], mean, tables.gain)
+            gain = tables.gain if tables.gain.ndim == 2 else tables.gain[some]
+            work.fill_innovations(some, z[some], total[some], mean, gain)
         innovation = work.innovation.mul_(tables.inv_std)
         if spread is not None:
             work.spread[..., 0, :] = spread

@@ -199,7 +199,8 @@ class ExchangeableProcess(nn.Module):
         else:
             z = z.expand(*torch.broadcast_shapes(z.shape[:-2], evidence.batch_shape), *z.shape[-2:])
             total = _column(evidence.count) * (evidence.mean - parameters.mean)
-            start = Start(_without_copies(evidence.count), total)
+            given = _without_copies(evidence.count)
+            start = Start(given.expand(z.shape[:-2]) if given.ndim else given, total)
             beta = self._quadratic_form(evidence, parameters)
         per_set = (*z.shape[:-2], self.dim)
         start = start._replace(total=start.total.expand(per_set))
