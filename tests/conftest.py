@@ -6,7 +6,7 @@ import torch
 from hypothesis import settings
 
 # Before any test imports the package; it stays for the whole session.
-jaxtyping.install_import_hook("bruno", "beartype.beartype").__enter__()
+jaxtyping.install_import_hook("bruno", "typechecker.check").__enter__()
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("repeatable")

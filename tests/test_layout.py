@@ -10,12 +10,21 @@ import bruno
 SOURCE = Path(bruno.__file__).parent
 ORDER = [
     "bruno.provenance",
+    "bruno.config",
+    "bruno.flow.bijection",
+    "bruno.flow.networks",
+    "bruno.flow.coupling",
+    "bruno.flow.realnvp",
+    "bruno.flow",
+    "bruno.preprocessing",
     "bruno.process.checks",
     "bruno.process.evidence",
     "bruno.process.distributions",
     "bruno.process.prefixes",
     "bruno.process.processes",
     "bruno.process",
+    "bruno.model",
+    "bruno.checkpoint",
     "bruno",
     "bruno.__main__",
 ]

@@ -1,6 +1,20 @@
 """BRUNO: exact, exchangeable deep models of sets."""
 
+from bruno.checkpoint import load, save
+from bruno.config import FlowConfig, ModelConfig, ProcessConfig
+from bruno.model import Bruno, Posterior
 from bruno.process import Evidence, GaussianProcess, StudentTProcess
 
-__all__ = ["Evidence", "GaussianProcess", "StudentTProcess"]
+__all__ = [
+    "Bruno",
+    "Evidence",
+    "FlowConfig",
+    "GaussianProcess",
+    "ModelConfig",
+    "Posterior",
+    "ProcessConfig",
+    "StudentTProcess",
+    "load",
+    "save",
+]
 __version__ = "0.1.0"

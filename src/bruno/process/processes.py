@@ -161,6 +161,17 @@ class ExchangeableProcess(nn.Module):
         validate: bool,
     ) -> Tensor:
         """A density of checked arguments; if it is not finite, finds out whose fault that is."""
+        with torch.autocast(z.device.type, enabled=False):  # a matrix product must not shorten these numbers
+            return self._in_full_precision(density, z, evidence, dimensions, validate)
+
+    def _in_full_precision(
+        self,
+        density: Callable[[Tensor, Evidence | None, Tensor], Tensor],
+        z: Tensor,
+        evidence: Evidence | None,
+        dimensions: Tensor | None,
+        validate: bool,
+    ) -> Tensor:
         z = self._checked(z, evidence)
         weight = self._weight(z, dimensions)
         result = density(z, evidence, weight)

@@ -1,0 +1,81 @@
+"""Models and posteriors as files: safetensors with a JSON header. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from bruno.config import ModelConfig, from_dict, to_dict
+from bruno.model import Bruno, Posterior
+from bruno.process import Evidence
+
+_FORMAT = 1
+
+
+def save(thing: Bruno | Posterior, path: str | Path) -> None:
+    """Write a model or a posterior to a file, whole or not at all."""
+    if isinstance(thing, Posterior):
+        evidence = thing.evidence
+        tensors = {name: getattr(evidence, name) for name in ("count", "mean", "scatter")}
+        header: dict[str, Any] = {"kind": "posterior", "model": thing.model.fingerprint()}
+    elif isinstance(thing, Bruno):
+        if thing.config is None:
+            raise ValueError(
+                "`thing` must be a model built from a config (Bruno.from_config) to be saved whole; this one "
+                "has a flow of its own. Save its state_dict() instead."
+            )
+        tensors = thing.state_dict()
+        header = {"kind": "model", "config": to_dict(thing.config)}
+    else:
+        raise TypeError(f"`thing` must be a Bruno or a Posterior; got {type(thing).__name__}.")
+    _write(Path(path), tensors, header)
+
+
+def load(
+    path: str | Path, *, model: Bruno | None = None, device: torch.device | str = "cpu"
+) -> Bruno | Posterior:
+    """Read what `save` wrote: a model, or a posterior, which needs the model it belongs to."""
+    tensors, header = _read(Path(path), device)
+    if header["kind"] == "model":
+        restored = Bruno.from_config(from_dict(ModelConfig, header["config"]))
+        restored.load_state_dict(tensors)
+        return restored.to(device)
+    if model is None:
+        raise ValueError(f"`model` must be given to load the posterior {path}, made by {header['model']}.")
+    if model.fingerprint() != header["model"]:
+        raise ValueError(
+            f"`model` must be the one that made the posterior {path}, {header['model']}; "
+            f"got {model.fingerprint()}."
+        )
+    return Posterior(model, Evidence(**tensors))
+
+
+def _write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    """To a file beside it first, then moved into place: a crash leaves the old file or the new one."""
+    metadata = {"bruno": json.dumps({"format": _FORMAT, **header})}
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, beside, metadata)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"`path` must be a file that bruno.save wrote; there is none at {path}.")
+    try:
+        with safe_open(path, "pt", device=str(device)) as file:
+            header = json.loads((file.metadata() or {}).get("bruno", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"`path` must be a file that bruno.save wrote; {path}: {error}.") from error
+    if header is None or header.get("format") != _FORMAT:
+        raise ValueError(f"`path` must be a file that bruno.save wrote, of format {_FORMAT}; {path} is not.")
+    return tensors, header

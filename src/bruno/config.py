@@ -1,0 +1,101 @@
+"""What a model is, as data: frozen dataclasses that read from and write to plain dictionaries."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FlowConfig:
+    """The bijection: `kind` "conv" (multi-scale, for images) or "dense" (for vectors and small images)."""
+
+    kind: str = "conv"
+    scales: int = 2
+    filters: int = 64
+    blocks: int = 8
+    squeeze_first: bool = False
+    couplings: int = 6  # dense ones
+    units: int = 1024  # of the dense ones
+    weight_norm: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("flow.kind", self.kind, ("conv", "dense"))
+        for name in ("scales", "filters", "units"):
+            check_at_least(f"flow.{name}", getattr(self, name), 1)
+        for name in ("blocks", "couplings"):
+            check_at_least(f"flow.{name}", getattr(self, name), 0)
+
+
+@dataclass(frozen=True)
+class ProcessConfig:
+    """The process: `kind` "student-t" or "gaussian", and where its parameters start."""
+
+    kind: str = "student-t"
+    dof: float = 1000.0
+    variance: float = 1.0
+    correlation: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_choice("process.kind", self.kind, ("student-t", "gaussian"))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model of sets whose elements have this shape.
+
+    Integers on 0..levels − 1 are dequantised and go through a logit with this alpha; with 0 levels the
+    elements are real numbers, standardised instead.
+    """
+
+    shape: tuple[int, ...]
+    levels: int = 256
+    alpha: float = 1e-6
+    flow: FlowConfig = field(default_factory=FlowConfig)
+    process: ProcessConfig = field(default_factory=ProcessConfig)
+
+    def __post_init__(self) -> None:
+        if not self.shape or any(size < 1 for size in self.shape):
+            raise ValueError(f"`shape` must be positive sizes, as (1, 28, 28) or (7,); got {self.shape}.")
+        if self.levels == 1 or self.levels < 0:
+            raise ValueError(f"`levels` must be at least 2, or 0 for real numbers; got {self.levels}.")
+
+
+def from_dict(cls: type[T], values: dict[str, Any], path: str = "") -> T:
+    """A dataclass from nested dictionaries; an unknown key is an error that names the nearest known one."""
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean `{path}{near[0]}`?" if near else f"known are {', '.join(sorted(known))}."
+            raise ValueError(f"`{path}{name}` is not a setting of {cls.__name__}; {hint}")
+        if dataclasses.is_dataclass(hints[name]):
+            value = from_dict(hints[name], value, f"{path}{name}.")
+        elif typing.get_origin(hints[name]) is tuple:
+            value = tuple(value)
+        arguments[name] = value
+    return cls(**arguments)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The inverse of `from_dict`, ready for JSON."""
+    return dataclasses.asdict(config)
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """A setting is one of a few words."""
+    if value not in choices:
+        raise ValueError(f"`{name}` must be {' or '.join(map(repr, choices))}; got {value!r}.")
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """A setting has a lower limit."""
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least}; got {value}.")

@@ -1,0 +1,131 @@
+"""The contract that every bijection keeps, and the ones that only move numbers about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Shape = tuple[int, ...]
+Transformed = tuple[Tensor, Tensor]
+
+
+class Bijection(nn.Module):
+    """An invertible map of samples, with the logarithm of its Jacobian determinant.
+
+    ``forward(x) -> (z, log_det)`` and ``inverse(z) -> (x, log_det)`` take a batch ``(batch, *shape)`` and
+    give one log-det a sample, ``(batch,)``; each log-det is that of the map just applied, so the two are
+    each other's negative. A map that changes the shape of a sample says so in `output_shape`.
+    """
+
+    def forward(self, x: Float[Tensor, "batch *shape"]) -> Transformed:
+        """From data towards latents."""
+        raise NotImplementedError
+
+    def inverse(self, z: Float[Tensor, "batch *shape"]) -> Transformed:
+        """From latents towards data."""
+        raise NotImplementedError
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """The shape that a sample of this shape comes out with; raises ValueError if it cannot go in."""
+        return shape
+
+
+class Chain(Bijection):
+    """One bijection after the other; log-dets add up."""
+
+    def __init__(self, bijections: Iterable[Bijection]) -> None:
+        super().__init__()
+        self.bijections = nn.ModuleList(bijections)
+
+    def forward(self, x: Tensor) -> Transformed:  # noqa: D102
+        total = x.new_zeros(len(x))
+        for bijection in self.bijections:
+            x, log_det = bijection(x)
+            total = total + log_det
+        return x, total
+
+    def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
+        total = z.new_zeros(len(z))
+        for bijection in reversed(self.bijections):
+            z, log_det = cast(Bijection, bijection).inverse(z)
+            total = total + log_det
+        return z, total
+
+    def output_shape(self, shape: Shape) -> Shape:  # noqa: D102
+        for bijection in self.bijections:
+            shape = cast(Bijection, bijection).output_shape(shape)
+        return shape
+
+
+class Squeeze(Bijection):
+    """Trades space for channels: (C, H, W) -> (4C, H/2, W/2), each 2 × 2 patch becoming four channels."""
+
+    def forward(self, x: Tensor) -> Transformed:  # noqa: D102
+        self.output_shape(tuple(x.shape[1:]))
+        return F.pixel_unshuffle(x, 2), x.new_zeros(len(x))
+
+    def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
+        return F.pixel_shuffle(z, 2), z.new_zeros(len(z))
+
+    def output_shape(self, shape: Shape) -> Shape:  # noqa: D102
+        if len(shape) != 3 or shape[1] % 2 or shape[2] % 2:
+            raise ValueError(
+                f"`shape` must be (channels, height, width) with even height and width to be squeezed; got "
+                f"{tuple(shape)}. Use fewer scales, or pad or resize the images."
+            )
+        channels, height, width = shape
+        return 4 * channels, height // 2, width // 2
+
+
+class FactorOut(Bijection):
+    """Sends the first half of the channels through a bijection and the rest straight to the latents.
+
+    (C, H, W) -> (C·H·W,): the transformed half first, both flattened.
+    """
+
+    def __init__(self, inner: Bijection, shape: Sequence[int]) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if channels % 2:
+            raise ValueError(
+                f"`shape` must have an even number of channels to factor out half; got {channels}."
+            )
+        self.inner = inner
+        self.rest_shape = (channels // 2, height, width)
+        self.inner_shape = inner.output_shape(self.rest_shape)
+
+    def forward(self, x: Tensor) -> Transformed:  # noqa: D102
+        kept, out = x.chunk(2, dim=1)
+        z, log_det = self.inner(kept)
+        return torch.cat([z.flatten(1), out.flatten(1)], 1), log_det
+
+    def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
+        kept, out = z.chunk(2, dim=1)
+        x, log_det = self.inner.inverse(kept.reshape(-1, *self.inner_shape))
+        return torch.cat([x, out.reshape(-1, *self.rest_shape)], 1), log_det
+
+    def output_shape(self, shape: Shape) -> Shape:  # noqa: D102
+        return (math.prod(shape),)
+
+
+class Flatten(Bijection):
+    """A sample of any shape as a vector."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+
+    def forward(self, x: Tensor) -> Transformed:  # noqa: D102
+        return x.flatten(1), x.new_zeros(len(x))
+
+    def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
+        return z.reshape(-1, *self.shape), z.new_zeros(len(z))
+
+    def output_shape(self, shape: Shape) -> Shape:  # noqa: D102
+        return (math.prod(shape),)

@@ -1,0 +1,113 @@
+"""The networks inside couplings: what they see is kept, what they give is a log-scale and a shift."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm as _weight_norm
+
+
+class DenseNetwork(nn.Module):
+    """Two hidden layers with ELU, shared by log-scale and shift: (batch, inputs) -> (batch, 2·outputs)."""
+
+    def __init__(self, inputs: int, outputs: int, units: int = 1024, *, weight_norm: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            _hidden(nn.Linear(inputs, units), weight_norm),
+            nn.ELU(),
+            _hidden(nn.Linear(units, units), weight_norm),
+            nn.ELU(),
+            _zero(nn.Linear(units, 2 * outputs), weight_norm),
+        )
+
+    def forward(self, x: Float[Tensor, "batch inputs"]) -> Float[Tensor, "batch outputs"]:  # noqa: D102
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+class ConvNetwork(nn.Module):
+    """Convolutional residual network: (batch, inputs, H, W) -> (batch, 2·outputs, H, W).
+
+    A 3 × 3 convolution, residual blocks of two of them with ELU, and a 1 × 1 convolution.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, filters: int = 64, blocks: int = 8, *, weight_norm: bool = True
+    ) -> None:
+        super().__init__()
+        self.first = _hidden(nn.Conv2d(inputs, filters, 3, padding=1), weight_norm)
+        self.blocks = nn.ModuleList(_ResidualBlock(filters, weight_norm) for _ in range(blocks))
+        self.last = _zero(nn.Conv2d(filters, 2 * outputs, 1), weight_norm)
+
+    def forward(self, x: Float[Tensor, "batch inputs h w"]) -> Float[Tensor, "batch outputs h w"]:  # noqa: D102
+        x = F.elu(self.first(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+class _ResidualBlock(nn.Module):
+    """x -> elu(x + conv(elu(conv(x))))."""
+
+    def __init__(self, filters: int, weight_norm: bool) -> None:
+        super().__init__()
+        self.in_block = _hidden(nn.Conv2d(filters, filters, 3, padding=1), weight_norm)
+        self.out_block = _hidden(nn.Conv2d(filters, filters, 3, padding=1), weight_norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.elu(x + self.out_block(F.elu(self.in_block(x))))
+
+
+def initialise(module: nn.Module, run: Callable[[], Any]) -> None:
+    """Data-dependent initialisation (Salimans & Kingma 2016) of every weight-normalised layer, once.
+
+    Calls `run`, which has to pass data through the module; each layer is scaled and shifted, in the order the
+    data reach it, so that its outputs have mean 0 and variance 1 over these data. A layer remembers in a
+    buffer, saved with its weights, that this has been done: loading a model and calling this again, or
+    calling it twice, changes nothing.
+    """
+    handles = [layer.register_forward_hook(_normalise_output) for layer in _uninitialised(module)]
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _uninitialised(module: nn.Module) -> Iterator[nn.Module]:
+    return (m for m in module.modules() if hasattr(m, "initialised") and not m.initialised)
+
+
+def _normalise_output(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    axes = [axis for axis in range(output.ndim) if axis != 1]
+    deviation, mean = torch.std_mean(output.float(), axes, correction=0)
+    scale = 1 / deviation.clamp(min=1e-3)  # an output that never changes keeps its size
+    magnitude = layer.parametrizations.weight.original0
+    magnitude.mul_(scale.view(-1, *[1] * (magnitude.ndim - 1)))
+    layer.bias.sub_(mean).mul_(scale)
+    layer.initialised.fill_(True)
+    return layer.forward(*inputs)  # type: ignore[no-any-return]
+
+
+def _hidden(layer: nn.Linear | nn.Conv2d, weight_norm: bool) -> nn.Module:
+    if weight_norm:
+        _weight_norm(layer)
+        layer.register_buffer("initialised", torch.tensor(False))
+    return layer
+
+
+def _zero(layer: nn.Linear | nn.Conv2d, weight_norm: bool) -> nn.Module:
+    """A layer that starts by giving 0: with it a coupling starts as the identity."""
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    if weight_norm:
+        _weight_norm(layer)
+        nn.init.zeros_(layer.parametrizations.weight.original0)  # type: ignore[union-attr, arg-type]
+    else:
+        nn.init.zeros_(layer.weight)
+    return layer

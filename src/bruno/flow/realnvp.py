@@ -1,0 +1,127 @@
+"""Real NVP (Dinh et al. 2017) as the paper assembles it, and a variant that works at half resolution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from bruno.flow.bijection import Bijection, Chain, FactorOut, Flatten, Shape, Squeeze
+from bruno.flow.coupling import AffineCoupling, Channels, Checkerboard, OddEven, Partition
+from bruno.flow.networks import ConvNetwork, DenseNetwork
+
+
+class DenseRealNVP(Chain):
+    """Fully connected couplings on odd and even numbers in turn, for vectors and small images.
+
+    Args:
+        shape: of a sample; anything but a vector is flattened.
+        couplings: how many.
+        units: of each of the two hidden layers in a coupling.
+        weight_norm: normalise the weights of the networks.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], *, couplings: int = 6, units: int = 1024, weight_norm: bool = True
+    ) -> None:
+        dim = math.prod(shape)
+        flatten = [Flatten(shape)] if len(shape) > 1 else []
+        super().__init__([*flatten, *_dense(dim, couplings, units, weight_norm)])
+
+
+class ConvRealNVP(Chain):
+    """The multi-scale convolutional model, with dense couplings on all of its latents.
+
+    A scale is three checkerboard couplings, a squeeze, three channel couplings, and half of the channels
+    factored out; the last scale is four checkerboard couplings. `squeeze_first` does the same work at half
+    the resolution: it squeezes before the first coupling, and a checkerboard becomes a choice of channels.
+
+    Args:
+        shape: (channels, height, width); each scale but the last halves height and width.
+        scales: how many; the paper has 2.
+        filters: of the convolutions.
+        blocks: residual blocks of a convolutional network.
+        dense_couplings: how many on top.
+        dense_units: of each of their two hidden layers.
+        squeeze_first: the faster variant.
+        weight_norm: normalise the weights of the networks.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        scales: int = 2,
+        filters: int = 64,
+        blocks: int = 8,
+        dense_couplings: int = 6,
+        dense_units: int = 1024,
+        squeeze_first: bool = False,
+        weight_norm: bool = True,
+    ) -> None:
+        if len(shape) != 3:
+            raise ValueError(f"`shape` must be (channels, height, width); got {tuple(shape)}.")
+        if scales < 1:
+            raise ValueError(f"`scales` must be at least 1; got {scales}.")
+        here, first = tuple(shape), Squeeze()
+        steps: list[Bijection] = []
+        if squeeze_first:
+            steps.append(first)
+            here = first.output_shape(here)
+
+        def coupling(partition: Partition, inside: Shape) -> Bijection:
+            fixed, moved = (part.shape[1] for part in partition.split(torch.zeros(1, *inside)))
+            network = ConvNetwork(fixed, moved, filters, blocks, weight_norm=weight_norm)
+            return AffineCoupling(partition, network)
+
+        steps.append(_scale(here, scales, coupling, squeeze_first))
+        flat = steps[-1].output_shape(here)
+        if len(flat) > 1:
+            steps.append(Flatten(flat))
+        super().__init__([*steps, *_dense(math.prod(shape), dense_couplings, dense_units, weight_norm)])
+
+
+def _scale(
+    shape: Shape, scales: int, coupling: Callable[[Partition, Shape], Bijection], by_channels: bool
+) -> Bijection:
+    """One scale of the convolutional model and, inside the half that goes on, those below it."""
+
+    def board(parity: int) -> Bijection:
+        channels, height, width = shape
+        if by_channels:
+            return coupling(Channels(channels, parity, diagonal=True), shape)
+        return coupling(Checkerboard(height, width, parity), shape)
+
+    if scales == 1:
+        return Chain(board(i % 2) for i in range(4))
+    squeeze = Squeeze()
+    below = squeeze.output_shape(shape)
+    across = [coupling(Channels(below[0], i % 2), below) for i in range(3)]
+    inner = _scale((below[0] // 2, *below[1:]), scales - 1, coupling, by_channels)
+    return Chain([*(board(i % 2) for i in range(3)), squeeze, *across, FactorOut(inner, below)])
+
+
+def _dense(dim: int, couplings: int, units: int, weight_norm: bool) -> Iterator[Bijection]:
+    """Fully connected couplings that move odd and even numbers in turn."""
+    for i in range(couplings):
+        partition, fixed = OddEven(dim, i % 2), (dim + 1 - i % 2) // 2
+        network = DenseNetwork(fixed, dim - fixed, units, weight_norm=weight_norm)
+        yield AffineCoupling(partition, network)
+
+
+def set_network_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:
+    """Let the networks of all couplings run in this type on a GPU (bfloat16), or in that of their input."""
+    for coupling in _couplings(module):
+        coupling.network_dtype = dtype
+
+
+def set_recompute(module: nn.Module, recompute: bool) -> None:
+    """Activation checkpointing for the networks of all couplings, or not."""
+    for coupling in _couplings(module):
+        coupling.recompute = recompute
+
+
+def _couplings(module: nn.Module) -> list[AffineCoupling]:
+    return [m for m in module.modules() if isinstance(m, AffineCoupling)]

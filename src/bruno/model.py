@@ -1,0 +1,234 @@
+"""The model: preprocessing, flow and process as one density of sets, and what it knows given a set."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
+
+from bruno.config import ModelConfig
+from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, initialise
+from bruno.preprocessing import Logit, Standardise, dequantise, quantise
+from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
+
+
+class Encoded(NamedTuple):
+    """Latents of a batch of elements and the log-det of the way there."""
+
+    z: Float[Tensor, "*batch dim"]
+    log_det: Float[Tensor, "*batch"]
+
+
+class Samples(NamedTuple):
+    """Elements drawn from a posterior, in the range of the data, and how many numbers had to be put there."""
+
+    x: Float[Tensor, "*batch_and_shape"]
+    clamped: int
+    levels: int
+
+    @property
+    def images(self) -> Tensor:
+        """The elements as integers (uint8 for up to 256 levels)."""
+        if not self.levels:
+            raise ValueError("`images` needs a model of integers; this one has levels = 0. Use `x`.")
+        return quantise(self.x, self.levels)
+
+
+class Bruno(nn.Module):
+    """An exchangeable density of sets: p(x_i | x_1..x_{i−1}) for elements of any shape, exact.
+
+    Each element goes through the preprocessing and the flow, x -> z; every dimension of z is an exchangeable
+    process; log p(x) = log p(z) + log |det ∂z/∂x|.
+
+    Integers are dequantised with uniform noise from a `generator`; without one with ½, so that the same
+    element always has the same latents and can be removed again. Train and measure bits/dim with a generator.
+
+    Args:
+        shape: of an element.
+        flow: any `Bijection` from elements to vectors of as many numbers.
+        process: with as many dimensions.
+        preprocessing: the first step, `Logit` for pixels or `Standardise` for real numbers.
+        config: what the model was built from; without it, it can be trained and used but not saved whole.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        flow: Bijection,
+        process: ExchangeableProcess,
+        preprocessing: Logit | Standardise,
+        config: ModelConfig | None = None,
+    ) -> None:
+        super().__init__()
+        self.shape, self.dim = tuple(shape), math.prod(shape)
+        if process.dim != self.dim:
+            raise ValueError(
+                f"`process` must have {self.dim} dimensions for {self.shape}; got {process.dim}."
+            )
+        self.preprocessing, self.flow, self.process = preprocessing, flow, process
+        self.config = config
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> Bruno:
+        """Build a model, with fresh weights."""
+        preprocessing = Logit(config.levels, config.alpha) if config.levels else Standardise(config.shape)
+        return cls(config.shape, _flow(config), _process(config), preprocessing, config)
+
+    @property
+    def levels(self) -> int:
+        """How many integers an element's numbers range over; 0 for real numbers."""
+        return self.preprocessing.levels if isinstance(self.preprocessing, Logit) else 0
+
+    def initialise(self, x: Tensor, generator: Generator | None = None) -> None:
+        """Data-dependent initialisation of the flow from elements (*batch, *shape); does nothing twice."""
+        initialise(self, lambda: self.encode(x, generator))
+
+    def encode(self, x: Tensor, generator: Generator | None = None) -> Encoded:
+        """Latents of elements (*batch, *shape)."""
+        batch = self._batch_of(x)
+        flat = x.reshape(-1, *self.shape)
+        if not x.is_floating_point():
+            flat = dequantise(flat, generator)
+        flat = flat.to(self.process.mean.dtype)
+        y, first = self.preprocessing(flat)
+        z, second = self.flow(y)
+        return Encoded(z.reshape(*batch, self.dim), (first + second).reshape(batch))
+
+    def decode(self, z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch_and_shape"]:
+        """Elements from latents, in the range of the data."""
+        return self._decode(z).x
+
+    def log_prob(self, x: Tensor, generator: Generator | None = None) -> Float[Tensor, "*batch n"]:
+        """log p(x_i | x_1..x_{i−1}) for sets (*batch, n, *shape), for every i at once."""
+        if x.ndim < len(self.shape) + 1:
+            self._batch_of(x.unsqueeze(0))
+            raise ValueError(f"`x` must be sets (*batch, n, *{self.shape}); got shape {tuple(x.shape)}.")
+        z, log_det = self.encode(x, generator)
+        return self.process.step_log_prob(z, validate=False) + log_det
+
+    def bits_per_dim(self, log_prob: Tensor) -> Tensor:
+        """−log₂ p for each number of an element: what the literature reports."""
+        return -log_prob / (self.dim * math.log(2))
+
+    def prior(self) -> Posterior:
+        """What the model knows of a set before it sees any element."""
+        like = self.process.mean
+        return Posterior(self, Evidence.empty(self.dim, dtype=like.dtype, device=like.device))
+
+    def condition(self, x: Tensor, generator: Generator | None = None) -> Posterior:
+        """What the model knows given sets (*batch, n, *shape)."""
+        if x.ndim < len(self.shape) + 1:
+            raise ValueError(
+                f"`x` must be sets (*batch, n, *{self.shape}); got shape {tuple(x.shape)}. "
+                "A set of one element is x.unsqueeze(0)."
+            )
+        return Posterior(self, Evidence.of(self.encode(x, generator).z))
+
+    def fingerprint(self) -> str:
+        """A short name for these very weights: latents of one model mean nothing to another."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def _decode(self, z: Tensor) -> Samples:
+        """Elements in range: a latent far in the tail may overflow on the way, and ends at an end of it."""
+        y, _ = self.flow.inverse(z.reshape(-1, self.dim))
+        x, astray = self.preprocessing.clamped(self.preprocessing.inverse(y)[0])
+        return Samples(x.reshape(*z.shape[:-1], *self.shape), int(astray.sum()), self.levels)
+
+    def _batch_of(self, x: Tensor) -> torch.Size:
+        """The batch axes of elements, once their shape and type are what the model takes."""
+        axes = len(self.shape)
+        if x.shape[x.ndim - axes :] != self.shape or x.ndim < axes:
+            hint = ""
+            if axes == 3 and x.ndim >= 3 and (*x.shape[-1:], *x.shape[-3:-1]) == self.shape:
+                hint = " Channels come first: x.movedim(-1, -3)."
+            raise ValueError(f"`x` must end in shape {self.shape}; got {tuple(x.shape)}.{hint}")
+        if x.dtype == torch.bool or x.is_complex():
+            raise TypeError(f"`x` must be integers or floating point; got {x.dtype}.")
+        if not x.is_floating_point() and not self.levels:
+            raise TypeError(f"`x` must be real numbers for this model; got {x.dtype}. Use x.float().")
+        return x.shape[: x.ndim - axes]
+
+
+def _flow(config: ModelConfig) -> Bijection:
+    flow = config.flow
+    if flow.kind == "dense":
+        return DenseRealNVP(
+            config.shape, couplings=flow.couplings, units=flow.units, weight_norm=flow.weight_norm
+        )
+    return ConvRealNVP(
+        config.shape,
+        scales=flow.scales,
+        filters=flow.filters,
+        blocks=flow.blocks,
+        squeeze_first=flow.squeeze_first,
+        dense_couplings=flow.couplings,
+        dense_units=flow.units,
+        weight_norm=flow.weight_norm,
+    )
+
+
+def _process(config: ModelConfig) -> ExchangeableProcess:
+    start, dim = config.process, math.prod(config.shape)
+    if start.kind == "gaussian":
+        return GaussianProcess(dim, variance=start.variance, correlation=start.correlation)
+    return StudentTProcess(dim, dof=start.dof, variance=start.variance, correlation=start.correlation)
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """A model and what it has seen of some sets: a few vectors, however large the sets.
+
+    An immutable value: `update`, `remove` and `merge` give a new one. Batches of elements broadcast with the
+    batch of sets: k sets score q elements as ``posterior.log_prob(x.unsqueeze(1))``, (q, k).
+    """
+
+    model: Bruno
+    evidence: Evidence
+
+    def log_prob(self, x: Tensor, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
+        """log p(x | set) of single elements (*batch, *shape)."""
+        z, log_det = self.model.encode(x, generator)
+        return self._latent_log_prob(z) + log_det
+
+    def score(self, x: Tensor, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
+        """log p(x | set) − log p(x): how much better the set explains the element than nothing does.
+
+        The Jacobian cancels, so this is computed from latents alone.
+        """
+        z = self.model.encode(x, generator).z
+        return self._latent_log_prob(z) - self.model.prior()._latent_log_prob(z)
+
+    @torch.no_grad()
+    def sample(self, n: int = 1, *, generator: Generator | None = None, temperature: float = 1.0) -> Samples:
+        """n more elements of each set, (n, *batch, *shape); temperature scales their latents' deviation."""
+        predictive = self.model.process.predictive(self.evidence)
+        z = predictive.sample((n,), generator=generator)
+        z = predictive.mean + temperature * (z - predictive.mean) if temperature != 1.0 else z
+        return self.model._decode(z)
+
+    def update(self, x: Tensor, generator: Generator | None = None) -> Posterior:
+        """Having seen more: one element for each set, (*batch, *shape), or several, (*batch, n, *shape)."""
+        return Posterior(self.model, self.evidence.add(self.model.encode(x, generator).z))
+
+    def remove(self, x: Tensor) -> Posterior:
+        """As if some elements had never been seen; they must have been, without a generator."""
+        return Posterior(self.model, self.evidence.remove(self.model.encode(x).z))
+
+    def merge(self, other: Posterior) -> Posterior:
+        """Having seen what both have seen."""
+        if other.model is not self.model and other.model.fingerprint() != self.model.fingerprint():
+            raise ValueError("`other` must be a posterior of the same model; got one of other weights.")
+        return Posterior(self.model, self.evidence + other.evidence)
+
+    def _latent_log_prob(self, z: Tensor) -> Tensor:
+        steps = self.model.process.step_log_prob(z.unsqueeze(-2), self.evidence, validate=False)
+        return steps.squeeze(-1)

@@ -1,0 +1,97 @@
+"""From integers to real numbers and back: dequantisation, the logit of pixels, standardised tables."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from bruno.flow.bijection import Bijection, Transformed
+
+
+def dequantise(x: Tensor, generator: Generator | None = None) -> Tensor:
+    """Integers spread over their unit interval: x + u, with u uniform on [0, 1).
+
+    Without a generator u is ½, the middle of the interval: the same integers always give the same numbers.
+    """
+    x = x.to(torch.get_default_dtype())
+    if generator is None:
+        return x + 0.5
+    return x + torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+
+
+def quantise(x: Tensor, levels: int = 256) -> Tensor:
+    """Real numbers on [0, levels) back to integers: uint8 for up to 256 levels."""
+    return x.floor().clamp(0, levels - 1).to(torch.uint8 if levels <= 256 else torch.long)
+
+
+class Logit(Bijection):
+    """Dequantised pixels on [0, levels) to the whole line: logit(α + (1 − 2α)·x/levels).
+
+    The log-det includes the rescaling, so that densities, and bits/dim, are those of the pixels themselves.
+    Both tails are computed from their own end, where 1 − p would have lost its digits.
+    """
+
+    def __init__(self, levels: int = 256, alpha: float = 1e-6) -> None:
+        super().__init__()
+        if not 0 < alpha < 0.5:
+            raise ValueError(f"`alpha` must be between 0 and 0.5; got {alpha}.")
+        self.levels, self.alpha = levels, alpha
+
+    def forward(self, x: Tensor) -> Transformed:  # noqa: D102
+        log_p, log_q = self._log_tails(x)
+        return log_p - log_q, self._log_det(log_p, log_q)
+
+    def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
+        x = (z.sigmoid() - self.alpha) * (self.levels / (1 - 2 * self.alpha))
+        return x, -self._log_det(-(-z).logaddexp(torch.zeros_like(z)), -z.logaddexp(torch.zeros_like(z)))
+
+    def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers put back on [0, levels), and where that was necessary: a sample may be off by α."""
+        top = math.nextafter(self.levels, 0) if x.dtype == torch.double else self.levels * (1 - 2**-24)
+        inside = x.nan_to_num(0.0).clamp(0, top)
+        # Within α of an end is where the logit itself ends, not a sample gone astray.
+        margin = 2 * self.alpha * self.levels
+        return inside, ~((x >= -margin) & (x <= self.levels + margin))
+
+    def _log_tails(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        width = (1 - 2 * self.alpha) / self.levels
+        return (self.alpha + width * x).log(), (self.alpha + width * (self.levels - x)).log()
+
+    def _log_det(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        log_width = math.log((1 - 2 * self.alpha) / self.levels)
+        return (log_width - log_p - log_q).flatten(1).sum(1)
+
+
+class Standardise(Bijection):
+    """Real data with mean 0 and deviation 1 in each place: (x − mean)/deviation, learnt by `fit`."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("deviation", torch.ones(shape))
+
+    def fit(self, x: Tensor) -> Standardise:
+        """Take mean and deviation from data (batch, *shape); a place that never changes keeps its size."""
+        deviation, mean = torch.std_mean(x, 0)
+        self.mean.copy_(mean)
+        self.deviation.copy_(torch.where(deviation > 0, deviation, 1.0))
+        return self
+
+    def forward(self, x: Tensor) -> Transformed:  # noqa: D102
+        return (x - self.mean) / self.deviation, self._log_det(x)
+
+    def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
+        return z * self.deviation + self.mean, -self._log_det(z)
+
+    def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Real data have no range to leave; only what overflowed is put back to the mean."""
+        astray = ~torch.isfinite(x)
+        return torch.where(astray, self.mean, x), astray
+
+    def _log_det(self, x: Tensor) -> Tensor:
+        return -self.deviation.log().sum().expand(len(x))

@@ -1,0 +1,173 @@
+"""Every bijection keeps the contract: a new one is tested by adding one line to BIJECTIONS."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from bruno.flow import (
+    AffineCoupling,
+    Bijection,
+    Chain,
+    Channels,
+    Checkerboard,
+    ConvNetwork,
+    ConvRealNVP,
+    DenseNetwork,
+    DenseRealNVP,
+    FactorOut,
+    Flatten,
+    OddEven,
+    Squeeze,
+    initialise,
+)
+from bruno.preprocessing import Logit, Standardise
+
+
+class Case(NamedTuple):
+    bijection: Bijection
+    shape: tuple[int, ...]
+    draw: object = torch.randn
+
+
+class Cube(Bijection):
+    """A user's own: the ten-line example of the documentation."""
+
+    def forward(self, x):
+        return x + x**3, torch.log1p(3 * x**2).flatten(1).sum(1)
+
+    def inverse(self, z):
+        root = (z / 2 + (z**2 / 4 + 1 / 27).sqrt()).abs() ** (1 / 3)
+        x = root - 1 / (3 * root)
+        return x, -self(x)[1]
+
+
+def small_conv(shape, **kwargs):
+    return ConvRealNVP(shape, **{"filters": 4, "blocks": 1, "dense_units": 8, "dense_couplings": 2, **kwargs})
+
+
+BIJECTIONS = {
+    "user's own": lambda: Case(Cube(), (3,)),
+    "squeeze": lambda: Case(Squeeze(), (2, 4, 6)),
+    "flatten": lambda: Case(Flatten((2, 3)), (2, 3)),
+    "factor out": lambda: Case(FactorOut(Cube(), (4, 2, 2)), (4, 2, 2)),
+    "factor out, squeezed inside": lambda: Case(FactorOut(Chain([Squeeze(), Cube()]), (2, 4, 4)), (2, 4, 4)),
+    "chain": lambda: Case(Chain([Cube(), Cube()]), (2, 2)),
+    "checkerboard": lambda: Case(AffineCoupling(Checkerboard(4, 4, 1), ConvNetwork(2, 2, 4, 1)), (2, 4, 4)),
+    "channels": lambda: Case(AffineCoupling(Channels(3, 1), ConvNetwork(2, 1, 4, 1)), (3, 2, 2)),
+    "diagonal": lambda: Case(
+        AffineCoupling(Channels(4, 0, diagonal=True), ConvNetwork(2, 2, 4, 1)), (4, 2, 2)
+    ),
+    "odd/even": lambda: Case(AffineCoupling(OddEven(5, 1), DenseNetwork(2, 3, 8)), (5,)),
+    "dense, vector of 7": lambda: Case(DenseRealNVP((7,), couplings=3, units=8), (7,)),
+    "dense, image": lambda: Case(DenseRealNVP((1, 2, 3), couplings=2, units=8), (1, 2, 3)),
+    "conv 8×8": lambda: Case(small_conv((1, 8, 8)), (1, 8, 8)),
+    "conv, one scale": lambda: Case(small_conv((1, 4, 4), scales=1), (1, 4, 4)),
+    "conv, three scales": lambda: Case(small_conv((1, 8, 8), scales=3), (1, 8, 8)),
+    "conv, squeeze first": lambda: Case(small_conv((2, 8, 8), squeeze_first=True), (2, 8, 8)),
+    "conv, no weight norm": lambda: Case(small_conv((1, 4, 4), weight_norm=False), (1, 4, 4)),
+    "logit": lambda: Case(Logit(), (1, 3, 3), lambda *size, **kwargs: 256 * torch.rand(*size, **kwargs)),
+    "standardise": lambda: Case(Standardise((3,)).fit(2 + 3 * torch.randn(50, 3)), (3,)),
+}
+
+
+@pytest.fixture(params=BIJECTIONS)
+def case(request):
+    case = BIJECTIONS[request.param]()
+    case.bijection.double()
+    for parameter in case.bijection.parameters():  # away from the identity
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    return case
+
+
+def test_there_and_back(case):
+    x = case.draw(5, *case.shape, dtype=torch.double)
+    z, log_det = case.bijection(x)
+    back, log_det_back = case.bijection.inverse(z)
+    assert log_det.shape == log_det_back.shape == (5,)
+    torch.testing.assert_close(back, x, rtol=0, atol=1e-9)
+    torch.testing.assert_close(log_det_back, -log_det, rtol=1e-9, atol=1e-8)
+
+
+def test_back_and_there(case):
+    like = case.bijection(case.draw(1, *case.shape, dtype=torch.double))[0]
+    z = torch.randn(5, *like.shape[1:], dtype=torch.double)
+    x, _ = case.bijection.inverse(z)
+    assert x.shape == (5, *case.shape)
+    torch.testing.assert_close(case.bijection(x)[0], z, rtol=0, atol=1e-9)
+
+
+def test_log_det_is_that_of_the_jacobian(case):
+    x = case.draw(1, *case.shape, dtype=torch.double)
+    jacobian = torch.autograd.functional.jacobian(lambda x: case.bijection(x)[0], x)
+    size = math.prod(case.shape)
+    expected = torch.linalg.slogdet(jacobian.reshape(size, size)).logabsdet
+    torch.testing.assert_close(case.bijection(x)[1].squeeze(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_output_shape_is_what_comes_out(case):
+    z, _ = case.bijection(case.draw(2, *case.shape, dtype=torch.double))
+    assert case.bijection.output_shape(case.shape) == z.shape[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "kwargs"),
+    [
+        ((1, 28, 28), {}),
+        ((1, 28, 28), {"squeeze_first": True, "blocks": 4, "dense_units": 512}),
+        ((3, 32, 32), {"blocks": 2}),
+    ],
+)
+def test_full_size_models_invert_in_float32(shape, kwargs):
+    flow = ConvRealNVP(shape, **kwargs)
+    x = 3 * torch.randn(4, *shape)
+    initialise(flow, lambda: flow(x))
+    with torch.no_grad():
+        for name, parameter in flow.named_parameters():  # outputs as large as training makes them
+            if parameter.count_nonzero() == 0:
+                parameter.copy_(0.1 * torch.randn_like(parameter))
+            assert parameter.isfinite().all(), name
+        z, log_det = flow(x)
+        assert (z - x.flatten(1)).abs().max() > 0.1
+        back, log_det_back = flow.inverse(z)
+        torch.testing.assert_close(back, x, rtol=0, atol=1e-3)
+        torch.testing.assert_close(log_det_back, -log_det, rtol=1e-4, atol=1e-2)
+        sampled = torch.randn_like(z)
+        again, _ = flow(flow.inverse(sampled)[0])
+        torch.testing.assert_close(again, sampled, rtol=0, atol=1e-3)
+
+
+def test_a_fresh_flow_is_near_the_identity():
+    flow = small_conv((1, 8, 8))
+    x = torch.randn(3, 1, 8, 8)
+    z, log_det = flow(x)
+    assert torch.equal(log_det, torch.zeros(3))
+    torch.testing.assert_close(z.sort(1).values, x.flatten(1).sort(1).values)
+
+
+def test_checkerboard_is_a_choice_of_channels_after_a_squeeze():
+    x = torch.randn(1, 1, 4, 4)
+    fixed = Checkerboard(4, 4, 1).split(x)[0]
+    by_channels = Channels(4, 0, diagonal=True).split(Squeeze()(x)[0])[0]
+    assert torch.equal(fixed[fixed != 0].sort().values, by_channels.flatten().sort().values)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ConvRealNVP((1, 7, 7)), r"even height and width.*got \(1, 7, 7\). Use fewer scales, or pad"),
+        (lambda: ConvRealNVP((1, 6, 6), scales=3), r"even height and width.*got \(2, 3, 3\)"),
+        (lambda: ConvRealNVP((7,)), r"must be \(channels, height, width\); got \(7,\)"),
+        (lambda: ConvRealNVP((1, 8, 8), scales=0), "`scales` must be at least 1; got 0"),
+        (lambda: DenseRealNVP((1,)), "`dim` must be at least 2"),
+        (lambda: FactorOut(Cube(), (3, 2, 2)), "even number of channels.*got 3"),
+        (lambda: Channels(1, 0), "`channels` must be at least 2"),
+        (lambda: Logit(alpha=0.7), "`alpha` must be between 0 and 0.5; got 0.7"),
+        (lambda: Squeeze()(torch.zeros(2, 1, 3, 4)), r"even height and width.*got \(1, 3, 4\)"),
+    ],
+)
+def test_impossible_shapes_come_with_the_remedy(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

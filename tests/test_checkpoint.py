@@ -1,0 +1,90 @@
+import pytest
+import torch
+from test_model import MODELS, elements, trained
+
+import bruno
+from bruno import Bruno
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_comes_back_as_it_was(name, tmp_path):
+    model = trained(MODELS[name]).float()
+    x = elements(model, 2, 4)
+    bruno.save(model, tmp_path / "model.safetensors")
+    again = bruno.load(tmp_path / "model.safetensors")
+    assert isinstance(again, Bruno)
+    assert again.config == model.config
+    assert again.fingerprint() == model.fingerprint()
+    x = x.float() if not model.levels else x
+    assert torch.equal(again.log_prob(x), model.log_prob(x))
+
+
+def test_loading_does_not_initialise_again(tmp_path):
+    model = Bruno.from_config(MODELS["8×8"])
+    x = elements(model, 20)
+    model.initialise(x)
+    bruno.save(model, tmp_path / "model")
+    again = bruno.load(tmp_path / "model")
+    again.initialise(x // 5)
+    assert again.fingerprint() == model.fingerprint()
+
+
+def test_a_posterior_is_small_and_comes_back(tmp_path):
+    model = trained(MODELS["28×28"]).float()
+    posterior = model.condition(elements(model, 3, 6))
+    bruno.save(posterior, tmp_path / "posterior")
+    assert (tmp_path / "posterior").stat().st_size < 3 * 2 * 784 * 4 + 2000
+    again = bruno.load(tmp_path / "posterior", model=model)
+    query = elements(model, 3)
+    assert torch.equal(again.log_prob(query), posterior.log_prob(query))
+    merged = again.merge(model.condition(elements(model, 3, 2)))
+    assert merged.evidence.count.tolist() == [8, 8, 8]
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    model = trained(MODELS["dense image"])
+    path = tmp_path / "model"
+    bruno.save(model, path)
+    before = path.read_bytes()
+
+    def full(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("bruno.checkpoint.save_file", full)
+    with pytest.raises(OSError, match=r"No space"):
+        bruno.save(trained(MODELS["dense image"]), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+class TestMistakes:
+    def test_no_file_or_another_kind_of_file(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"there is none at"):
+            bruno.load(tmp_path / "nothing")
+        (tmp_path / "text").write_text("hello, hello, hello")
+        with pytest.raises(ValueError, match=r"must be a file that bruno.save wrote"):
+            bruno.load(tmp_path / "text")
+
+    def test_a_truncated_file(self, tmp_path):
+        bruno.save(trained(MODELS["dense image"]), tmp_path / "model")
+        whole = (tmp_path / "model").read_bytes()
+        (tmp_path / "model").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=r"must be a file that bruno.save wrote"):
+            bruno.load(tmp_path / "model")
+
+    def test_a_posterior_needs_its_own_model(self, tmp_path):
+        model = trained(MODELS["dense image"])
+        bruno.save(model.prior(), tmp_path / "posterior")
+        with pytest.raises(ValueError, match=r"`model` must be given"):
+            bruno.load(tmp_path / "posterior")
+        with pytest.raises(ValueError, match=r"must be the one that made the posterior"):
+            bruno.load(tmp_path / "posterior", model=trained(MODELS["dense image"]))
+
+    def test_a_model_with_a_flow_of_its_own(self, tmp_path):
+        model = trained(MODELS["dense image"])
+        model.config = None
+        with pytest.raises(ValueError, match=r"built from a config"):
+            bruno.save(model, tmp_path / "model")
+        with pytest.raises(TypeError, match=r"must be a Bruno or a Posterior; got int"):
+            bruno.save(3, tmp_path / "model")

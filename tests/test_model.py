@@ -1,0 +1,235 @@
+import itertools
+import math
+
+import pytest
+import torch
+
+from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig, StudentTProcess
+from bruno.flow import Bijection
+from bruno.preprocessing import Logit
+
+MODELS = {
+    "8×8": ModelConfig((1, 8, 8), flow=FlowConfig(filters=4, blocks=1, units=16)),
+    "28×28": ModelConfig((1, 28, 28), flow=FlowConfig(filters=4, blocks=1, units=16, squeeze_first=True)),
+    "32×32×3": ModelConfig((3, 32, 32), flow=FlowConfig(filters=4, blocks=1, units=16)),
+    "dense image": ModelConfig((1, 4, 4), flow=FlowConfig("dense", units=16)),
+    "vector of 7": ModelConfig((7,), levels=0, flow=FlowConfig("dense", units=16)),
+    "gaussian": ModelConfig((1, 4, 4), flow=FlowConfig("dense", units=16), process=ProcessConfig("gaussian")),
+}
+
+
+def trained(config: ModelConfig) -> Bruno:
+    """A model with weights as different from their start as training makes them, in float64."""
+    model = Bruno.from_config(config).double()
+    for parameter in model.flow.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    model.process.raw_correlation.data.normal_(0, 2)
+    return model
+
+
+def elements(model: Bruno, *batch: int) -> torch.Tensor:
+    if model.levels:
+        return torch.randint(0, model.levels, (*batch, *model.shape), dtype=torch.uint8)
+    return torch.randn(*batch, *model.shape, dtype=torch.double)
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    return trained(MODELS[request.param])
+
+
+class TestLaws:
+    def test_order_does_not_matter(self, model):
+        x = elements(model, 2, 5)
+        total = model.log_prob(x).sum(-1)
+        torch.testing.assert_close(model.log_prob(x[:, torch.randperm(5)]).sum(-1), total)
+
+    def test_steps_multiply_to_the_joint(self, model):
+        x = elements(model, 2, 5)
+        z, log_det = model.encode(x)
+        joint = model.process.joint_log_prob(z) + log_det.sum(-1)
+        torch.testing.assert_close(model.log_prob(x).sum(-1), joint)
+
+    def test_each_step_is_the_density_under_what_came_before(self, model):
+        x = elements(model, 2, 4)
+        steps = model.log_prob(x)
+        assert steps.shape == (2, 4)
+        torch.testing.assert_close(model.prior().log_prob(x[:, 0]), steps[:, 0])
+        for n in range(1, 4):
+            torch.testing.assert_close(model.condition(x[:, :n]).log_prob(x[:, n]), steps[:, n])
+
+    def test_a_posterior_by_pieces_is_the_posterior_at_once(self, model):
+        x, query = elements(model, 5), elements(model, 3)
+        at_once = model.condition(x).log_prob(query)
+        one_by_one = model.prior()
+        for element in x:
+            one_by_one = one_by_one.update(element)
+        merged = model.condition(x[:2]).merge(model.condition(x[2:]))
+        more = model.condition(torch.cat([x, query])).remove(query[0]).remove(query[1:])
+        for posterior in (one_by_one, merged, more, model.prior().update(x)):
+            torch.testing.assert_close(posterior.log_prob(query), at_once)
+
+    def test_score_is_the_gain_over_the_prior(self, model):
+        x, query = elements(model, 5), elements(model, 3)
+        posterior = model.condition(x)
+        gain = posterior.log_prob(query) - model.prior().log_prob(query)
+        torch.testing.assert_close(posterior.score(query), gain)
+        torch.testing.assert_close(model.prior().score(query), torch.zeros(3).double())
+
+    def test_many_sets_score_many_elements(self, model):
+        x, query = elements(model, 4, 5), elements(model, 3)
+        scores = model.condition(x).log_prob(query.unsqueeze(1))
+        assert scores.shape == (3, 4)
+        torch.testing.assert_close(scores[:, 2], model.condition(x[2]).log_prob(query))
+
+    def test_decoding_undoes_encoding(self, model):
+        x = elements(model, 2, 3)
+        back = model.decode(model.encode(x).z)
+        expected = x + 0.5 if model.levels else x
+        torch.testing.assert_close(back, expected.double(), rtol=0, atol=1e-6)
+
+    def test_gradients_reach_every_parameter(self, model):
+        model.log_prob(elements(model, 2, 3), torch.Generator().manual_seed(0)).mean().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+class TestSampling:
+    def test_shape_range_and_report(self, model):
+        samples = model.condition(elements(model, 2, 3)).sample(4, generator=torch.Generator().manual_seed(0))
+        assert samples.x.shape == (4, 2, *model.shape)
+        assert samples.x.isfinite().all()
+        assert samples.clamped >= 0
+        if model.levels:
+            assert ((samples.x >= 0) & (samples.x < model.levels)).all()
+            assert samples.images.dtype == torch.uint8
+
+    def test_a_generator_repeats_its_samples(self, model):
+        draws = [model.prior().sample(3, generator=torch.Generator().manual_seed(5)).x for _ in range(2)]
+        assert torch.equal(*draws)
+
+    @pytest.mark.parametrize("scale", [1e2, 1e10, 1e30])
+    def test_latents_far_in_the_tail_decode_to_something_finite(self, scale):
+        model = Bruno.from_config(MODELS["8×8"])
+        for parameter in model.flow.parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+        assert model.decode(scale * torch.randn(20, 64)).isfinite().all()
+        wild = model._decode(torch.full((2, 64), 3e38))
+        assert wild.x.isfinite().all()
+
+    def test_temperature_zero_is_the_mean(self, model):
+        posterior = model.condition(elements(model, 3))
+        samples = posterior.sample(2, generator=torch.Generator().manual_seed(0), temperature=0.0).x
+        torch.testing.assert_close(samples[0], samples[1])
+        mean = model.process.predictive(posterior.evidence).mean
+        torch.testing.assert_close(samples[0], model.decode(mean))
+
+    def test_repeating_an_element_draws_the_samples_together(self):
+        model = trained(MODELS["vector of 7"])
+        x = elements(model, 1)
+        spreads = []
+        for n in (1, 20):
+            posterior = model.condition(x.expand(n, 7))
+            samples = posterior.sample(500, generator=torch.Generator().manual_seed(0))
+            spreads.append(model.encode(samples.x).z.var(0)[model.process.correlated(0.5)].mean())
+        assert spreads[1] < 0.7 * spreads[0]
+
+
+class TestIsADensity:
+    def test_probabilities_of_all_tiny_images_sum_to_one(self):
+        """All 256 images of 2 × 2 pixels with 4 levels; each probability an average over dequantisation."""
+        config = ModelConfig((1, 2, 2), levels=4, alpha=0.05, flow=FlowConfig("dense", units=8, couplings=2))
+        model = trained(config)
+        images = torch.tensor(list(itertools.product(range(4), repeat=4))).view(256, 1, 2, 2)
+        seen = model.condition(images[[3, 77, 200]])
+        generator, draws = torch.Generator().manual_seed(0), 400
+        for posterior in (model.prior(), seen):
+            repeated = images.repeat(draws, 1, 1, 1)
+            with torch.no_grad():
+                p = posterior.log_prob(repeated, generator).exp().view(draws, 256)
+            totals = p.sum(1)  # each row is an unbiased estimate of what lies inside the logit's range
+            error = totals.std() / math.sqrt(draws)
+            inside = self.mass_inside(model, posterior)
+            assert abs(totals.mean() - inside) < 4 * error + 1e-3
+            assert error < 0.02
+
+    @staticmethod
+    def mass_inside(model, posterior):
+        """The share of samples whose pixels need no clamping: the logit covers a little more than [0, 4)."""
+        z = model.process.predictive(posterior.evidence).sample(
+            (200_000,), generator=torch.Generator().manual_seed(1)
+        )
+        with torch.no_grad():
+            x = model.preprocessing.inverse(model.flow.inverse(z)[0])[0]
+        return ((x >= 0) & (x < 4)).flatten(1).all(1).double().mean()
+
+    def test_one_dimension_integrates_to_one(self):
+        class Tilt(Bijection):
+            def forward(self, x):
+                return x + x**3, torch.log1p(3 * x**2).sum(1)
+
+            def inverse(self, z):
+                raise NotImplementedError
+
+        process = StudentTProcess(1, dof=4.0, correlation=0.7, dtype=torch.double)
+        model = Bruno((1,), Tilt(), process, Logit(alpha=1e-6))
+        x = torch.linspace(0, 256, 400_001, dtype=torch.double).unsqueeze(-1)
+        for posterior in (model.prior(), model.condition(torch.tensor([[40.0], [60.0], [45.0]]).double())):
+            density = posterior.log_prob(x).exp()
+            torch.testing.assert_close(
+                torch.trapezoid(density, x.squeeze(-1)), torch.tensor(1.0).double(), rtol=0, atol=1e-4
+            )
+
+
+def test_a_users_own_flow_plugs_in():
+    class Halve(Bijection):
+        def forward(self, x):
+            return x.flatten(1) / 2, torch.full((len(x),), -4 * math.log(2))
+
+        def inverse(self, z):
+            return z.view(-1, 1, 2, 2) * 2, torch.full((len(z),), 4 * math.log(2))
+
+    model = Bruno((1, 2, 2), Halve(), StudentTProcess(4), Logit())
+    x = torch.randint(0, 256, (3, 5, 1, 2, 2))
+    assert model.log_prob(x).shape == (3, 5)
+    assert model.condition(x).sample(2).images.shape == (2, 3, 1, 2, 2)
+
+
+def test_initialising_from_data_happens_once():
+    model = Bruno.from_config(MODELS["8×8"])
+    x = elements(model, 30)
+    model.initialise(x)
+    before = model.fingerprint()
+    model.initialise(x // 3)
+    assert model.fingerprint() == before
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+class TestMistakes:
+    def test_wrong_shapes(self):
+        model = Bruno.from_config(MODELS["8×8"])
+        with pytest.raises(ValueError, match=r"`x` must end in shape \(1, 8, 8\); got \(2, 3, 1, 9, 8\)"):
+            model.log_prob(torch.zeros(2, 3, 1, 9, 8))
+        with pytest.raises(ValueError, match=r"Channels come first: x.movedim\(-1, -3\)"):
+            model.log_prob(torch.zeros(2, 3, 8, 8, 1))
+        with pytest.raises(ValueError, match=r"must be sets.*A set of one element is x.unsqueeze\(0\)"):
+            model.condition(torch.zeros(1, 8, 8))
+        with pytest.raises(ValueError, match=r"`x` must be sets .*got shape \(1, 8, 8\)"):
+            model.log_prob(torch.zeros(1, 8, 8))
+
+    def test_wrong_types(self):
+        with pytest.raises(TypeError, match=r"must be integers or floating point; got torch.bool"):
+            Bruno.from_config(MODELS["8×8"]).encode(torch.zeros(1, 8, 8, dtype=torch.bool))
+        with pytest.raises(TypeError, match=r"must be real numbers for this model; got torch.int64"):
+            Bruno.from_config(MODELS["vector of 7"]).encode(torch.zeros(7, dtype=torch.long))
+        with pytest.raises(ValueError, match=r"needs a model of integers"):
+            _ = Bruno.from_config(MODELS["vector of 7"]).prior().sample(1).images
+
+    def test_process_of_another_size(self):
+        flow = Bruno.from_config(MODELS["8×8"]).flow
+        with pytest.raises(ValueError, match=r"`process` must have 64 dimensions for \(1, 8, 8\); got 3"):
+            Bruno((1, 8, 8), flow, StudentTProcess(3), Logit())
+
+    def test_posteriors_of_different_models_do_not_merge(self):
+        a, b = trained(MODELS["dense image"]), trained(MODELS["dense image"])
+        with pytest.raises(ValueError, match=r"posterior of the same model"):
+            a.prior().merge(b.prior())
