@@ -269,6 +269,14 @@ def test_half_precision_input_is_widened(name):
     torch.testing.assert_close(result, process.step_log_prob(z.float()))
 
 
+@every_process
+def test_autocast_does_not_shorten_it(name):
+    process, z = PROCESSES[name](50), torch.randn(2, 6, 50)
+    expected = process.step_log_prob(z)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(process.step_log_prob(z), expected)
+
+
 @pytest.mark.slow
 def test_usable_under_compile():
     script = Path(__file__).with_name("compiled.py")

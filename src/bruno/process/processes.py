@@ -161,25 +161,15 @@ class ExchangeableProcess(nn.Module):
         validate: bool,
     ) -> Tensor:
         """A density of checked arguments; if it is not finite, finds out whose fault that is."""
-        with torch.autocast(z.device.type, enabled=False):  # a matrix product must not shorten these numbers
-            return self._in_full_precision(density, z, evidence, dimensions, validate)
-
-    def _in_full_precision(
-        self,
-        density: Callable[[Tensor, Evidence | None, Tensor], Tensor],
-        z: Tensor,
-        evidence: Evidence | None,
-        dimensions: Tensor | None,
-        validate: bool,
-    ) -> Tensor:
         z = self._checked(z, evidence)
         weight = self._weight(z, dimensions)
-        result = density(z, evidence, weight)
-        if validate and may_look_at_values(result) and not torch.isfinite(result).all():
-            check_finite(z, "z")
-            # Not the input's fault, but its square overflows: float64 has room for the square of a float32.
-            evidence = evidence and evidence.to(torch.double)
-            result = density(z.double().clamp(-1e150, 1e150), evidence, weight.double()).to(z.dtype)
+        with torch.autocast(z.device.type, enabled=False):  # which would shorten the sums over dimensions
+            result = density(z, evidence, weight)
+            if validate and may_look_at_values(result) and not torch.isfinite(result).all():
+                check_finite(z, "z")
+                # Not the input's fault, but its square overflows; float64 has room for that of a float32.
+                evidence = evidence and evidence.to(torch.double)
+                result = density(z.double().clamp(-1e150, 1e150), evidence, weight.double()).to(z.dtype)
         return result
 
     def _joint_of_set(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Tensor:
