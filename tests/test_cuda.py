@@ -19,7 +19,7 @@ def test_process_agrees_with_the_cpu(kind):
     gradients = {}
     for device in ("cpu", "cuda"):
         moved = copy.deepcopy(process).to(device)
-        x = z.to(device).requires_grad_()
+        x = z.clone().to(device).requires_grad_()
         result = moved.step_log_prob(x, evidence.to(device))
         result.square().mean().backward()
         gradients[device] = [

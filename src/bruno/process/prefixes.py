@@ -36,6 +36,7 @@ _NUMBERS_IN_A_BLOCK = 2**19
 _NUMBERS_IN_A_BLOCK_ON_A_GPU = 2**26  # there, what counts is the number of kernels
 _FEWEST_STEPS_IN_A_BLOCK = 8
 _WIDE_NUMBERS = 2**16
+_WIDE_NUMBERS_ON_A_GPU = 2**21
 
 
 class Parameters(NamedTuple):
@@ -128,10 +129,13 @@ def _through_tables(
     if excess is None:
         return [*grads, None]
     dof = 2 + excess
-    signed = _signs(seen) * grad_constant
-    later = signed.sum(-1, keepdim=True) - signed.cumsum(-1)
-    by_first = log_gamma_half_step_slope((dof + seen[..., :1]) / 2) * (0.5 * signed.sum(-1, keepdim=True))
-    by_logs = ((_signs(seen) * later).unsqueeze(-1) / (dof + seen_column)).sum_to_size(dof.shape)
+    sign = _signs(seen)
+    signed = sign * grad_constant
+    whole = signed.sum(-1, keepdim=True)
+    by_first = log_gamma_half_step_slope((dof + seen[..., :1]) / 2) * (0.5 * whole)
+    by_logs = ((sign * (whole - signed.cumsum(-1))).unsqueeze(-1) / (dof + seen_column)).sum_to_size(
+        dof.shape
+    )
     return [*grads, weight * (by_first.sum_to_size(dof.shape) - by_logs)]
 
 
@@ -175,10 +179,11 @@ class _StepLogProb(torch.autograd.Function):
         # Allocated ahead: small pieces that stay would break up the memory that the blocks use again.
         result = z.new_empty(z.shape[:-1])
         begins = range(0, n, steps)
-        starts = _Starts(z, len(begins) if any(ctx.needs_input_grad) else 0, spread is not None)
+        starts = _Starts(z, len(begins) - 1 if any(ctx.needs_input_grad) else 0, spread is not None)
         for index, begin in enumerate(begins):
             block = z[..., begin : begin + steps, :]
-            starts.keep(index, total, spread)
+            if index:
+                starts.keep(index, total, spread)
             seen = _seen(start.given, begin, block.shape[-2])
             tables = _tables(seen, parameters, weight, z.dtype)
             filled = work.fill(block, total, spread, parameters.mean, tables)
@@ -190,9 +195,10 @@ class _StepLogProb(torch.autograd.Function):
                 plain = filled.log_growth @ weight
                 log_spread = _log_spread(spread, parameters, weight)
                 surprise = log_spread + by_dof + seen.to(z.dtype) * plain + plain.cumsum(-1)
-                spread = filled.spread[..., -1, :].clone()
+                spread = filled.spread[..., -1, :]
             result[..., begin : begin + steps] = tables.constant - 0.5 * surprise
-            total = filled.last_total.clone()
+            if begin + steps < n:  # the workspace is about to be used again
+                total, spread = filled.last_total.clone(), None if spread is None else spread.clone()
         ctx.save_for_backward(z, weight, *start, *parameters)
         ctx.starts, ctx.steps = starts, steps
         ctx.tables = tables if len(begins) == 1 else None
@@ -205,8 +211,8 @@ class _StepLogProb(torch.autograd.Function):
         z, weight, *rest = ctx.saved_tensors
         start, parameters = Start(*rest[:3]), Parameters(*rest[3:])
         grad_z = torch.empty_like(z)
-        to_parameters: list[Any] = [None if p is None else torch.zeros_like(p) for p in parameters[1:]]
-        carry = _Carry(z)
+        to_parameters: list[Tensor | None] = [None, None, None]
+        carry = _Carry()
         for index, begin in reversed(list(enumerate(range(0, z.shape[-2], ctx.steps)))):
             block, out = (t[..., begin : begin + ctx.steps, :] for t in (z, grad_z))
             block_grad = grad[..., begin : begin + ctx.steps]
@@ -215,16 +221,18 @@ class _StepLogProb(torch.autograd.Function):
             if ctx.work_is_current:
                 filled = ctx.work
             else:
-                filled = ctx.work.fill(block, *ctx.starts.at(index), parameters.mean, tables)
+                begun = ctx.starts.at(index) if index else start[1:]
+                filled = ctx.work.fill(block, *begun, parameters.mean, tables)
             if parameters.excess is None:
                 torch.mul(block_grad.unsqueeze(-1), -weight, out=out).mul_(filled.innovation)
             else:
                 dof = (2 + parameters.excess).to(z.dtype)
-                to_parameters[2] += _through_spread(filled, block_grad, seen, dof, weight, carry, out)
+                by_dof = _through_spread(filled, block_grad, seen, dof, weight, carry, out)
+                to_parameters[2] = _plus(to_parameters[2], by_dof)
             to_tables = _through_innovations(filled, tables, carry, out)
             grad_constant = _sum_to(block_grad, tables.constant.shape)
             found = _through_tables(seen, parameters, weight, *to_tables, grad_constant)
-            to_parameters = [a if b is None else a + b for a, b in zip(to_parameters, found, strict=True)]
+            to_parameters = [_plus(a, b) for a, b in zip(to_parameters, found, strict=True)]
         # log p + ½ log A_0 depends on A_0 and all t² through their ratios alone, so by Euler's theorem its
         # gradient by A_0 is −Σ t·∂/∂t / 2A_0; summing that by A_0, A_1, … would cancel all its digits.
         grad_spread = None
@@ -293,7 +301,7 @@ class _Workspace:
 
 
 class _Starts:
-    """The running sums at the start of each block, kept for the way back."""
+    """The running sums at the start of each block after the first, kept for the way back."""
 
     def __init__(self, z: Tensor, blocks: int, student: bool) -> None:
         shape = (blocks, *z.shape[:-2], z.shape[-1])
@@ -302,23 +310,21 @@ class _Starts:
 
     def keep(self, index: int, total: Tensor, spread: Tensor | None) -> None:
         if len(self.total):
-            self.total[index] = total
+            self.total[index - 1] = total
             if self.spread is not None:
-                self.spread[index] = spread  # type: ignore[assignment]
+                self.spread[index - 1] = spread  # type: ignore[assignment]
 
     def at(self, index: int) -> tuple[Tensor, Tensor | None]:
-        return self.total[index], None if self.spread is None else self.spread[index]
+        return self.total[index - 1], None if self.spread is None else self.spread[index - 1]
 
 
 class _Carry:
     """Gradients that later blocks pass back to earlier ones, and at the end to the start."""
 
-    def __init__(self, z: Tensor) -> None:
-        zero = z.new_zeros((*z.shape[:-2], z.shape[-1]))
-        self.total = zero  # of Σ (z_j − m0)
-        self.spread = zero  # of A, through later elements
-        self.scaling = zero  # Σ t · gradient of t
-        self.next_grad: Tensor = z.new_zeros(z.shape[:-2])  # G of the element after the block
+    total: Tensor | None = None  # of Σ (z_j − m0)
+    spread: Tensor | None = None  # of A, through later elements
+    scaling: Tensor | None = None  # Σ t · gradient of t
+    next_grad: Tensor | None = None  # G of the element after the block
 
 
 def _through_spread(
@@ -330,9 +336,13 @@ def _through_spread(
     density of this element and of the next; t_i enters A_i and every later A.
     """
     power = -0.5 * (dof + (seen + 1).to(grad.dtype).unsqueeze(-1)) * weight
-    next_grad = torch.cat([grad[..., 1:], carry.next_grad.unsqueeze(-1)], -1)
-    slope = torch.mul((grad - next_grad).unsqueeze(-1), power, out=out).div_(work.spread[..., 1:, :])
-    slope[..., -1, :] += carry.spread
+    change = grad.clone()
+    change[..., :-1] -= grad[..., 1:]
+    if carry.next_grad is not None:
+        change[..., -1] -= carry.next_grad
+    slope = torch.mul(change.unsqueeze(-1), power, out=out).div_(work.spread[..., 1:, :])
+    if carry.spread is not None:
+        slope[..., -1, :] += carry.spread
     running_sum_(slope, backwards=True)  # now the gradient of t_i²
     carry.spread = slope[..., 0, :].clone()
     carry.next_grad = grad[..., 0]
@@ -350,16 +360,17 @@ def _through_innovations(
     """
     gain, inv_std, _ = tables
     scaling = work.innovation.mul_(grad)
-    carry.scaling = carry.scaling + scaling.sum(-2)
+    carry.scaling = _plus(carry.scaling, scaling.sum(-2))
     by_inv_std = _sum_to(scaling, inv_std.shape).double()
     residual = grad.mul_(inv_std)  # the gradient of z_i − location_i
     grad_gain = -_sum_to(work.total.mul_(residual), gain.shape).double()
     # z_j enters every later location: add Σ_{i>j} −gain_i · residual_i.
     later = torch.mul(residual, -gain.to(residual.dtype), out=work.innovation)
-    later[..., -1, :] += carry.total
+    if carry.total is not None:
+        later[..., -1, :] += carry.total
+        grad[..., -1, :] += carry.total
     running_sum_(later, backwards=True)
     grad[..., :-1, :] += later[..., 1:, :]
-    grad[..., -1, :] += carry.total
     carry.total = later[..., 0, :].clone()
     return by_inv_std, grad_gain
 
@@ -405,10 +416,16 @@ def _steps_in_a_block(z: Tensor) -> int:
 
 def _rows(z: Tensor) -> list[slice | EllipsisType]:
     """Some sets of a batch at a time, so that what is twice as wide takes little memory; or all of them."""
-    if z.ndim != 3 or z.device.type != "cpu":
+    if z.ndim != 3:
         return [...]
-    rows = max(1, _WIDE_NUMBERS // z[0].numel())
+    numbers = _WIDE_NUMBERS if z.device.type == "cpu" else _WIDE_NUMBERS_ON_A_GPU
+    rows = max(1, numbers // z[0].numel())
     return [slice(begin, begin + rows) for begin in range(0, len(z), rows)]
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """A sum in which what is not there counts as 0."""
+    return b if a is None else a if b is None else a + b
 
 
 def _sum_to(x: Tensor, shape: torch.Size) -> Tensor:
