@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
 
 class Cube(Bijection):
-    """A user's own: the ten-line example of the documentation."""
+    """A user's own: the ten-line example of the README."""
 
     def forward(self, x):
         return x + x**3, torch.log1p(3 * x**2).flatten(1).sum(1)
