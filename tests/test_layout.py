@@ -10,6 +10,11 @@ import bruno
 SOURCE = Path(bruno.__file__).parent
 ORDER = [
     "bruno.provenance",
+    "bruno.data.examples",
+    "bruno.data.readers",
+    "bruno.data.sources",
+    "bruno.data",
+    "bruno.sequences",
     "bruno.config",
     "bruno.flow.bijection",
     "bruno.flow.networks",

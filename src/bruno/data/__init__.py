@@ -1,0 +1,6 @@
+"""Labelled examples from files of every kind."""
+
+from bruno.data.examples import Examples
+from bruno.data.sources import SOURCES, MissingDataError, load_examples, locate
+
+__all__ = ["SOURCES", "Examples", "MissingDataError", "load_examples", "locate"]

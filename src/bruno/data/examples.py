@@ -1,0 +1,111 @@
+"""Labelled examples in memory: what every reader gives and every sampler takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Elements with the class of each: images, uint8 (n, channels, height, width), or rows, float (n, dim).
+
+    Attributes:
+        elements: all of them, the classes in any order.
+        labels: the index of each element's class in `names`.
+        names: of the classes.
+        skipped: what a reader left out, if it was told to go on after a bad file.
+    """
+
+    elements: Tensor
+    labels: Int[Tensor, " n"]
+    names: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.elements) != len(self.labels):
+            raise ValueError(
+                f"`labels` must be one for each of {len(self.elements)} elements; got {len(self.labels)}."
+            )
+        if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.names):
+            raise ValueError(
+                f"`labels` must index the {len(self.names)} names; got {int(self.labels.max())}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one element."""
+        return tuple(self.elements.shape[1:])
+
+    @property
+    def levels(self) -> int:
+        """256 for images, 0 for real numbers."""
+        return 0 if self.elements.is_floating_point() else 256
+
+    @property
+    def counts(self) -> Int[Tensor, " classes"]:
+        """Elements in each class."""
+        return torch.bincount(self.labels, minlength=len(self.names))
+
+    def of_classes(self, keep: Iterable[int]) -> Examples:
+        """Some of the classes, numbered anew in this order."""
+        order = list(keep)
+        place = torch.full((len(self.names),), -1)
+        place[order] = torch.arange(len(order))
+        labels = place[self.labels]
+        inside = labels >= 0
+        return Examples(
+            self.elements[inside], labels[inside], tuple(self.names[i] for i in order), self.skipped
+        )
+
+    def named(self, names: Sequence[str]) -> Examples:
+        """The classes with these names."""
+        missing = sorted(set(names) - set(self.names))
+        if missing:
+            known = ", ".join(self.names[:8]) + (", …" if len(self.names) > 8 else "")
+            raise ValueError(f"`classes` must be among {known}; got {missing[0]!r}.")
+        return self.of_classes(self.names.index(name) for name in names)
+
+    def save(self, path: Path) -> None:
+        """One compact file: compressed, and read without unpickling anything."""
+        beside = path.with_name(f".{path.name}.part")
+        with beside.open("wb") as file:
+            np.savez_compressed(
+                file,
+                elements=self.elements.numpy(),
+                labels=self.labels.numpy(),
+                names=np.array(self.names),
+                skipped=np.array(self.skipped, dtype=str),
+            )
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Examples:
+        """Read what `save` wrote."""
+        with np.load(path, allow_pickle=False) as file:
+            return cls(
+                torch.from_numpy(file["elements"]),
+                torch.from_numpy(file["labels"]).long(),
+                tuple(map(str, file["names"])),
+                tuple(map(str, file["skipped"])),
+            )
+
+
+def concatenated(parts: Sequence[Examples]) -> Examples:
+    """Several sets of examples as one; the classes stay apart."""
+    offsets = np.cumsum([0, *(len(part.names) for part in parts[:-1])])
+    return Examples(
+        torch.cat([part.elements for part in parts]),
+        torch.cat([part.labels + int(offset) for part, offset in zip(parts, offsets, strict=True)]),
+        tuple(name for part in parts for name in part.names),
+        tuple(name for part in parts for name in part.skipped),
+    )

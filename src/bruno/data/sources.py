@@ -1,0 +1,335 @@
+"""Data sets by name: where their files are, how they are split, one compact file after the first parse."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bruno.data.examples import Examples, concatenated
+from bruno.data.readers import read_cifar10, read_csv, read_idx, read_images, read_npz
+
+SPLITS = ("train", "validation", "trainval", "test")
+OMNIGLOT_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A published file: its place below the data folder, its SHA-256, and where to get it."""
+
+    path: str
+    sha256: str
+    mirrors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that can be asked for by name."""
+
+    title: str
+    files: tuple[Remote, ...]
+    read: Callable[[list[Path]], Examples]
+    split: Callable[[Examples, str], Examples]
+
+
+class MissingDataError(FileNotFoundError):
+    """A data set's files are neither here nor to be had; says which ones and where to put them."""
+
+
+def load_examples(
+    name: str,
+    split: str = "train",
+    *,
+    data_dir: Path | None = None,
+    size: int | None = None,
+    grey: bool = True,
+    group: str = "",
+    skip_bad: bool = False,
+    download: bool = True,
+) -> Examples:
+    """The examples of a split of a named data set, or of a folder, archive, npz or CSV by its path.
+
+    Args:
+        name: one of `SOURCES`, or a path.
+        split: "train", "validation", both as "trainval", or "test"; their classes differ where a model is
+            meant to be tried on classes it has not seen.
+        data_dir: where files are looked for and downloaded to; $BRUNO_DATA, then ~/.cache/bruno.
+        size: for your own images: resize to this height and width.
+        grey: for your own images: one channel or three.
+        group: for a CSV: the column that says which set a row belongs to.
+        skip_bad: leave out what cannot be read, and count it.
+        download: fetch what is missing.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
+    if name in SOURCES:
+        source = SOURCES[name]
+        return source.split(_parsed(name, source, data_dir, download), split)
+    path = Path(name)
+    if not path.exists():
+        raise ValueError(
+            f"`data` must be one of {', '.join(SOURCES)}, or a path; there is nothing at {name!r}."
+        )
+    if path.suffix == ".csv":
+        examples = read_csv(path, group, skip_bad=skip_bad)
+    elif path.suffix == ".npz":
+        examples = read_npz(path)
+    else:
+        options = f"{size}-{grey}"
+        examples = _cached(
+            _stamp(path) + options, lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad)
+        )
+    return split_by_class(examples, split)
+
+
+def split_by_class(examples: Examples, split: str) -> Examples:
+    """Every tenth class is for test, every tenth for validation: a model meets them for the first time there.
+
+    With fewer than ten classes every fifth is for both; with fewer than three all classes are for all.
+    """
+    classes = range(len(examples.names))
+    if len(classes) < 3:
+        return examples
+    every = 10 if len(classes) >= 10 else min(5, len(classes))
+    test = [i for i in classes if i % every == every - 1]
+    validation = [i for i in classes if i % every == every - 2] if every == 10 else test
+    held_out = {*test, *validation}
+    chosen = {
+        "train": [i for i in classes if i not in held_out],
+        "validation": validation,
+        "trainval": [i for i in classes if i not in test],
+        "test": test,
+    }
+    return examples.of_classes(chosen[split])
+
+
+def locate(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
+    """Where each file of a named data set is, or None where it is missing."""
+    return {remote.path: _find(remote, data_dir) for remote in SOURCES[name].files}
+
+
+def cache_dir() -> Path:
+    """$BRUNO_CACHE, or ~/.cache/bruno."""
+    return Path(os.environ.get("BRUNO_CACHE") or Path.home() / ".cache" / "bruno")
+
+
+def _parsed(name: str, source: Source, data_dir: Path | None, download: bool) -> Examples:
+    compact = f"{name}.npz"
+    for folder in _folders(data_dir):
+        if (folder / compact).is_file():
+            return Examples.load(folder / compact)
+    if not source.files:
+        return source.read([])
+    paths = [_find(remote, data_dir) or _fetch(name, remote, data_dir, download) for remote in source.files]
+    stamp = "".join(f"{path.stat().st_size}-{path.stat().st_mtime_ns}" for path in paths)
+    return _cached(name + stamp, lambda: source.read(paths))
+
+
+def _folders(data_dir: Path | None) -> list[Path]:
+    named = (
+        [data_dir] if data_dir else [Path(os.environ["BRUNO_DATA"])] if os.environ.get("BRUNO_DATA") else []
+    )
+    return [*named, cache_dir()]
+
+
+def _find(remote: Remote, data_dir: Path | None) -> Path | None:
+    """In a sub-folder named after the data set, or straight in the data folder."""
+    for folder in _folders(data_dir):
+        if (folder / remote.path).is_file():
+            return folder / remote.path
+    return None
+
+
+def _fetch(name: str, remote: Remote, data_dir: Path | None, download: bool) -> Path:
+    place = _folders(data_dir)[0]
+    problems = ["downloading is switched off"]
+    if download:
+        import pooch  # type: ignore[import-untyped]  # only here: everything else works without it
+
+        problems = []
+        for url in remote.mirrors:
+            try:
+                target = place / remote.path
+                got = pooch.retrieve(
+                    url, f"sha256:{remote.sha256}", target.name, target.parent, progressbar=True
+                )
+                return Path(got)
+            except Exception as error:
+                problems.append(f"{url}: {error}")
+    raise MissingDataError(
+        f"{name} needs {remote.path} (SHA-256 {remote.sha256[:12]}…), which is not there: put it at "
+        f"{place / remote.path}, or name another folder with --data-dir or $BRUNO_DATA. "
+        + "; ".join(problems)
+    )
+
+
+def _cached(key: str, parse: Callable[[], Examples]) -> Examples:
+    """Parse once; after that the compact file is read instead. No cache is no reason to fail."""
+    path = cache_dir() / "parsed" / f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.npz"
+    if path.is_file():
+        try:
+            return Examples.load(path)
+        except (OSError, ValueError, KeyError):
+            path.unlink(missing_ok=True)
+    examples = parse()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        examples.save(path)
+    except OSError:
+        pass
+    return examples
+
+
+def _stamp(path: Path) -> str:
+    """Changes when a file below the path does."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return str(path.resolve()) + "".join(f"{f.name}{f.stat().st_size}{f.stat().st_mtime_ns}" for f in files)
+
+
+# --- the named ones ------------------------------------------------------------------------------------
+
+
+def _read_digits(_: list[Path]) -> Examples:
+    """scikit-learn's 1,797 handwritten digits, 8 × 8 with 17 grey values, stretched to 0..255."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # a second's import that most commands do not need
+
+    digits = load_digits()
+    pixels = torch.from_numpy((digits.images * (255 / 16)).round().astype(np.uint8)).unsqueeze(1)
+    return Examples(pixels, torch.from_numpy(digits.target).long(), tuple(map(str, range(10))))
+
+
+def _split_digits(examples: Examples, split: str) -> Examples:
+    """Seven digits to learn from, three that no model has seen."""
+    held_out = (2, 5, 8)
+    learnt = [i for i in range(10) if i not in held_out]
+    return examples.of_classes(learnt if split.startswith("train") else held_out)
+
+
+def _read_omniglot(paths: list[Path]) -> Examples:
+    return concatenated([read_images(path, size=28, invert=True) for path in paths])
+
+
+def _split_omniglot(examples: Examples, split: str) -> Examples:
+    """Vinyals et al. (2016): 1,200 characters to learn from (five alphabets to validate), 423 for test."""
+
+    def is_test(name: str) -> bool:
+        alphabet, character = name.split("/")
+        return name in evaluation and (
+            alphabet > "Gurmukhi" or (alphabet == "Gurmukhi" and character > "character41")
+        )
+
+    # The evaluation archive comes second and starts with Angelic.
+    evaluation = set(examples.names[examples.names.index("Angelic/character01") :])
+    validation = {name for name in examples.names if name.split("/")[0] in OMNIGLOT_VALIDATION}
+    wanted = {
+        "test": is_test,
+        "validation": lambda name: name in validation,
+        "trainval": lambda name: not is_test(name),
+        "train": lambda name: not is_test(name) and name not in validation,
+    }[split]
+    return examples.of_classes(i for i, name in enumerate(examples.names) if wanted(name))
+
+
+def _read_two_idx(paths: list[Path]) -> Examples:
+    train, test = read_idx(*paths[:2]), read_idx(*paths[2:])
+    test_names = tuple(f"test/{name}" for name in test.names)
+    return concatenated([train, Examples(test.elements, test.labels, test_names)])
+
+
+def _read_cifar10(paths: list[Path]) -> Examples:
+    train, test = (read_cifar10(paths[0], train=flag) for flag in (True, False))
+    return concatenated([train, Examples(test.elements, test.labels, tuple(f"test/{n}" for n in test.names))])
+
+
+def _split_as_published(examples: Examples, split: str) -> Examples:
+    """The same classes in train and test; validation is test, so choose nothing by it that you report."""
+    test = not split.startswith("train")
+    wanted = [i for i, name in enumerate(examples.names) if name.startswith("test/") == test]
+    part = examples.of_classes(wanted)
+    return Examples(part.elements, part.labels, tuple(n.removeprefix("test/") for n in part.names))
+
+
+def _idx_files(folder: str, mirrors: tuple[str, ...], hashes: tuple[str, ...]) -> tuple[Remote, ...]:
+    names = [
+        f"{part}-{kind}.gz"
+        for part in ("train", "t10k")
+        for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
+    ]
+    return tuple(
+        Remote(f"{folder}/{name}", digest, tuple(mirror + name for mirror in mirrors))
+        for name, digest in zip(names, hashes, strict=True)
+    )
+
+
+_OMNIGLOT = "https://github.com/brendenlake/omniglot/raw/master/python/"
+
+SOURCES = {
+    "digits": Source("scikit-learn's handwritten digits, built in", (), _read_digits, _split_digits),
+    "omniglot": Source(
+        "Omniglot, 1,623 characters by 20 hands, 28 × 28",
+        (
+            Remote(
+                "omniglot/images_background.zip",
+                "f81e8e83fe258ecd474acfbf7e2fde4303001a915ab60f95feb2d67af4b9605e",
+                (_OMNIGLOT + "images_background.zip",),
+            ),
+            Remote(
+                "omniglot/images_evaluation.zip",
+                "954a767dfd0c0fdd379eb2b5759045319377c3fbfefbd04ea938bb7760234fa6",
+                (_OMNIGLOT + "images_evaluation.zip",),
+            ),
+        ),
+        _read_omniglot,
+        _split_omniglot,
+    ),
+    "mnist": Source(
+        "MNIST, 70,000 handwritten digits, 28 × 28",
+        _idx_files(
+            "mnist",
+            (
+                "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                "https://storage.googleapis.com/cvdf-datasets/mnist/",
+            ),
+            (
+                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            ),
+        ),
+        _read_two_idx,
+        _split_as_published,
+    ),
+    "fashion-mnist": Source(
+        "Fashion-MNIST, 70,000 articles of clothing, 28 × 28",
+        _idx_files(
+            "fashion-mnist",
+            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+            (
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            ),
+        ),
+        _read_two_idx,
+        _split_as_published,
+    ),
+    "cifar10": Source(
+        "CIFAR-10, 60,000 colour photographs, 32 × 32",
+        (
+            Remote(
+                "cifar10/cifar-10-python.tar.gz",
+                "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+                ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
+            ),
+        ),
+        _read_cifar10,
+        _split_as_published,
+    ),
+}

@@ -1,0 +1,118 @@
+"""Sets, episodes and contaminated sets, drawn from labelled examples where the examples live."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Generator, Tensor
+
+from bruno.data import Examples
+
+
+class Episodes(NamedTuple):
+    """k-way n-shot tasks: which of the k supports does each query belong to? Query i belongs to support i."""
+
+    support: Tensor  # (batch, way, shot, *shape)
+    query: Tensor  # (batch, way, *shape)
+
+
+class ContaminatedSets(NamedTuple):
+    """Sets of one class with some elements of others among them."""
+
+    x: Tensor  # (batch, n, *shape)
+    outlier: Bool[Tensor, "batch n"]
+
+
+class SetSampler:
+    """Draws sets of elements of one class by tensor operations, on the device of the examples.
+
+    All elements lie sorted by class in one tensor; a draw is an index. With `rotations` every class counts
+    four times, turned by 0, 90, 180 and 270 degrees, and all elements of a set are turned alike.
+    """
+
+    def __init__(
+        self, examples: Examples, *, rotations: bool = False, device: torch.device | str = "cpu"
+    ) -> None:
+        order = torch.argsort(examples.labels, stable=True)
+        self.elements = examples.elements[order].to(device)
+        self.counts = examples.counts.to(device)
+        self.names = examples.names
+        if int(self.counts.min()) == 0:
+            empty = examples.names[int(self.counts.argmin())]
+            raise ValueError(f"every class must have elements; {empty!r} has none.")
+        self.starts = self.counts.cumsum(0) - self.counts
+        self.rotations = rotations
+        if rotations and (len(examples.shape) != 3 or examples.shape[1] != examples.shape[2]):
+            raise ValueError(f"`rotations` needs square images; the elements have shape {examples.shape}.")
+
+    @property
+    def classes(self) -> int:
+        """How many there are, rotations counted."""
+        return len(self.counts) * (4 if self.rotations else 1)
+
+    def sets(self, batch: int, n: int, generator: Generator) -> Tensor:
+        """(batch, n, *shape): for each set a class drawn uniformly, then n of its elements, none twice."""
+        self._check_enough(n, "n")
+        classes = torch.randint(len(self.counts), (batch,), generator=generator, device=self.counts.device)
+        x = self.elements[self._distinct(classes, n, generator)]
+        return self._turned(x, self._turns((batch,), generator))
+
+    def episodes(self, batch: int, way: int, shot: int, generator: Generator) -> Episodes:
+        """Tasks with `way` different classes each; a class and its rotation never meet in one task."""
+        self._check_enough(shot + 1, "shot + 1")
+        if not 2 <= way <= len(self.counts):
+            raise ValueError(f"`way` must be from 2 to the {len(self.counts)} classes; got {way}.")
+        keys = torch.rand((batch, len(self.counts)), generator=generator, device=self.counts.device)
+        classes = keys.topk(way, 1).indices
+        index = self._distinct(classes.flatten(), shot + 1, generator).view(batch, way, shot + 1)
+        x = self._turned(self.elements[index], self._turns((batch, way), generator))
+        return Episodes(x[:, :, :shot], x[:, :, shot])
+
+    def contaminated(self, batch: int, n: int, rate: float, generator: Generator) -> ContaminatedSets:
+        """Sets in which each element is, with this rate, replaced by one of another class."""
+        if not 0 <= rate < 1:
+            raise ValueError(f"`rate` must be from 0 up to 1; got {rate}.")
+        if len(self.counts) < 2:
+            raise ValueError("`contaminated` needs at least two classes; there is one.")
+        self._check_enough(n, "n")
+        device = self.counts.device
+        classes = torch.randint(len(self.counts), (batch,), generator=generator, device=device)
+        index = self._distinct(classes, n, generator)
+        outlier = torch.rand((batch, n), generator=generator, device=device) < rate
+        step = torch.randint(1, len(self.counts), (batch, n), generator=generator, device=device)
+        others = (classes.unsqueeze(1) + step) % len(self.counts)
+        places = torch.rand((batch, n), generator=generator, device=device) * self.counts[others]
+        strangers = self.starts[others] + places.long().minimum(self.counts[others] - 1)
+        x = self.elements[torch.where(outlier, strangers, index)]
+        return ContaminatedSets(self._turned(x, self._turns((batch,), generator)), outlier)
+
+    def _distinct(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
+        """n different elements of each class: the places of the n largest of as many random keys."""
+        counts = self.counts[classes].unsqueeze(1)
+        keys = torch.rand(
+            (len(classes), int(self.counts.max())), generator=generator, device=self.counts.device
+        )
+        inside = torch.arange(keys.shape[1], device=keys.device) < counts
+        return self.starts[classes].unsqueeze(1) + keys.masked_fill(~inside, -1.0).topk(n, 1).indices
+
+    def _turns(self, shape: tuple[int, ...], generator: Generator) -> Tensor | None:
+        if not self.rotations:
+            return None
+        return torch.randint(4, shape, generator=generator, device=self.counts.device)
+
+    @staticmethod
+    def _turned(x: Tensor, turns: Int[Tensor, "..."] | None) -> Tensor:
+        """Each set turned by its own multiple of 90 degrees."""
+        if turns is None:
+            return x
+        turns = turns.view(*turns.shape, *[1] * (x.ndim - turns.ndim))
+        x = torch.where(turns >= 2, x.flip(-2, -1), x)
+        return torch.where(turns % 2 == 1, x.transpose(-2, -1).flip(-2), x)
+
+    def _check_enough(self, n: int, name: str) -> None:
+        fewest = int(self.counts.min())
+        if not 1 <= n <= fewest:
+            where = self.names[int(self.counts.argmin())]
+            raise ValueError(f"`{name}` must be from 1 to {fewest}, what class {where!r} has; got {n}.")

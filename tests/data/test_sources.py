@@ -1,0 +1,103 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from test_readers import FILES, as_folder, idx, np
+
+from bruno.data import SOURCES, Examples, MissingDataError, load_examples, locate
+from bruno.data.sources import Remote, _fetch
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+REAL = Path(os.environ.get("BRUNO_DATA") or SHARED)
+needs_omniglot = pytest.mark.skipif(not (REAL / "omniglot").is_dir(), reason="needs the Omniglot archives")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRUNO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("BRUNO_DATA", raising=False)
+    return tmp_path / "cache"
+
+
+def test_digits_are_built_in():
+    train, test = load_examples("digits"), load_examples("digits", "test")
+    assert train.shape == (1, 8, 8)
+    assert set(train.names) | set(test.names) == set(map(str, range(10)))
+    assert not set(train.names) & set(test.names)
+    assert len(train) + len(test) == 1797
+
+
+def test_files_are_found_and_parsed_once(tmp_path, cache, monkeypatch):
+    folder = tmp_path / "data"
+    (folder / "mnist").mkdir(parents=True)
+    for remote in SOURCES["mnist"].files:
+        array = np.zeros((4, 2, 2), np.uint8) if "images" in remote.path else np.arange(4, dtype=np.uint8)
+        (folder / remote.path).write_bytes(idx(array))
+    first = load_examples("mnist", data_dir=folder)
+    assert first.names == ("0", "1", "2", "3")
+    assert all(locate("mnist", folder).values())
+    assert len(list((cache / "parsed").iterdir())) == 1
+    monkeypatch.setattr("bruno.data.sources.read_idx", lambda *paths: pytest.fail("parsed again"))
+    assert torch.equal(load_examples("mnist", "test", data_dir=folder).elements, first.elements)
+    monkeypatch.setenv("BRUNO_DATA", str(folder))
+    assert len(load_examples("mnist")) == 4
+
+
+def test_a_compact_file_in_the_data_folder_will_do(tmp_path):
+    Examples(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.arange(4) // 2, ("0", "test/0")).save(
+        tmp_path / "mnist.npz"
+    )
+    assert len(load_examples("mnist", "test", data_dir=tmp_path)) == 2
+
+
+def test_ones_own_folder_is_split_by_class(tmp_path):
+    files = {f"{i:02d}/{name.replace('/', '-')}": FILES[name] for i in range(20) for name in FILES}
+    path = as_folder(tmp_path / "own", files)
+    parts = {split: set(load_examples(str(path), split).names) for split in ("train", "validation", "test")}
+    assert [len(names) for names in parts.values()] == [16, 2, 2]
+    assert not parts["train"] & parts["test"]
+    assert len(load_examples(str(path), "trainval").names) == 18
+
+
+def test_a_changed_folder_is_read_again(tmp_path):
+    path = as_folder(tmp_path / "own", FILES)
+    assert len(load_examples(str(path))) == 3
+    as_folder(path, {"dogs/2.png": FILES["dogs/1.png"]})
+    assert len(load_examples(str(path))) == 4
+
+
+def test_what_is_missing_is_named_with_its_place(tmp_path):
+    with pytest.raises(MissingDataError, match=r"omniglot needs omniglot/images_background.zip .* put it at"):
+        load_examples("omniglot", data_dir=tmp_path, download=False)
+    assert locate("omniglot", tmp_path)["omniglot/images_background.zip"] is None
+    with pytest.raises(ValueError, match=r"`data` must be one of digits, .* nothing at 'nowhere'"):
+        load_examples("nowhere")
+    with pytest.raises(ValueError, match=r"`split` must be one of train"):
+        load_examples("digits", "dev")
+
+
+def test_a_download_with_the_wrong_hash_or_no_network_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"something else")
+    remote = Remote("x/file.bin", "0" * 64, ((tmp_path / "file").as_uri(), "http://127.0.0.1:9/file.bin"))
+    with pytest.raises(MissingDataError, match=r"which is not there: put it at .*x/file.bin"):
+        _fetch("x", remote, tmp_path, download=True)
+    assert not (tmp_path / "x" / "file.bin").exists()
+
+
+@pytest.mark.slow
+@needs_omniglot
+def test_omniglot_splits_are_the_published_ones(cache):
+    lists = REAL / "omniglot" / "splits" / "vinyals"
+    for split, name in (
+        ("train", "train"),
+        ("validation", "val"),
+        ("trainval", "trainval"),
+        ("test", "test"),
+    ):
+        examples = load_examples("omniglot", split, data_dir=REAL)
+        published = {line.rsplit("/", 1)[0] for line in (lists / f"{name}.txt").read_text().split()}
+        assert set(examples.names) == published
+        assert examples.shape == (1, 28, 28)
+        assert set(examples.counts.tolist()) == {20}
+    assert examples.elements.float().mean() < 60  # ink is bright, paper dark
