@@ -118,22 +118,16 @@ def measure_memory(batch: int, n: int, device: str) -> dict[str, float]:
     process.step_log_prob(torch.randn(2, 4, DIM, device=device))  # what loads once stays out of the figure
     z = torch.randn(batch, n, DIM, device=device, requires_grad=True)
     size = z.numel() * z.element_size()
-    if device == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        _result = process.step_log_prob(z)
-        return {"times_input": 1 + (torch.cuda.max_memory_allocated() - before) / size}
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_memory(device)
     _result = process.step_log_prob(z)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    return {"times_input": 1 + grown / size}
+    return {"times_input": 1 + (_peak_memory(device) - before) / size}
 
 
 def measure_scaling(n: int, device: str) -> dict[str, float]:
     """Seconds an observation for one long set, no gradient, and what it needs beside its input."""
     process = StudentTProcess(DIM).to(device)
     z = torch.randn(n, DIM, device=device)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_memory(device)
     times = []
     with torch.no_grad():
         for _ in range(max(3, 20_000 // n)):
@@ -142,8 +136,15 @@ def measure_scaling(n: int, device: str) -> dict[str, float]:
             process.step_log_prob(z)
             _wait(device)
             times.append(time.perf_counter() - begin)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    grown = (_peak_memory(device) - before) / 2**20
     return {"seconds": statistics.median(times) / n, "extra_MiB": grown}
+
+
+def _peak_memory(device: str) -> int:
+    """Bytes: the most that was allocated on a GPU, or resident, so far."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _wait(device: str) -> None:

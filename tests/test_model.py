@@ -1,3 +1,4 @@
+import copy
 import itertools
 import math
 
@@ -180,6 +181,31 @@ class TestIsADensity:
             )
 
 
+def test_real_numbers_are_standardised_from_the_first_data():
+    model = Bruno.from_config(MODELS["vector of 7"])
+    x = 1000 + 3 * torch.randn(50, 7)
+    model.initialise(x)
+    assert model.preprocessing(x)[0].mean().abs() < 1e-3
+    before = model.fingerprint()
+    model.initialise(x * 2)
+    assert model.fingerprint() == before
+
+
+def test_removing_images_one_by_one_in_float32():
+    model = trained(MODELS["28×28"]).float()
+    x = elements(model, 5)
+    posterior = model.condition(x)
+    for image in x:
+        posterior = posterior.remove(image)
+    assert posterior.evidence.count == 0
+
+
+def test_a_posterior_can_be_copied():
+    model = trained(MODELS["dense image"])
+    posterior = copy.deepcopy(model.condition(elements(model, 3)).detach())
+    assert posterior.evidence.count == 3
+
+
 def test_a_users_own_flow_plugs_in():
     class Halve(Bijection):
         def forward(self, x):
@@ -187,6 +213,9 @@ def test_a_users_own_flow_plugs_in():
 
         def inverse(self, z):
             return z.view(-1, 1, 2, 2) * 2, torch.full((len(z),), 4 * math.log(2))
+
+        def output_shape(self, shape):
+            return (4,)
 
     model = Bruno((1, 2, 2), Halve(), StudentTProcess(4), Logit())
     x = torch.randint(0, 256, (3, 5, 1, 2, 2))
@@ -223,6 +252,34 @@ class TestMistakes:
             Bruno.from_config(MODELS["vector of 7"]).encode(torch.zeros(7, dtype=torch.long))
         with pytest.raises(ValueError, match=r"needs a model of integers"):
             _ = Bruno.from_config(MODELS["vector of 7"]).prior().sample(1).images
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            (300, "from 0 to 255.*got 300"),
+            (-5, "got -5"),
+            (math.nan, "got nan"),
+            (math.inf, "from 0 to 256.*got inf"),
+        ],
+    )
+    def test_values_that_are_no_pixels(self, value, message):
+        model = Bruno.from_config(MODELS["8×8"])
+        x = torch.full((2, 1, 8, 8), value)
+        for ask in (model.log_prob, model.condition, model.prior().log_prob, model.prior().score):
+            with pytest.raises(ValueError, match=rf"`x` must be .*{message}"):
+                ask(x)
+
+    def test_real_numbers_that_are_not_finite(self):
+        with pytest.raises(ValueError, match=r"`x` must be finite; got nan"):
+            Bruno.from_config(MODELS["vector of 7"]).log_prob(torch.full((2, 7), math.nan))
+
+    def test_one_element_is_not_enough_to_initialise(self):
+        with pytest.raises(ValueError, match=r"at least two elements to take a scale from"):
+            Bruno.from_config(MODELS["8×8"]).initialise(torch.zeros(1, 1, 8, 8))
+
+    def test_a_flow_that_gives_no_vectors(self):
+        with pytest.raises(ValueError, match=r"`flow` must give vectors of 4 numbers .* Put Flatten"):
+            Bruno((1, 2, 2), Bijection(), StudentTProcess(4), Logit())
 
     def test_process_of_another_size(self):
         flow = Bruno.from_config(MODELS["8×8"]).flow

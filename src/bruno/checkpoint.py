@@ -38,12 +38,17 @@ def save(thing: Bruno | Posterior, path: str | Path) -> None:
 
 
 def load(
-    path: str | Path, *, model: Bruno | None = None, device: torch.device | str = "cpu"
+    path: str | Path, *, model: Bruno | None = None, device: torch.device | str | None = None
 ) -> Bruno | Posterior:
-    """Read what `save` wrote: a model, or a posterior, which needs the model it belongs to."""
+    """Read what `save` wrote: a model, or a posterior, which needs the model it belongs to.
+
+    On the CPU, or where the posterior's model is, unless a device is named.
+    """
+    device = device or (model.process.mean.device if model else "cpu")
     tensors, header = _read(Path(path), device)
     if header["kind"] == "model":
         restored = Bruno.from_config(from_dict(ModelConfig, header["config"]))
+        restored.to(tensors["process.mean"].dtype)
         restored.load_state_dict(tensors)
         return restored.to(device)
     if model is None:
@@ -61,7 +66,7 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any])
     metadata = {"bruno": json.dumps({"format": _FORMAT, **header})}
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, beside, metadata)
+        save_file({name: tensor.detach().clone() for name, tensor in tensors.items()}, beside, metadata)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

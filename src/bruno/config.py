@@ -77,11 +77,29 @@ def from_dict(cls: type[T], values: dict[str, Any], path: str = "") -> T:
             hint = f"did you mean `{path}{near[0]}`?" if near else f"known are {', '.join(sorted(known))}."
             raise ValueError(f"`{path}{name}` is not a setting of {cls.__name__}; {hint}")
         if dataclasses.is_dataclass(hints[name]):
+            _check_type(f"{path}{name}", value, dict)
             value = from_dict(hints[name], value, f"{path}{name}.")
         elif typing.get_origin(hints[name]) is tuple:
+            _check_type(f"{path}{name}", value, list, tuple)
             value = tuple(value)
+        elif hints[name] is float:
+            _check_type(f"{path}{name}", value, float, int)
+        else:
+            _check_type(f"{path}{name}", value, hints[name])
         arguments[name] = value
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and f.name not in arguments:
+            raise ValueError(f"`{path}{f.name}` must be given: it has no default.")
     return cls(**arguments)
+
+
+def _check_type(name: str, value: Any, *types: type) -> None:
+    # bool is an int to Python, but not to a person
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        names: dict[type, str] = {dict: "a table", str: "a word"}
+        wanted = " or ".join(names.get(t, t.__name__) for t in types)
+        raise ValueError(f"`{name}` must be {wanted}; got {value!r}.")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

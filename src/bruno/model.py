@@ -15,6 +15,7 @@ from bruno.config import ModelConfig
 from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, initialise
 from bruno.preprocessing import Logit, Standardise, dequantise, quantise
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
+from bruno.process.checks import may_look_at_values
 
 
 class Encoded(NamedTuple):
@@ -70,6 +71,11 @@ class Bruno(nn.Module):
             raise ValueError(
                 f"`process` must have {self.dim} dimensions for {self.shape}; got {process.dim}."
             )
+        if flow.output_shape(self.shape) != (self.dim,):
+            raise ValueError(
+                f"`flow` must give vectors of {self.dim} numbers for shape {self.shape}; got "
+                f"{flow.output_shape(self.shape)}. Put Flatten({self.shape}) in a Chain before or after it."
+            )
         self.preprocessing, self.flow, self.process = preprocessing, flow, process
         self.config = config
 
@@ -85,12 +91,21 @@ class Bruno(nn.Module):
         return self.preprocessing.levels if isinstance(self.preprocessing, Logit) else 0
 
     def initialise(self, x: Tensor, generator: Generator | None = None) -> None:
-        """Data-dependent initialisation of the flow from elements (*batch, *shape); does nothing twice."""
+        """Take from elements (*batch, *shape) what depends on data; a second time changes nothing.
+
+        That is the scale of weight-normalised layers and, for real numbers, their mean and deviation.
+        """
+        if self._batch_of(x).numel() < 2:
+            raise ValueError(f"`x` must be at least two elements to take a scale from; got {tuple(x.shape)}.")
+        if isinstance(self.preprocessing, Standardise):
+            self.preprocessing.fit(x.reshape(-1, *self.shape).to(self.process.mean.dtype))
         initialise(self, lambda: self.encode(x, generator))
 
-    def encode(self, x: Tensor, generator: Generator | None = None) -> Encoded:
-        """Latents of elements (*batch, *shape)."""
+    def encode(self, x: Tensor, generator: Generator | None = None, *, validate: bool = True) -> Encoded:
+        """Latents of elements (*batch, *shape); `validate` looks at their values and waits for the device."""
         batch = self._batch_of(x)
+        if validate:
+            self._check_values(x)
         flat = x.reshape(-1, *self.shape)
         if not x.is_floating_point():
             flat = dequantise(flat, generator)
@@ -103,12 +118,14 @@ class Bruno(nn.Module):
         """Elements from latents, in the range of the data."""
         return self._decode(z).x
 
-    def log_prob(self, x: Tensor, generator: Generator | None = None) -> Float[Tensor, "*batch n"]:
+    def log_prob(
+        self, x: Tensor, generator: Generator | None = None, *, validate: bool = True
+    ) -> Float[Tensor, "*batch n"]:
         """log p(x_i | x_1..x_{i−1}) for sets (*batch, n, *shape), for every i at once."""
         if x.ndim < len(self.shape) + 1:
             self._batch_of(x.unsqueeze(0))
             raise ValueError(f"`x` must be sets (*batch, n, *{self.shape}); got shape {tuple(x.shape)}.")
-        z, log_det = self.encode(x, generator)
+        z, log_det = self.encode(x, generator, validate=validate)
         return self.process.step_log_prob(z, validate=False) + log_det
 
     def bits_per_dim(self, log_prob: Tensor) -> Tensor:
@@ -117,8 +134,7 @@ class Bruno(nn.Module):
 
     def prior(self) -> Posterior:
         """What the model knows of a set before it sees any element."""
-        like = self.process.mean
-        return Posterior(self, Evidence.empty(self.dim, dtype=like.dtype, device=like.device))
+        return Posterior(self, Evidence.empty(self.dim, device=self.process.mean.device))
 
     def condition(self, x: Tensor, generator: Generator | None = None) -> Posterior:
         """What the model knows given sets (*batch, n, *shape)."""
@@ -134,12 +150,12 @@ class Bruno(nn.Module):
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().cpu().clone().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def _decode(self, z: Tensor) -> Samples:
         """Elements in range: a latent far in the tail may overflow on the way, and ends at an end of it."""
-        y, _ = self.flow.inverse(z.reshape(-1, self.dim))
+        y, _ = self.flow.inverse(z.reshape(-1, self.dim).to(self.process.mean.dtype))
         x, astray = self.preprocessing.clamped(self.preprocessing.inverse(y)[0])
         return Samples(x.reshape(*z.shape[:-1], *self.shape), int(astray.sum()), self.levels)
 
@@ -153,9 +169,24 @@ class Bruno(nn.Module):
             raise ValueError(f"`x` must end in shape {self.shape}; got {tuple(x.shape)}.{hint}")
         if x.dtype == torch.bool or x.is_complex():
             raise TypeError(f"`x` must be integers or floating point; got {x.dtype}.")
+        here = self.process.mean.device
+        if x.device != here:
+            raise ValueError(f"`x` must be on the device of the model, {here}; got {x.device}.")
         if not x.is_floating_point() and not self.levels:
             raise TypeError(f"`x` must be real numbers for this model; got {x.dtype}. Use x.float().")
         return x.shape[: x.ndim - axes]
+
+    def _check_values(self, x: Tensor) -> None:
+        """Integers must be levels, pixels within them, real numbers finite."""
+        if not may_look_at_values(x) or not x.numel():
+            return
+        low, high = x.min().item(), x.max().item()
+        top = self.levels - (not x.is_floating_point())
+        if self.levels and not (low >= 0 and high <= top):
+            wrong = low if not low >= 0 else high
+            raise ValueError(f"`x` must be from 0 to {top} for this model; got {wrong:g}.")
+        if not math.isfinite(low) or not math.isfinite(high):
+            raise ValueError(f"`x` must be finite; got {low if not math.isfinite(low) else high}.")
 
 
 def _flow(config: ModelConfig) -> Bijection:
@@ -222,6 +253,10 @@ class Posterior:
     def remove(self, x: Tensor) -> Posterior:
         """As if some elements had never been seen; they must have been, without a generator."""
         return Posterior(self.model, self.evidence.remove(self.model.encode(x).z))
+
+    def detach(self) -> Posterior:
+        """The same, cut off from the graph that made it."""
+        return Posterior(self.model, self.evidence.detach())
 
     def merge(self, other: Posterior) -> Posterior:
         """Having seen what both have seen."""

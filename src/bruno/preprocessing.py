@@ -69,15 +69,20 @@ class Standardise(Bijection):
 
     mean: Tensor
     deviation: Tensor
+    fitted: Tensor
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("deviation", torch.ones(shape))
+        self.register_buffer("fitted", torch.tensor(False))
 
     def fit(self, x: Tensor) -> Standardise:
-        """Take mean and deviation from data (batch, *shape); a place that never changes keeps its size."""
-        deviation, mean = torch.std_mean(x, 0)
+        """Take mean and deviation from data (batch, *shape), once; what never changes keeps its size."""
+        if self.fitted:
+            return self
+        deviation, mean = torch.std_mean(x, 0, correction=0)
+        self.fitted.fill_(True)
         self.mean.copy_(mean)
         self.deviation.copy_(torch.where(deviation > 0, deviation, 1.0))
         return self

@@ -30,11 +30,11 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
 
 def _command() -> str:
     script = Path(sys.argv[0])
-    name = "python -m bruno" if script.name == "__main__.py" else f"python {script.name}"
-    if script.is_file() and script.resolve().is_relative_to(Path.cwd()):
-        name = f"python {script.resolve().relative_to(Path.cwd())}"
-    if script.name == "bruno":
+    name = f"python {script.name}"
+    if script.name in ("__main__.py", "bruno"):
         name = "bruno"
+    elif script.is_file() and script.resolve().is_relative_to(Path.cwd()):
+        name = f"python {script.resolve().relative_to(Path.cwd())}"
     return " ".join([name, *map(shlex.quote, sys.argv[1:])])
 
 

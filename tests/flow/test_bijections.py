@@ -38,8 +38,8 @@ class Cube(Bijection):
         return x + x**3, torch.log1p(3 * x**2).flatten(1).sum(1)
 
     def inverse(self, z):
-        root = (z / 2 + (z**2 / 4 + 1 / 27).sqrt()).abs() ** (1 / 3)
-        x = root - 1 / (3 * root)
+        root = (z.abs() / 2 + (z**2 / 4 + 1 / 27).sqrt()) ** (1 / 3)
+        x = z.sign() * (root - 1 / (3 * root))
         return x, -self(x)[1]
 
 

@@ -7,7 +7,7 @@ from bruno import Evidence, GaussianProcess, StudentTProcess
 torch.manual_seed(0)
 for process in (StudentTProcess(4, dtype=torch.double), GaussianProcess(4, dtype=torch.double)):
     z = torch.randn(3, 6, 4, dtype=torch.double, requires_grad=True)
-    evidence = Evidence.of(torch.randn(3, 2, 4, dtype=torch.double))
+    evidence = Evidence.of(torch.randn(3, 2, 4))
     for arguments in ((z,), (z, evidence)):
         compiled = torch.compile(process.step_log_prob, backend="aot_eager", fullgraph=True)
         expected, result = process.step_log_prob(*arguments), compiled(*arguments)

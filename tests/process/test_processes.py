@@ -12,6 +12,10 @@ from bruno.process.prefixes import plain_step_log_prob
 every_process = pytest.mark.parametrize("name", PROCESSES)
 
 
+def vars_of(evidence: Evidence) -> tuple[torch.Tensor, ...]:
+    return evidence.count, evidence.mean, evidence.scatter
+
+
 def sets(*batch: int, n: int = 12, dim: int = 5) -> torch.Tensor:
     return 0.5 + torch.randn(*batch, n, dim, dtype=torch.double)
 
@@ -49,7 +53,7 @@ class TestLaws:
         steps = process.step_log_prob(z)[:, 5:]
         torch.testing.assert_close(process.step_log_prob(z[:, 5:], first), steps)
         torch.testing.assert_close(process.joint_log_prob(z[:, 5:], first), steps.sum(-1))
-        nothing = Evidence.empty(5, dtype=torch.double)
+        nothing = Evidence.empty(5)
         torch.testing.assert_close(process.step_log_prob(z, nothing), process.step_log_prob(z))
 
     def test_sets_of_different_sizes_are_continued_together(self, name):
@@ -82,7 +86,7 @@ class TestLaws:
         evidence = None if before is None else Evidence.of(before)
         for i in range(n):
             rest = torch.cat([x for x in (before, z[:, :i], z[:, i + 1 :]) if x is not None], 1)
-            others = Evidence.of(rest) if rest.shape[1] else Evidence.empty(5, (2,), dtype=torch.double)
+            others = Evidence.of(rest) if rest.shape[1] else Evidence.empty(5, (2,))
             alone = process.predictive(others).log_prob(z[:, i]).sum(-1)
             torch.testing.assert_close(process.leave_one_out_log_prob(z, evidence)[:, i], alone)
 
@@ -121,13 +125,21 @@ class TestLaws:
         monkeypatch.setattr("bruno.process.prefixes._NUMBERS_IN_A_BLOCK", 1)
         torch.testing.assert_close(density_and_gradients(), whole)
 
-    def test_the_plain_formulas_agree(self, name, monkeypatch):
+    @pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 3)])
+    @pytest.mark.parametrize("given", ["nothing", "one count", "different counts"])
+    def test_the_plain_formulas_agree(self, name, batch, given, monkeypatch):
         """The written-out backward pass against autograd's, for data, parameters and evidence."""
-        process, z, earlier = varied(name), sets(3).requires_grad_(), sets(3, n=4).requires_grad_()
-        inputs = (z, earlier, *process.parameters())
+        process, z = varied(name), sets(*batch).requires_grad_()
+        earlier = sets(*batch, n=4).requires_grad_()
+        inputs = (z, *process.parameters(), *([] if given == "nothing" else [earlier]))
 
         def gradients():
-            result = process.step_log_prob(z, Evidence.of(earlier))
+            evidence = None if given == "nothing" else Evidence.of(earlier)
+            if given == "different counts":
+                evidence = Evidence(
+                    torch.arange(evidence.count.numel()).view(batch) + 1, *vars_of(evidence)[1:]
+                )
+            result = process.step_log_prob(z, evidence)
             return result, torch.autograd.grad(result.square().sum(), inputs)
 
         written_out = gradients()
@@ -152,6 +164,13 @@ class TestGradients:
     def test_of_evidence(self, name):
         process, z, earlier = varied(name, dim=3), sets(2, n=4, dim=3), sets(2, n=3, dim=3).requires_grad_()
         assert torch.autograd.gradcheck(lambda e: process.step_log_prob(z, Evidence.of(e)), earlier)
+
+    @pytest.mark.parametrize("method", ["step_log_prob", "joint_log_prob"])
+    def test_of_gradients(self, name, method):
+        process, z = varied(name, dim=2), sets(2, n=3, dim=2).requires_grad_()
+        assert torch.autograd.gradgradcheck(getattr(process, method), z)
+        (grad,) = torch.autograd.grad(getattr(process, method)(z).sum(), z, create_graph=True)
+        assert grad.requires_grad
 
     def test_twice_through_the_same_graph(self, name):
         process, z = varied(name), sets(2).requires_grad_()
@@ -317,6 +336,12 @@ class TestMistakes:
         ):
             process.predictive(Evidence.empty(3, device="meta"))
 
+    def test_evidence_of_another_batch(self, name):
+        with pytest.raises(
+            ValueError, match=r"`evidence` must have a batch that broadcasts with \(2,\).*got \(3,\)"
+        ):
+            PROCESSES[name](3).step_log_prob(torch.zeros(2, 4, 3), Evidence.of(torch.zeros(3, 2, 3)))
+
     def test_masks_that_are_not(self, name):
         process = PROCESSES[name](3)
         for mask in (torch.ones(3), torch.ones(2, dtype=torch.bool)):
@@ -326,7 +351,8 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"variance": 0.0}, "`variance` must be positive.*got 0"),
+            ({"variance": 0.0}, "`variance` must be from 1e-12 to 1e12; got 0"),
+            ({"variance": 1e-20}, "`variance` must be from 1e-12 to 1e12; got 1e-20"),
             ({"correlation": 1.0}, "`correlation` must be at least 0 and below 1; got 1"),
             ({"correlation": [0.1, -0.2, 0.1]}, "got -0.2"),
             ({"variance": [1.0, 2.0]}, r"one number or 3 of them; got shape \(2,\)"),
@@ -341,6 +367,26 @@ class TestMistakes:
 def test_degrees_of_freedom_out_of_range():
     with pytest.raises(ValueError, match=r"`dof` must be above 2.0001 and at most 1e9; got 2"):
         StudentTProcess(3, dof=2.0)
+
+
+@every_process
+def test_a_float64_process_is_saved_and_copied(name):
+    process = PROCESSES[name](3, dtype=torch.double, mean=0.5)
+    other = PROCESSES[name](3, dtype=torch.double)
+    other.load_state_dict(process.state_dict())
+    assert torch.equal(other.mean, process.mean)
+    mean = torch.ones(3, dtype=torch.double)
+    own = PROCESSES[name](3, dtype=torch.double, mean=mean)
+    mean.zero_()
+    assert torch.equal(own.mean, torch.ones(3, dtype=torch.double))
+
+
+@every_process
+def test_large_evidence_costs_the_joint_density_no_digits(name):
+    process = PROCESSES[name](100)
+    evidence, z = Evidence.of(torch.randn(100_000, 100)), torch.randn(5, 100)
+    steps = process.step_log_prob(z, evidence).sum()
+    torch.testing.assert_close(process.joint_log_prob(z, evidence), steps, rtol=1e-5, atol=0)
 
 
 def test_no_dimensions_at_all():

@@ -174,14 +174,16 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 names = sorted(filter(_is_image, archive.namelist()))
-                yield from ((_inside(name, names), archive.read(name)) for name in names)
+                skip = _wrappers(names)
+                yield from ((_inside(name, skip), archive.read(name)) for name in names)
         else:
             with tarfile.open(path) as bundle:
                 members = {m.name: m for m in bundle if m.isfile() and _is_image(m.name)}
+                skip = _wrappers(members)
                 for name in sorted(members):
                     file = bundle.extractfile(members[name])
                     assert file is not None
-                    yield _inside(name, members), file.read()
+                    yield _inside(name, skip), file.read()
     except (*_BROKEN, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
         raise ValueError(f"{path}: is not a folder, zip or tar, or is cut short: {error}.") from error
 
@@ -191,11 +193,14 @@ def _is_image(name: str) -> bool:
     return path.suffix.lower() in _IMAGES and not path.name.startswith(".") and "__MACOSX" not in path.parts
 
 
-def _inside(name: str, names: Iterable[str]) -> str:
-    """A path without the folder that an archive wraps around all of its classes."""
-    tops = {PurePosixPath(n).parts[0] for n in names}
-    parts = PurePosixPath(name).parts
-    return "/".join(parts[1:]) if len(tops) == 1 and len(parts) > 2 else name
+def _wrappers(names: Iterable[str]) -> int:
+    """1 where an archive wraps a folder around all of its class folders, else 0."""
+    paths = [PurePosixPath(name).parts for name in names]
+    return int(len({parts[0] for parts in paths}) == 1 and all(len(parts) > 2 for parts in paths))
+
+
+def _inside(name: str, skip: int) -> str:
+    return "/".join(PurePosixPath(name).parts[skip:])
 
 
 def _decode(content: bytes, size: int | tuple[int, int] | None, grey: bool) -> NDArray[np.uint8]:
@@ -210,13 +215,15 @@ def _decode(content: bytes, size: int | tuple[int, int] | None, grey: bool) -> N
 
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    expected = 0x800 + dimensions  # unsigned bytes, so many axes
     try:
         with gzip.open(path) as file:
             content = file.read()
-        magic, *shape = struct.unpack(f">{dimensions + 1}I", content[: 4 * dimensions + 4])
+        (magic,) = struct.unpack(">I", content[:4])
+        shape = struct.unpack(f">{dimensions}I", content[4 : 4 * dimensions + 4]) if magic == expected else ()
     except (*_BROKEN, gzip.zlib.error) as error:  # type: ignore[attr-defined]
         raise ValueError(f"{path}: is not a gzipped idx file, or is cut short: {error}.") from error
-    if magic != 0x800 + dimensions:
+    if magic != expected:
         raise ValueError(
             f"{path}: must be an idx file of {dimensions} dimensions; its magic number is {magic}."
         )
@@ -237,6 +244,7 @@ class _ArraysOnly(pickle.Unpickler):
             ("numpy._core.multiarray", "_reconstruct"),
             ("numpy", "ndarray"),
             ("numpy", "dtype"),
+            ("_codecs", "encode"),
         }:
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")

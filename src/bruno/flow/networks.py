@@ -86,7 +86,7 @@ def _uninitialised(module: nn.Module) -> Iterator[nn.Module]:
 def _normalise_output(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     axes = [axis for axis in range(output.ndim) if axis != 1]
     deviation, mean = torch.std_mean(output.float(), axes, correction=0)
-    scale = 1 / deviation.clamp(min=1e-3)  # an output that never changes keeps its size
+    scale = torch.where(deviation > 1e-3, 1 / deviation, 1.0)  # an output that never changes keeps its size
     magnitude = layer.parametrizations.weight.original0
     magnitude.mul_(scale.view(-1, *[1] * (magnitude.ndim - 1)))
     layer.bias.sub_(mean).mul_(scale)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Generator, Size, Tensor
 from torch import distributions as td
-from torch.autograd.function import once_differentiable
 
 # From here on Stirling's series, below lgamma itself: either way the error is below 1e-12.
 _SERIES_FROM = 1e3
@@ -34,7 +33,6 @@ class _LogGammaHalfStep(torch.autograd.Function):
         return torch.where(x < _SERIES_FROM, torch.lgamma(x + 0.5) - torch.lgamma(x), far)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return grad * log_gamma_half_step_slope(x)

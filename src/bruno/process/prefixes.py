@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bruno.process.distributions import log_gamma_half_step, log_gamma_half_step_slope
 from bruno.process.evidence import exclusive_cumsum
@@ -206,10 +205,16 @@ class _StepLogProb(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z, weight, *rest = ctx.saved_tensors
         start, parameters = Start(*rest[:3]), Parameters(*rest[3:])
+        if torch.is_grad_enabled():  # someone wants to differentiate the gradient: autograd can
+            result = plain_step_log_prob(z, start, parameters, weight)
+            needed = [t for t in ctx.saved_tensors if t is not None and t.requires_grad]
+            grads = iter(torch.autograd.grad(result, needed, grad, create_graph=True))
+            return tuple(
+                next(grads) if t is not None and t.requires_grad else None for t in ctx.saved_tensors
+            )
         grad_z = torch.empty_like(z)
         to_parameters: list[Tensor | None] = [None, None, None]
         carry = _Carry()
@@ -361,7 +366,7 @@ def _through_innovations(
     gain, inv_std, _ = tables
     scaling = work.innovation.mul_(grad)
     carry.scaling = _plus(carry.scaling, scaling.sum(-2))
-    by_inv_std = _sum_to(scaling, inv_std.shape).double()
+    by_inv_std = _sum_to(scaling, inv_std.shape).to(torch.double, copy=True)  # its memory is used below
     residual = grad.mul_(inv_std)  # the gradient of z_i − location_i
     grad_gain = -_sum_to(work.total.mul_(residual), gain.shape).double()
     # z_j enters every later location: add Σ_{i>j} −gain_i · residual_i.

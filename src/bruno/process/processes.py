@@ -25,7 +25,7 @@ _MIN_DOF_EXCESS = 1e-4  # ν − 2
 _MAX_LOG_DOF_EXCESS = math.log(1e9)
 _MAX_LOG_VARIANCE = math.log(1e12)
 _MAX_LOGIT_CORRELATION = 15.0  # 1 − c = 3e-7: float32 still tells it from 1
-_MIN_LOGIT_CORRELATION = -27.0  # c = 2e-12: what a correlation of 0 starts at, so that it can be learnt
+_MIN_LOGIT_CORRELATION = -27.0  # c = 2e-12: what a correlation of 0 is
 
 Values = float | Sequence[float | int] | Float[Tensor, " dim"]
 
@@ -40,7 +40,7 @@ class ExchangeableProcess(nn.Module):
     Args:
         dim: number of latent dimensions.
         variance: v > 0, one number or one for each dimension.
-        correlation: c in [0, 1), likewise; 0 is stored as 2e-12.
+        correlation: c in [0, 1), likewise; 0 (stored as 2e-12) stays 0: what is to be learnt starts above.
         mean: m0, fixed: moved, saved and loaded with the module, but not trained.
     """
 
@@ -64,7 +64,7 @@ class ExchangeableProcess(nn.Module):
         v = self._values("variance", variance)
         c = self._values("correlation", correlation)
         m = self._values("mean", mean)
-        _check_range("variance", v, (v > 0) & (v.log() <= _MAX_LOG_VARIANCE), "positive and at most 1e12")
+        _check_range("variance", v, v.log().abs() <= _MAX_LOG_VARIANCE + 1e-9, "from 1e-12 to 1e12")
         _check_range("correlation", c, (c >= 0) & (c < 1), "at least 0 and below 1")
         self.raw_variance = self._parameter(v.log())
         self.raw_correlation = self._parameter(c.logit().clamp(min=_MIN_LOGIT_CORRELATION))
@@ -100,7 +100,8 @@ class ExchangeableProcess(nn.Module):
 
     def predictive(self, evidence: Evidence) -> StudentT | Normal:
         """The distribution of the next element of a set with this evidence, batch shape (*batch, dim)."""
-        raise NotImplementedError
+        self._check_evidence(evidence)
+        return self._predictive(evidence, self.mean.dtype)
 
     def step_log_prob(
         self,
@@ -148,8 +149,11 @@ class ExchangeableProcess(nn.Module):
 
     # --- how -------------------------------------------------------------------------------------------
 
+    def _predictive(self, evidence: Evidence, dtype: torch.dtype) -> StudentT | Normal:
+        raise NotImplementedError
+
     def _joint(self, evidence: Evidence) -> Float[Tensor, "*batch dim"]:
-        """log-density of the set behind an evidence, for each dimension."""
+        """log-density of the set behind an evidence, for each dimension, in float64."""
         raise NotImplementedError
 
     def _guarded(
@@ -168,27 +172,25 @@ class ExchangeableProcess(nn.Module):
             if validate and may_look_at_values(result) and not torch.isfinite(result).all():
                 check_finite(z, "z")
                 # Not the input's fault, but its square overflows; float64 has room for that of a float32.
-                evidence = evidence and evidence.to(torch.double)
                 result = density(z.double().clamp(-1e150, 1e150), evidence, weight.double()).to(z.dtype)
         return result
 
     def _joint_of_set(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Tensor:
         own = Evidence.of(z, validate=False)
-        if evidence is None:
-            return self._joint(own) @ weight
-        given = evidence.to(z.dtype)
-        return (self._joint(given + own) - self._joint(given)) @ weight
+        joint = self._joint(own if evidence is None else evidence + own)
+        if evidence is not None:
+            joint = joint - self._joint(evidence)
+        return joint.to(z.dtype) @ weight
 
     def _leave_one_out(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Tensor:
         after = Evidence.prefixes(z.flip(-2), validate=False)
         after = Evidence(after.count.flip(-1), after.mean.flip(-2), after.scatter.flip(-2))
         others = Evidence.prefixes(z, validate=False) + after
         if evidence is not None:
-            given = evidence.to(z.dtype)
             others = others + Evidence(
-                given.count.unsqueeze(-1), given.mean.unsqueeze(-2), given.scatter.unsqueeze(-2)
+                evidence.count.unsqueeze(-1), evidence.mean.unsqueeze(-2), evidence.scatter.unsqueeze(-2)
             )
-        return self.predictive(others).log_prob(z) @ weight
+        return self._predictive(others, z.dtype).log_prob(z) @ weight
 
     def _steps(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Float[Tensor, "*batch n"]:
         parameters = self._parameters_in_double()
@@ -198,7 +200,14 @@ class ExchangeableProcess(nn.Module):
             )
             beta = None
         else:
-            z = z.expand(*torch.broadcast_shapes(z.shape[:-2], evidence.batch_shape), *z.shape[-2:])
+            try:
+                batch = torch.broadcast_shapes(z.shape[:-2], evidence.batch_shape)
+            except RuntimeError:
+                raise ValueError(
+                    f"`evidence` must have a batch that broadcasts with {tuple(z.shape[:-2])}, that of `z`; "
+                    f"got {tuple(evidence.batch_shape)}."
+                ) from None
+            z = z.expand(*batch, *z.shape[-2:])
             total = _column(evidence.count) * (evidence.mean - parameters.mean)
             given = _without_copies(evidence.count)
             start = Start(given.expand(z.shape[:-2]) if given.ndim else given, total)
@@ -213,8 +222,7 @@ class ExchangeableProcess(nn.Module):
     def _parameters_in_double(self) -> Parameters:
         v = self._variance_in_double()
         logit = self._logit_correlation().double()
-        r = v * logit.sigmoid()
-        return Parameters(self.mean.double(), r, v - r)  # float64: v − r still has 9 digits at the largest c
+        return Parameters(self.mean.double(), v * logit.sigmoid(), v * (-logit).sigmoid())
 
     def _logit_correlation(self) -> Tensor:
         return self.raw_correlation.clamp(_MIN_LOGIT_CORRELATION, _MAX_LOGIT_CORRELATION)
@@ -227,18 +235,14 @@ class ExchangeableProcess(nn.Module):
         _, r, e, _ = parameters
         count = _column(evidence.count)
         w = e + count * r
-        m_0 = self.mean.to(evidence.mean.dtype)
-        location = m_0 + (count * r / w).to(m_0.dtype) * (evidence.mean - m_0)
-        return location, (e * (w + r) / w).sqrt().to(m_0.dtype).expand(location.shape)
+        location = parameters.mean + count * r / w * (evidence.mean - parameters.mean)
+        return location, (e * (w + r) / w).sqrt().expand(location.shape)
 
     def _quadratic_form(self, evidence: Evidence, parameters: Parameters) -> Float[Tensor, "*batch dim"]:
         """beta = M2/e + N·(z̄ − m0)²/w, which no subtraction can make negative."""
-        _, r, e, _ = parameters
+        mean, r, e, _ = parameters
         count = _column(evidence.count)
-        dtype = evidence.mean.dtype
-        pull = (count / (e + count * r)).to(dtype)
-        offset = evidence.mean - self.mean.to(dtype)
-        return evidence.scatter * e.reciprocal().to(dtype) + pull * offset.square()
+        return evidence.scatter / e + count / (e + count * r) * (evidence.mean - mean).square()
 
     def _checked(self, z: Tensor, evidence: Evidence | None) -> Tensor:
         z = check_observations(z, self.dim)
@@ -271,7 +275,7 @@ class ExchangeableProcess(nn.Module):
             raise ValueError(
                 f"`{name}` must be one number or {self.dim} of them; got shape {tuple(tensor.shape)}."
             )
-        return check_finite(tensor.expand(self.dim), name)
+        return check_finite(tensor.expand(self.dim).clone(), name)
 
     def _parameter(self, values: Tensor) -> nn.Parameter:
         return nn.Parameter(values.to(self._device, self._dtype))
@@ -289,18 +293,16 @@ class GaussianProcess(ExchangeableProcess):
         w = e + N·r     location = m0 + N·r/w · (z̄ − m0)     variance k = e·(v + N·r)/w
     """
 
-    def predictive(self, evidence: Evidence) -> Normal:
-        """The normal distribution of the next element."""
-        self._check_evidence(evidence)
+    def _predictive(self, evidence: Evidence, dtype: torch.dtype) -> Normal:
         location, scale = self._location_and_scale(evidence, self._parameters_in_double())
-        return Normal(location, scale, validate_args=False)
+        return Normal(location.to(dtype), scale.to(dtype), validate_args=False)
 
     def _joint(self, evidence: Evidence) -> Tensor:
         parameters = self._parameters_in_double()
         _, r, e, _ = parameters
         count = _column(evidence.count)
         volume = count * (2 * math.pi * e).log() + torch.log1p(count * r / e)
-        return -0.5 * (volume.to(evidence.mean.dtype) + self._quadratic_form(evidence, parameters))
+        return -0.5 * (volume + self._quadratic_form(evidence, parameters))
 
 
 class StudentTProcess(ExchangeableProcess):
@@ -344,29 +346,22 @@ class StudentTProcess(ExchangeableProcess):
         """ν, the degrees of freedom."""
         return (2 + self._excess_in_double()).to(self.mean.dtype)
 
-    def predictive(self, evidence: Evidence) -> StudentT:
-        """The Student-t distribution of the next element."""
-        self._check_evidence(evidence)
+    def _predictive(self, evidence: Evidence, dtype: torch.dtype) -> StudentT:
         parameters = self._parameters_in_double()
         location, scale = self._location_and_scale(evidence, parameters)
-        dtype = location.dtype
         excess = self._excess_in_double()
-        dof = (2 + excess + _column(evidence.count)).to(dtype)
-        spread = excess.to(dtype) + self._quadratic_form(evidence, parameters)
-        scale = scale * (spread / dof).sqrt()
-        return StudentT(dof.expand(location.shape), location, scale, validate_args=False)
+        dof = (2 + excess + _column(evidence.count)).expand(location.shape)
+        scale = scale * ((excess + self._quadratic_form(evidence, parameters)) / dof).sqrt()
+        return StudentT(dof.to(dtype), location.to(dtype), scale.to(dtype), validate_args=False)
 
     def _joint(self, evidence: Evidence) -> Tensor:
         parameters = self._parameters_in_double()
         _, r, e, _ = parameters
         excess = self._excess_in_double()
-        half = (2 + excess) / 2
-        dtype = evidence.mean.dtype
-        count = _column(evidence.count)
+        half, count = (2 + excess) / 2, _column(evidence.count)
         volume = count * (math.pi * excess * e).log() + torch.log1p(count * r / e)
-        constant = log_gamma_step(half, count / 2) - 0.5 * volume
-        growth = torch.log1p(self._quadratic_form(evidence, parameters) / excess.to(dtype))
-        return constant.to(dtype) - (half + count / 2).to(dtype) * growth
+        growth = torch.log1p(self._quadratic_form(evidence, parameters) / excess)
+        return log_gamma_step(half, count / 2) - 0.5 * volume - (half + count / 2) * growth
 
     def _parameters_in_double(self) -> Parameters:
         return super()._parameters_in_double()._replace(excess=self._excess_in_double())
@@ -377,7 +372,7 @@ class StudentTProcess(ExchangeableProcess):
 
 def _without_copies(count: Tensor) -> Tensor:
     """A count that is one number for the whole batch (as from `Evidence.of`), as that one number."""
-    shared = count.ndim > 0 and not any(count.stride())
+    shared = count.ndim > 0 and count.numel() > 0 and not any(count.stride())
     return count[(0,) * count.ndim] if shared else count
 
 
