@@ -195,7 +195,7 @@ class _StepLogProb(torch.autograd.Function):
                 log_spread = _log_spread(spread, parameters, weight)
                 surprise = log_spread + by_dof + seen.to(z.dtype) * plain + plain.cumsum(-1)
                 spread = filled.spread[..., -1, :]
-            result[..., begin : begin + steps] = tables.constant - 0.5 * surprise
+            torch.sub(tables.constant, surprise, alpha=0.5, out=result[..., begin : begin + steps])
             if begin + steps < n:  # the workspace is about to be used again
                 total, spread = filled.last_total.clone(), None if spread is None else spread.clone()
         ctx.save_for_backward(z, weight, *start, *parameters)
@@ -327,7 +327,7 @@ class _Carry:
     """Gradients that later blocks pass back to earlier ones, and at the end to the start."""
 
     total: Tensor | None = None  # of Σ (z_j − m0)
-    spread: Tensor | None = None  # of A, through later elements
+    spread: Tensor | None = None  # of A, through later elements, twice
     scaling: Tensor | None = None  # Σ t · gradient of t
     next_grad: Tensor | None = None  # G of the element after the block
 
@@ -340,19 +340,19 @@ def _through_spread(
     With G the incoming gradient, the loss depends on log A_i by −½ (ν + N_i + 1)(G_i − G_{i+1}), from the
     density of this element and of the next; t_i enters A_i and every later A.
     """
-    power = -0.5 * (dof + (seen + 1).to(grad.dtype).unsqueeze(-1)) * weight
+    power = -(dof + (seen + 1).to(grad.dtype).unsqueeze(-1)) * weight
     change = grad.clone()
-    change[..., :-1] -= grad[..., 1:]
+    change[..., :-1].sub_(grad[..., 1:])
     if carry.next_grad is not None:
-        change[..., -1] -= carry.next_grad
+        change[..., -1].sub_(carry.next_grad)
     slope = torch.mul(change.unsqueeze(-1), power, out=out).div_(work.spread[..., 1:, :])
     if carry.spread is not None:
-        slope[..., -1, :] += carry.spread
-    running_sum_(slope, backwards=True)  # now the gradient of t_i²
+        slope[..., -1, :].add_(carry.spread)
+    running_sum_(slope, backwards=True)  # now twice the gradient of t_i²
     carry.spread = slope[..., 0, :].clone()
     carry.next_grad = grad[..., 0]
     by_dimension = grad.reshape(-1) @ work.log_growth.reshape(-1, weight.shape[0])
-    slope.mul_(work.innovation).mul_(2)
+    slope.mul_(work.innovation)
     return -0.5 * weight * by_dimension
 
 
@@ -372,10 +372,10 @@ def _through_innovations(
     # z_j enters every later location: add Σ_{i>j} −gain_i · residual_i.
     later = torch.mul(residual, -gain.to(residual.dtype), out=work.innovation)
     if carry.total is not None:
-        later[..., -1, :] += carry.total
-        grad[..., -1, :] += carry.total
+        later[..., -1, :].add_(carry.total)
+        grad[..., -1, :].add_(carry.total)
     running_sum_(later, backwards=True)
-    grad[..., :-1, :] += later[..., 1:, :]
+    grad[..., :-1, :].add_(later[..., 1:, :])
     carry.total = later[..., 0, :].clone()
     return by_inv_std, grad_gain
 
