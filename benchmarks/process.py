@@ -112,6 +112,31 @@ def measure(subject: str, batch: int, n: int, dim: int, repeats: int, device: st
     return {"seconds": statistics.median(times[1:])}
 
 
+def measure_captured(subject: str, batch: int, n: int) -> dict[str, float]:
+    """Median seconds of forward + backward replayed as one CUDA graph, as training runs it: no launches."""
+    torch.manual_seed(0)
+    process = StudentTProcess(DIM).cuda()
+    density = SUBJECTS[subject](process)
+    z = torch.randn(batch, n, DIM, device="cuda", requires_grad=True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            density(z).mean().backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        density(z).mean().backward()
+    times = []
+    for _ in range(40):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return {"seconds": statistics.median(times)}
+
+
 def measure_memory(batch: int, n: int, device: str) -> dict[str, float]:
     """Peak memory of a forward pass that will be differentiated, as a multiple of its input."""
     process = StudentTProcess(DIM).to(device)
@@ -191,6 +216,22 @@ def main() -> None:
             results["speed"].append({**row, "seconds": seconds, "times_ours": seconds / ours})
             name = subject if dim == DIM else f"{subject} ({dim} of {DIM} dimensions)"
             table.add_row(f"{batch} × {n} × {DIM}", name, f"{seconds * 1e3:.2f}", f"{seconds / ours:.1f}")
+    if device == "cuda":
+        ours = math.nan
+        for subject in ("fused", "unbound_loop", "general"):
+            seconds = in_a_process_of_its_own("measure_captured", subject, 32, 20)["seconds"]
+            ours = seconds if subject == "fused" else ours
+            row = {
+                "batch": 32,
+                "n": 20,
+                "dim": DIM,
+                "subject": subject,
+                "measured_dim": DIM,
+                "captured": True,
+            }
+            results["speed"].append({**row, "seconds": seconds, "times_ours": seconds / ours})
+            name = f"{subject}, in a CUDA graph"
+            table.add_row(f"32 × 20 × {DIM}", name, f"{seconds * 1e3:.2f}", f"{seconds / ours:.1f}")
     console.print(table)
 
     table = Table("n", "µs an observation", "extra MiB", title=f"One set of n × {DIM}, no gradient, {device}")
