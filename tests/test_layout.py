@@ -25,6 +25,7 @@ ORDER = [
     "bruno.process.checks",
     "bruno.process.evidence",
     "bruno.process.distributions",
+    "bruno.process.tables",
     "bruno.process.prefixes",
     "bruno.process.processes",
     "bruno.process",

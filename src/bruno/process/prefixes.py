@@ -25,8 +25,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bruno.process.distributions import log_gamma_half_step, log_gamma_half_step_slope
 from bruno.process.evidence import exclusive_cumsum
+from bruno.process.tables import Parameters, Tables, seen_before, tables_for, through_tables
 
 # A set is worked through in blocks of steps, so many numbers at a time that they stay in the cache: where we
 # measured it, touching new memory costs ten times as much as computing with what is at hand. What has to be
@@ -38,31 +38,12 @@ _WIDE_NUMBERS = 2**16
 _WIDE_NUMBERS_ON_A_GPU = 2**21
 
 
-class Parameters(NamedTuple):
-    """The parameters that the formulas speak of, each (dim,) and in float64."""
-
-    mean: Tensor  # m0
-    r: Tensor  # covariance of two elements
-    e: Tensor  # variance of an element, less r
-    excess: Tensor | None = (
-        None  # ν − 2, with digits that ν has no room for near 2; none for a Gaussian process
-    )
-
-
 class Start(NamedTuple):
     """What earlier evidence contributes, for each set."""
 
     given: Int[Tensor, "*counts"]  # N; one number, or one for each set
     total: Float[Tensor, "*batch dim"]  # Σ (z_j − m0), float64
     spread: Float[Tensor, "*batch dim"] | None = None  # A_0 = ν − 2 + β; none for a Gaussian process
-
-
-class Tables(NamedTuple):
-    """What depends on the position and not on the data; (n, dim), or with batch axes where counts differ."""
-
-    gain: Float[Tensor, "*positions dim"]  # float64
-    inv_std: Float[Tensor, "*positions dim"]  # 1/sqrt(k)
-    constant: Float[Tensor, "*positions"]  # summed over dimensions
 
 
 def step_log_prob(
@@ -76,8 +57,8 @@ def step_log_prob(
 
 def plain_step_log_prob(z: Tensor, start: Start, parameters: Parameters, weight: Tensor) -> Tensor:
     """`step_log_prob` as one would write it down, with autograd's own backward pass."""
-    seen = _seen(start.given, 0, z.shape[-2])
-    gain, inv_std, constant = _tables(seen, parameters, weight, z.dtype)
+    seen = seen_before(start.given, 0, z.shape[-2])
+    gain, inv_std, constant = tables_for(seen, parameters, weight, z.dtype)
     centred = z.double() - parameters.mean
     total = start.total.unsqueeze(-2) + exclusive_cumsum(centred)
     square = ((centred - gain * total).to(z.dtype) * inv_std).square()
@@ -89,75 +70,10 @@ def plain_step_log_prob(z: Tensor, start: Start, parameters: Parameters, weight:
     return constant - 0.5 * (log_spread + by_dof + seen.to(z.dtype) * plain + plain.cumsum(-1))
 
 
-def _tables(
-    seen: Float[Tensor, "*counts n"], parameters: Parameters, weight: Tensor, dtype: torch.dtype
-) -> Tables:
-    _, r, e, excess = parameters
-    seen_and_next = torch.cat([seen, seen[..., -1:] + 1], -1)
-    w = e + seen_and_next.unsqueeze(-1) * r
-    k = e * (w[..., 1:, :] / w[..., :-1, :])
-    weight = weight.double()
-    if excess is None:
-        constant = -0.5 * (2 * math.pi * k).log() @ weight
-    else:
-        # ½ log A comes in two parts, ½ log(ν − 2) here and ½ log(A/(ν − 2)) with the data.
-        volume = (math.pi * excess.detach() * k).log() @ weight
-        constant = _log_gamma_half_steps(2 + excess, seen, weight) - 0.5 * volume
-    return Tables(r / w[..., :-1, :], k.rsqrt().to(dtype), constant.to(dtype))
-
-
-def _through_tables(
-    seen: Float[Tensor, "*counts n"],
-    parameters: Parameters,
-    weight: Tensor,
-    scaling: Float[Tensor, "*positions dim"],
-    grad_gain: Float[Tensor, "*positions dim"],
-    grad_constant: Float[Tensor, "*positions"],
-) -> list[Tensor | None]:
-    """The gradients of r, e and ν − 2 from those of `_tables`, where scaling = inv_std · that of inv_std."""
-    _, r, e, excess = parameters
-    weight, grad_constant, seen_column = weight.double(), grad_constant.double(), seen.unsqueeze(-1)
-    w = torch.addcmul(e, seen_column, r)
-    by_log_k = -0.5 * (scaling + grad_constant.unsqueeze(-1) * weight)
-    direct = grad_gain / w
-    by_w = torch.addcmul(by_log_k, direct, r).div_(-w)
-    by_next_w = by_log_k / (w + r)
-    to_r = direct.addcmul_(seen_column, by_w).addcmul_(seen_column + 1, by_next_w)
-    to_e = (by_log_k / e).add_(by_w).add_(by_next_w)
-    grads = [to_r.sum_to_size(r.shape), to_e.sum_to_size(e.shape)]
-    if excess is None:
-        return [*grads, None]
-    dof = 2 + excess
-    sign = _signs(seen)
-    signed = sign * grad_constant
-    whole = signed.sum(-1, keepdim=True)
-    by_first = log_gamma_half_step_slope((dof + seen[..., :1]) / 2) * (0.5 * whole)
-    by_logs = ((sign * (whole - signed.cumsum(-1))).unsqueeze(-1) / (dof + seen_column)).sum_to_size(
-        dof.shape
-    )
-    return [*grads, weight * (by_first.sum_to_size(dof.shape) - by_logs)]
-
-
 def _log_spread(spread: Tensor, parameters: Parameters, weight: Tensor) -> Float[Tensor, "*batch 1"]:
-    """Σ_d weight_d · log(A_d/(ν_d − 2)) at the start; this ν − 2 and that of `_tables` cancel."""
+    """Σ_d weight_d · log(A_d/(ν_d − 2)) at the start; this ν − 2 and that of `tables_for` cancel."""
     assert parameters.excess is not None
     return ((spread / parameters.excess.detach().to(spread.dtype)).log() @ weight).unsqueeze(-1)
-
-
-def _log_gamma_half_steps(dof: Tensor, seen: Tensor, weight: Tensor) -> Float[Tensor, "*counts n"]:
-    """Σ_d weight_d · g((ν_d + N)/2) for consecutive N, where g(x) = log Γ(x+½) − log Γ(x).
-
-    g(x + ½) = log x − g(x), so the first N needs gamma functions and the others an alternating sum.
-    """
-    first = log_gamma_half_step((dof + seen[..., :1]) / 2) @ weight
-    logs = ((dof + seen[..., :-1].unsqueeze(-1)) / 2).log() @ weight
-    sign = _signs(seen)
-    return sign * torch.cat([first.unsqueeze(-1), -sign[:-1] * logs], -1).cumsum(-1)
-
-
-def _signs(seen: Tensor) -> Float[Tensor, " n"]:
-    """The alternating signs +1, −1, +1 and so on."""
-    return 1 - 2 * (torch.arange(seen.shape[-1], dtype=seen.dtype, device=seen.device) % 2)
 
 
 class _StepLogProb(torch.autograd.Function):
@@ -183,8 +99,8 @@ class _StepLogProb(torch.autograd.Function):
             block = z[..., begin : begin + steps, :]
             if index:
                 starts.keep(index, total, spread)
-            seen = _seen(start.given, begin, block.shape[-2])
-            tables = _tables(seen, parameters, weight, z.dtype)
+            seen = seen_before(start.given, begin, block.shape[-2])
+            tables = tables_for(seen, parameters, weight, z.dtype)
             filled = work.fill(block, total, spread, parameters.mean, tables)
             if spread is None:
                 surprise = filled.innovation.square() @ weight
@@ -221,8 +137,8 @@ class _StepLogProb(torch.autograd.Function):
         for index, begin in reversed(list(enumerate(range(0, z.shape[-2], ctx.steps)))):
             block, out = (t[..., begin : begin + ctx.steps, :] for t in (z, grad_z))
             block_grad = grad[..., begin : begin + ctx.steps]
-            seen = _seen(start.given, begin, block.shape[-2])
-            tables = ctx.tables or _tables(seen, parameters, weight, z.dtype)
+            seen = seen_before(start.given, begin, block.shape[-2])
+            tables = ctx.tables or tables_for(seen, parameters, weight, z.dtype)
             if ctx.work_is_current:
                 filled = ctx.work
             else:
@@ -236,7 +152,7 @@ class _StepLogProb(torch.autograd.Function):
                 to_parameters[2] = _plus(to_parameters[2], by_dof)
             to_tables = _through_innovations(filled, tables, carry, out)
             grad_constant = _sum_to(block_grad, tables.constant.shape)
-            found = _through_tables(seen, parameters, weight, *to_tables, grad_constant)
+            found = through_tables(seen, parameters, weight, *to_tables, grad_constant)
             to_parameters = [_plus(a, b) for a, b in zip(to_parameters, found, strict=True)]
         # log p + ½ log A_0 depends on A_0 and all t² through their ratios alone, so by Euler's theorem its
         # gradient by A_0 is −Σ t·∂/∂t / 2A_0; summing that by A_0, A_1, … would cancel all its digits.
@@ -403,13 +319,6 @@ def running_sum_(x: Float[Tensor, "*batch n dim"], backwards: bool = False) -> N
         block.add_(before[..., last, :].unsqueeze(-2))
     for before, row in pairwise(order(rest.unbind(-2))):
         row.add_(before)
-
-
-def _seen(count: Tensor, begin: int, n: int) -> Float[Tensor, "*counts n"]:
-    """N before each of n elements, in float64."""
-    return count.double().unsqueeze(-1) + torch.arange(
-        begin, begin + n, dtype=torch.double, device=count.device
-    )
 
 
 def _steps_in_a_block(z: Tensor) -> int:

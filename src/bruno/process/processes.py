@@ -18,7 +18,8 @@ from bruno.process.checks import (
 )
 from bruno.process.distributions import Normal, StudentT, log_gamma_step
 from bruno.process.evidence import Evidence
-from bruno.process.prefixes import Parameters, Start, step_log_prob
+from bruno.process.prefixes import Start, step_log_prob
+from bruno.process.tables import Parameters
 
 # The parameters' ranges, wide enough never to bind and narrow enough that no float32 leaves its domain.
 _MIN_DOF_EXCESS = 1e-4  # ν − 2
