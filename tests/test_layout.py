@@ -31,6 +31,7 @@ ORDER = [
     "bruno.process",
     "bruno.model",
     "bruno.checkpoint",
+    "bruno.training",
     "bruno",
     "bruno.__main__",
 ]

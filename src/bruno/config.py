@@ -66,6 +66,51 @@ class ModelConfig:
             raise ValueError(f"`levels` must be at least 2, or 0 for real numbers; got {self.levels}.")
 
 
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained: on sets of one class, on k-way n-shot episodes, or on a weighted sum of both.
+
+    The rate warms up over a share of the run, stays or decays ("linear" and "cosine" to `final_rate`,
+    "exponential" likewise), all in terms of progress, so that a run of minutes has the same shape as one of
+    steps. The process has a rate of its own, `process_rate` times the flow's.
+    """
+
+    steps: int = 1000
+    batch: int = 32
+    length: int = 20
+    generative: float = 1.0  # weight of bits/dim
+    discriminative: float = 0.0  # weight of the cross-entropy of episodes
+    episodes: int = 8
+    way: int = 20
+    shot: int = 1
+    optimiser: str = "adamw"
+    rate: float = 1e-3
+    process_rate: float = 3.0
+    weight_decay: float = 0.0
+    warmup: float = 0.02
+    decay: str = "linear"
+    final_rate: float = 0.0  # as a share of the rate
+    clip: float = 0.0  # largest norm of the gradient; 0 for none
+    ema: float = 0.0  # how much the averaged weights keep at each step; 0 for no averaging
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("train.optimiser", self.optimiser, ("adamw", "adam", "rmsprop"))
+        check_choice("train.decay", self.decay, ("linear", "cosine", "exponential", "none"))
+        for name in ("steps", "batch", "length", "episodes", "shot"):
+            check_at_least(f"train.{name}", getattr(self, name), 1)
+        check_at_least("train.way", self.way, 2)
+        for name in ("generative", "discriminative", "rate", "process_rate", "weight_decay", "clip"):
+            check_at_least(f"train.{name}", getattr(self, name), 0)
+        for name in ("warmup", "final_rate", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"`train.{name}` must be from 0 up to 1; got {getattr(self, name)}.")
+        if not self.generative and not self.discriminative:
+            raise ValueError("`train.generative` or `train.discriminative` must be above 0; got 0 for both.")
+        if self.decay == "exponential" and not self.final_rate:
+            raise ValueError("`train.final_rate` must be above 0 for an exponential decay; got 0.")
+
+
 def from_dict(cls: type[T], values: dict[str, Any], path: str = "") -> T:
     """A dataclass from nested dictionaries; an unknown key is an error that names the nearest known one."""
     hints = typing.get_type_hints(cls)

@@ -1,0 +1,153 @@
+import itertools
+
+import pytest
+import torch
+
+from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
+from bruno.config import TrainConfig, from_dict
+from bruno.data import Examples, load_examples
+from bruno.sequences import SetSampler
+from bruno.training import Average, episode_log_probs, make_optimiser, rate_factor, train
+
+TINY = ModelConfig(
+    (1, 8, 8), flow=FlowConfig("dense", couplings=4, units=32), process=ProcessConfig(dof=50.0)
+)
+
+
+@pytest.fixture(scope="module")
+def sampler():
+    return SetSampler(load_examples("digits"))
+
+
+def fresh(config: ModelConfig = TINY) -> Bruno:
+    torch.manual_seed(0)
+    return Bruno.from_config(config)
+
+
+@pytest.mark.parametrize("process", ["student-t", "gaussian"])
+@pytest.mark.parametrize("optimiser", ["adamw", "adam", "rmsprop"])
+def test_bits_fall(sampler, process, optimiser):
+    model = fresh(ModelConfig((1, 8, 8), flow=TINY.flow, process=ProcessConfig(process)))
+    steps = list(
+        train(model, sampler, TrainConfig(steps=60, batch=8, length=6, optimiser=optimiser, clip=10.0))
+    )
+    bits = [step.bits_per_dim for step in steps]
+    assert sum(bits[-10:]) / 10 < sum(bits[:5]) / 5 - 0.3
+    assert not any(step.skipped for step in steps)
+    assert [step.index for step in steps] == list(range(1, 61))
+
+
+@pytest.mark.slow
+def test_episodes_teach_to_tell_classes_apart(sampler):
+    model = fresh()
+    config = TrainConfig(steps=150, generative=0.0, discriminative=1.0, episodes=8, way=5, shot=2, rate=2e-3)
+    steps = list(train(model, sampler, config))
+    accuracy = [step.accuracy for step in steps]
+    assert sum(accuracy[:10]) / 10 < sum(accuracy[-20:]) / 20 - 0.1
+    assert sum(accuracy[-20:]) / 20 > 0.7
+
+
+def test_episode_scores_are_those_of_posteriors(sampler):
+    model = fresh().double()
+    episodes = sampler.episodes(3, 4, 2, torch.Generator().manual_seed(0))
+    scores = episode_log_probs(model, episodes)
+    assert scores.shape == (3, 4, 4)
+    posterior = model.condition(episodes.support[1])
+    expected = posterior.score(episodes.query[1].unsqueeze(1))
+    difference = scores[1] - expected  # the prior of a query is the same under every class
+    torch.testing.assert_close(difference, difference[:, :1].expand(4, 4))
+
+
+def test_both_losses_add_up(sampler):
+    model = fresh()
+    config = TrainConfig(steps=3, batch=4, length=5, generative=1.0, discriminative=0.5, episodes=2, way=3)
+    for step in train(model, sampler, config):
+        assert step.bits_per_dim > 0
+        assert 0 <= step.accuracy <= 1
+        assert step.loss > step.bits_per_dim
+
+
+def test_the_same_seed_trains_the_same_model(sampler):
+    prints = []
+    for seed in (1, 1, 2):
+        model = fresh()
+        list(train(model, sampler, TrainConfig(steps=4, batch=4, length=5, seed=seed)))
+        prints.append(model.fingerprint())
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_a_step_that_is_not_finite_changes_nothing(sampler):
+    model = fresh()
+    run = train(model, sampler, TrainConfig(steps=3, batch=4, length=5))
+    next(run)
+    with torch.no_grad():
+        model.flow.bijections[1].bound.fill_(torch.nan)
+    before = model.fingerprint()
+    step = next(run)
+    assert step.skipped
+    assert model.fingerprint() == before
+    with torch.no_grad():
+        model.flow.bijections[1].bound.fill_(1.0)
+    assert not next(run).skipped
+
+
+def test_the_process_has_a_rate_of_its_own():
+    model = fresh()
+    flow, process = make_optimiser(
+        model, TrainConfig(rate=1e-2, process_rate=0.1, weight_decay=0.3)
+    ).param_groups
+    assert flow["rate"] == 1e-2
+    assert process["rate"] == pytest.approx(1e-3)
+    assert (flow["weight_decay"], process["weight_decay"]) == (0.3, 0.0)
+    assert len(flow["params"]) + len(process["params"]) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "exponential", "none"])
+def test_the_rate_rises_then_falls(decay):
+    config = TrainConfig(warmup=0.1, decay=decay, final_rate=0.01)
+    rates = [rate_factor(config, i / 100) for i in range(101)]
+    assert rates[0] == 0
+    assert rates[10] == pytest.approx(1)
+    assert all(a <= b for a, b in itertools.pairwise(rates[:11]))
+    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
+    assert rates[-1] == pytest.approx(1.0 if decay == "none" else 0.01)
+
+
+def test_averaged_weights_lag_behind(sampler):
+    model = fresh()
+    average = Average(model, 0.99)
+    list(train(model, sampler, TrainConfig(steps=30, batch=4, length=5, rate=1e-2), average))
+    averaged = fresh()
+    averaged.load_state_dict(average.weights)
+    start, now, mean = fresh(), model, averaged
+    for name, value in mean.named_parameters():
+        if name.endswith("raw_variance"):
+            moved = (now.get_parameter(name) - start.get_parameter(name)).norm()
+            assert 0 < (value - start.get_parameter(name)).norm() < moved
+
+
+def test_rows_of_a_table_are_trained_on_too():
+    common = torch.randn(30, 1, 4)
+    rows = (5 + common + 0.3 * torch.randn(30, 10, 4)).flatten(0, 1)
+    names = tuple(map(str, range(30)))
+    sampler = SetSampler(Examples(rows, torch.arange(30).repeat_interleave(10), names))
+    model = fresh(ModelConfig((4,), levels=0, flow=FlowConfig("dense", couplings=2, units=16)))
+    steps = list(train(model, sampler, TrainConfig(steps=150, batch=16, length=8, rate=1e-2)))
+    assert steps[-1].bits_per_dim < steps[0].bits_per_dim - 0.2
+    assert model.process.correlation.mean() > 0.3
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"optimiser": "sgd"}, "`train.optimiser` must be 'adamw' or 'adam' or 'rmsprop'; got 'sgd'"),
+        ({"way": 1}, "`train.way` must be at least 2; got 1"),
+        ({"generative": 0.0}, "got 0 for both"),
+        ({"warmup": 1.5}, "`train.warmup` must be from 0 up to 1; got 1.5"),
+        ({"decay": "exponential"}, "`train.final_rate` must be above 0"),
+        ({"stepz": 3}, r"did you mean `steps`\?"),
+    ],
+)
+def test_mistakes_in_the_settings(values, message):
+    with pytest.raises(ValueError, match=message):
+        from_dict(TrainConfig, values)
