@@ -32,6 +32,7 @@ ORDER = [
     "bruno.model",
     "bruno.checkpoint",
     "bruno.training",
+    "bruno.runs",
     "bruno",
     "bruno.__main__",
 ]

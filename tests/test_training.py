@@ -7,7 +7,7 @@ from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.config import TrainConfig, from_dict
 from bruno.data import Examples, load_examples
 from bruno.sequences import SetSampler
-from bruno.training import Average, episode_log_probs, make_optimiser, rate_factor, train
+from bruno.training import Trainer, episode_log_probs, make_optimiser, rate_factor, train
 
 TINY = ModelConfig(
     (1, 8, 8), flow=FlowConfig("dense", couplings=4, units=32), process=ProcessConfig(dof=50.0)
@@ -115,10 +115,11 @@ def test_the_rate_rises_then_falls(decay):
 
 def test_averaged_weights_lag_behind(sampler):
     model = fresh()
-    average = Average(model, 0.99)
-    list(train(model, sampler, TrainConfig(steps=30, batch=4, length=5, rate=1e-2), average))
+    trainer = Trainer(model, sampler, TrainConfig(steps=30, batch=4, length=5, rate=1e-2, ema=0.99))
+    for _ in range(30):
+        trainer.step()
     averaged = fresh()
-    averaged.load_state_dict(average.weights)
+    averaged.load_state_dict(trainer.average.weights)
     start, now, mean = fresh(), model, averaged
     for name, value in mean.named_parameters():
         if name.endswith("raw_variance"):

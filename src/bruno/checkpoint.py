@@ -34,7 +34,7 @@ def save(thing: Bruno | Posterior, path: str | Path) -> None:
         header = {"kind": "model", "config": to_dict(thing.config)}
     else:
         raise TypeError(f"`thing` must be a Bruno or a Posterior; got {type(thing).__name__}.")
-    _write(Path(path), tensors, header)
+    write(Path(path), tensors, header)
 
 
 def load(
@@ -45,7 +45,9 @@ def load(
     On the CPU, or where the posterior's model is, unless a device is named.
     """
     device = device or (model.process.mean.device if model else "cpu")
-    tensors, header = _read(Path(path), device)
+    tensors, header = read(Path(path), device)
+    if header["kind"] == "training":
+        raise ValueError(f"`path` must be a model or a posterior; {path} is the state of a training run.")
     if header["kind"] == "model":
         restored = Bruno.from_config(from_dict(ModelConfig, header["config"]))
         restored.to(tensors["process.mean"].dtype)
@@ -61,7 +63,7 @@ def load(
     return Posterior(model, Evidence(**tensors))
 
 
-def _write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
     """To a file beside it first, then moved into place: a crash leaves the old file or the new one."""
     metadata = {"bruno": json.dumps({"format": _FORMAT, **header})}
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -72,7 +74,8 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any])
         beside.unlink(missing_ok=True)
 
 
-def _read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What `write` wrote."""
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a file that bruno.save wrote; there is none at {path}.")
     try:

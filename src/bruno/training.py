@@ -104,49 +104,89 @@ class Average:
                 self.weights[name].copy_(tensor)
 
 
-def train(
-    model: Bruno, sampler: SetSampler, config: TrainConfig, average: Average | None = None
-) -> Iterator[Step]:
-    """Train a model in place, a step at a time: the caller decides what to do after each.
+class Trainer:
+    """Trains a model in place, a step at a time; all that the next step depends on can be saved and restored.
 
-    Every random number comes from the config's seed. A step whose loss or gradient is not finite changes
-    nothing and says so.
+    Every random number comes from the config's seed. A step whose loss or gradient is not finite changes no
+    weight and says so. On a CPU, a restored trainer goes on to the bit.
     """
-    generator = Generator(model.process.mean.device).manual_seed(config.seed)
-    model.initialise(sampler.sets(config.batch, config.length, generator), generator)
-    optimiser = make_optimiser(model, config)
-    for index in range(1, config.steps + 1):
-        factor = rate_factor(config, index / config.steps)
-        for group in optimiser.param_groups:
+
+    def __init__(self, model: Bruno, sampler: SetSampler, config: TrainConfig) -> None:
+        self.model, self.sampler, self.config = model, sampler, config
+        self.index = 0
+        self.generator = Generator(model.process.mean.device).manual_seed(config.seed)
+        self.optimiser = make_optimiser(model, config)
+        self.average = Average(model, config.ema) if config.ema else None
+
+    def step(self) -> Step:
+        """One step; the first one initialises the model from data, unless that was done before."""
+        config, model = self.config, self.model
+        if self.index == 0:
+            model.initialise(self.sampler.sets(config.batch, config.length, self.generator), self.generator)
+        self.index += 1
+        factor = rate_factor(config, min(1.0, self.index / config.steps))
+        for group in self.optimiser.param_groups:
             group["lr"] = group["rate"] * factor
-        yield _step(model, sampler, config, optimiser, generator, index)
-        if average is not None:
-            average.update(model, index)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss, bits, accuracy = self._loss()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf)
+        finite = bool(torch.isfinite(loss) & torch.isfinite(norm))
+        if finite:
+            self.optimiser.step()
+            if self.average is not None:
+                self.average.update(model, self.index)
+        rate = self.optimiser.param_groups[0]["lr"]
+        return Step(self.index, loss.item(), bits, accuracy, rate, norm.item(), not finite)
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights, optimiser, average, random numbers and step count, as named tensors."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for i, values in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{i}.{name}": torch.as_tensor(value) for name, value in values.items()}
+        if self.average is not None:
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.weights.items()}
+        return {**tensors, "generator": self.generator.get_state(), "index": torch.tensor(self.index)}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Go back to a saved state, of a trainer of the same model and config."""
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimiser": {}, "average": {}}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            if rest:
+                parts[part][rest] = tensor
+        self.model.load_state_dict(parts["model"])
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in parts["optimiser"].items():
+            i, _, key = name.partition(".")
+            state.setdefault(int(i), {})[key] = tensor
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
+        if self.average is not None:
+            for name, tensor in parts["average"].items():
+                self.average.weights[name].copy_(tensor)
+        self.generator.set_state(tensors["generator"].cpu())
+        self.index = int(tensors["index"])
+
+    def _loss(self) -> tuple[Tensor, float, float]:
+        """The weighted sum of both objectives, bits/dim and accuracy."""
+        config, model, sampler = self.config, self.model, self.sampler
+        loss, bits, accuracy = model.process.mean.new_zeros(()), math.nan, math.nan
+        if config.generative:
+            x = sampler.sets(config.batch, config.length, self.generator)
+            mean_bits = model.bits_per_dim(model.log_prob(x, self.generator, validate=False)).mean()
+            loss, bits = loss + config.generative * mean_bits, mean_bits.item()
+        if config.discriminative:
+            episodes = sampler.episodes(config.episodes, config.way, config.shot, self.generator)
+            scores = episode_log_probs(model, episodes, self.generator).flatten(0, 1)
+            target = torch.arange(config.way, device=scores.device).repeat(config.episodes)
+            loss = loss + config.discriminative * F.cross_entropy(scores, target)
+            accuracy = (scores.argmax(1) == target).float().mean().item()
+        return loss, bits, accuracy
 
 
-def _step(
-    model: Bruno,
-    sampler: SetSampler,
-    config: TrainConfig,
-    optimiser: torch.optim.Optimizer,
-    generator: Generator,
-    index: int,
-) -> Step:
-    optimiser.zero_grad(set_to_none=True)
-    loss, bits, accuracy = model.process.mean.new_zeros(()), math.nan, math.nan
-    if config.generative:
-        x = sampler.sets(config.batch, config.length, generator)
-        mean_bits = model.bits_per_dim(model.log_prob(x, generator, validate=False)).mean()
-        loss, bits = loss + config.generative * mean_bits, mean_bits.item()
-    if config.discriminative:
-        episodes = sampler.episodes(config.episodes, config.way, config.shot, generator)
-        scores = episode_log_probs(model, episodes, generator).flatten(0, 1)
-        target = torch.arange(config.way, device=scores.device).repeat(config.episodes)
-        loss = loss + config.discriminative * F.cross_entropy(scores, target)
-        accuracy = (scores.argmax(1) == target).float().mean().item()
-    loss.backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf)
-    finite = bool(torch.isfinite(loss) & torch.isfinite(norm))
-    if finite:
-        optimiser.step()
-    return Step(index, loss.item(), bits, accuracy, optimiser.param_groups[0]["lr"], norm.item(), not finite)
+def train(model: Bruno, sampler: SetSampler, config: TrainConfig) -> Iterator[Step]:
+    """All steps of a training run, one after the other: the caller decides what to do after each."""
+    trainer = Trainer(model, sampler, config)
+    while trainer.index < config.steps:
+        yield trainer.step()
