@@ -33,7 +33,9 @@ ORDER = [
     "bruno.checkpoint",
     "bruno.training",
     "bruno.runs",
+    "bruno.evaluation",
     "bruno",
+    "bruno.cli",
     "bruno.__main__",
 ]
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import tomllib
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_PRESETS = Path(__file__).parent / "presets"
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,70 @@ class TrainConfig:
             raise ValueError("`train.generative` or `train.discriminative` must be above 0; got 0 for both.")
         if self.decay == "exponential" and not self.final_rate:
             raise ValueError("`train.final_rate` must be above 0 for an exponential decay; got 0.")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What a model learns from: a named data set, or the path of a folder, archive, npz or CSV."""
+
+    name: str
+    rotations: bool = False  # every class four times, turned by multiples of 90 degrees
+    classes: tuple[str, ...] = ()  # only these; all if empty
+    size: int = 0  # for images of your own: resize to this height and width
+    colour: bool = False  # for images of your own: three channels
+    group: str = ""  # for a CSV: the column that names the set
+    skip_bad: bool = False  # leave out what cannot be read
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a training run is made from: one TOML file, or a preset of that name."""
+
+    data: DataConfig
+    alpha: float = 1e-6
+    flow: FlowConfig = field(default_factory=FlowConfig)
+    process: ProcessConfig = field(default_factory=ProcessConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def model(self, shape: tuple[int, ...], levels: int) -> ModelConfig:
+        """The model for elements of this shape."""
+        return ModelConfig(shape, levels, self.alpha, self.flow, self.process)
+
+
+def presets() -> dict[str, str]:
+    """The recipes that come with the package, and the first line of each: what it is."""
+    files = sorted(_PRESETS.glob("*.toml"))
+    return {file.stem: file.read_text().splitlines()[0].lstrip("# ") for file in files}
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A preset by name or a TOML file by path, with ``section.key=value`` settings put over it."""
+    path = Path(name) if name.endswith(".toml") else _PRESETS / f"{name}.toml"
+    if not path.is_file():
+        near = difflib.get_close_matches(name, presets(), 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(presets())}."
+        raise ValueError(f"`preset` must be a preset or a .toml file; got {name!r}, {hint}")
+    try:
+        values = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: is not TOML: {error}.") from error
+    for override in overrides:
+        _override(values, override)
+    return from_dict(Recipe, values)
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    """``train.steps=50`` as a person types it: a word needs no quotes."""
+    key, equals, text = override.partition("=")
+    *path, last = key.strip().split(".")
+    if not equals or not last:
+        raise ValueError(f"`--set` takes key.sub=value, as train.steps=500; got {override!r}.")
+    for name in path:
+        values = values.setdefault(name, {})
+    try:
+        values[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        values[last] = text.strip()
 
 
 def from_dict(cls: type[T], values: dict[str, Any], path: str = "") -> T:

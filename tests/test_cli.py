@@ -1,0 +1,106 @@
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import bruno
+from bruno.cli import app
+from bruno.config import load_recipe, presets
+from bruno.data import SOURCES
+
+SMALL = ["--set", "flow.units=16", "--set", "flow.couplings=2", "--set", "train.batch=4", "--device", "cpu"]
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    if code == 0 and result.exception:
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_a_recipe(name):
+    recipe = load_recipe(name)
+    assert recipe.data.name in SOURCES
+    assert load_recipe(name, ["process.kind=gaussian"]).process.kind == "gaussian"
+
+
+def test_the_omniglot_preset_fits_its_size():
+    model = bruno.Bruno.from_config(load_recipe("omniglot").model((1, 28, 28), 256))
+    assert sum(p.numel() for p in model.parameters()) <= 7_000_000
+
+
+def test_train_resume_and_evaluate(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "4", "--out", "whole", *SMALL)
+    run("train", "digits", "--steps", "2", "--out", "parts", *SMALL)
+    run("train", "digits", "--steps", "4", "--out", "parts", "--resume", *SMALL)
+    assert bruno.load(tmp_path / "parts" / "model.safetensors").shape == (1, 8, 8)
+    log = [json.loads(line) for line in (tmp_path / "parts" / "log.jsonl").read_text().splitlines()]
+    assert [line["index"] for line in log] == [1, 2, 3, 4]
+    output = run("evaluate", "whole", "--sets", "6")
+    assert "mean" in output
+    report = json.loads((tmp_path / "whole" / "bits-test.json").read_text())
+    bits = report["bits_per_dim"]
+    assert len(bits["by_position"]) == 20
+    assert math.isclose(sum(bits["by_position"]) / 20, bits["mean"], rel_tol=1e-6)
+    assert bits["by_position"][0] == bits["first"]
+    assert report["provenance"]["packages"]["torch"]
+
+
+def test_training_continues_to_the_bit_after_an_interruption(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "6", "--out", "whole", *SMALL)
+    original = bruno.training.Trainer.step
+
+    def interrupted(self):
+        if self.index == 3:
+            raise KeyboardInterrupt
+        return original(self)
+
+    monkeypatch.setattr("bruno.training.Trainer.step", interrupted)
+    CliRunner().invoke(app, ["train", "digits", "--steps", "6", "--out", "cut", "--save-every", "0", *SMALL])
+    monkeypatch.setattr("bruno.training.Trainer.step", original)
+    run("train", "digits", "--steps", "6", "--out", "cut", "--resume", *SMALL)
+    whole, cut = (bruno.load(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert whole.fingerprint() == cut.fingerprint()
+
+
+def test_lists(tmp_path):
+    assert "omniglot-paper" in run("presets")
+    output = run("data", "--data-dir", tmp_path)
+    assert "built in" in output
+    assert "missing" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "digitz"], "did you mean 'digits'?"),
+        (["train", "digits", "--set", "flow.filtres=3"], "did you mean `flow.filters`?"),
+        (["train", "digits", "--set", "flow"], "`--set` takes key.sub=value"),
+        (["train", "digits", "--steps", "0"], "`train.steps` must be at least 1; got 0"),
+        (["train", "digits", "--resume", "--out", "empty"], "`--resume` needs a checkpoint; empty has none"),
+        (["evaluate", "nowhere"], "nowhere has no checkpoint"),
+        (["train", "digits", "--set", "train.length=500"], "`n` must be from 1 to"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(arguments, message, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "bruno", *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there():
+    with pytest.raises(ValueError, match=r"there is no GPU. Use cpu"):
+        run("train", "digits", "--device", "cuda")
