@@ -1,7 +1,9 @@
 import json
 import math
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -69,6 +71,24 @@ def test_training_continues_to_the_bit_after_an_interruption(tmp_path, monkeypat
     run("train", "digits", "--steps", "6", "--out", "cut", "--resume", *SMALL)
     whole, cut = (bruno.load(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert whole.fingerprint() == cut.fingerprint()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops(number, tmp_path):
+    command = [sys.executable, "-m", "bruno", "train", "digits", "--steps", "100000", "--out", "run", *SMALL]
+    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "run" / "log.jsonl"
+    while not log.exists() or log.read_text().count("\n") < 3:
+        assert child.poll() is None, child.stderr.read()
+        time.sleep(0.05)
+    child.send_signal(number)
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 128 + number
+    assert "go on with --resume" in output
+    assert "Traceback" not in errors
+    steps = log.read_text().count("\n")
+    assert (tmp_path / "run" / f"checkpoint-{steps:08d}.safetensors").is_file()
 
 
 def test_lists(tmp_path):

@@ -22,7 +22,7 @@ from bruno.evaluation import measure_bits_per_dim
 from bruno.model import Bruno
 from bruno.process import Evidence, StudentTProcess
 from bruno.provenance import provenance
-from bruno.runs import Run
+from bruno.runs import Run, StopSignal
 from bruno.sequences import SetSampler
 from bruno.training import Trainer
 
@@ -186,13 +186,12 @@ def _train(trainer: Trainer, run: Run, save_every: float) -> None:
     """All remaining steps, with a progress bar on a terminal, a log, and a checkpoint now and then."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     elements = trainer.config.batch * trainer.config.length
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    ) as progress:
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+    with bar as progress, StopSignal() as stop:
         task = progress.add_task("training", total=trainer.config.steps, completed=trainer.index)
         saved = begun = time.monotonic()
         first = trainer.index
-        while trainer.index < trainer.config.steps:
+        while trainer.index < trainer.config.steps and not stop.number:
             step = trainer.step()
             now = time.monotonic()
             speed = (trainer.index - first) * elements / (now - begun)
@@ -202,6 +201,9 @@ def _train(trainer: Trainer, run: Run, save_every: float) -> None:
                 run.save(trainer)
                 saved = now
         run.save(trainer)
+    if stop.number:
+        console.print(f"stopped after step {trainer.index} and saved; go on with --resume")
+        raise typer.Exit(128 + stop.number)
 
 
 def _device(name: str) -> str:

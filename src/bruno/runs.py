@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,27 @@ from bruno.provenance import provenance
 from bruno.training import Step, Trainer
 
 _KEEP = 2  # the newest, and the one before it in case the newest is damaged
+
+
+class StopSignal:
+    """Turns the first SIGINT or SIGTERM into a wish to stop, so that a step is finished and can be saved.
+
+    A context manager; `number` is the signal that came, 0 so far. The second signal acts as ever.
+    """
+
+    number = 0
+
+    def __enter__(self) -> StopSignal:
+        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.number = number
+        signal.signal(number, self._before[signal.Signals(number)])
 
 
 class Run:
