@@ -113,6 +113,13 @@ def test_the_rate_rises_then_falls(decay):
     assert rates[-1] == pytest.approx(1.0 if decay == "none" else 0.01)
 
 
+def test_no_step_is_wasted_at_a_rate_of_zero(sampler):
+    rates = [
+        step.rate for step in train(fresh(), sampler, TrainConfig(steps=5, batch=4, length=5, warmup=0.5))
+    ]
+    assert min(rates) > 0
+
+
 def test_averaged_weights_lag_behind(sampler):
     model = fresh()
     trainer = Trainer(model, sampler, TrainConfig(steps=30, batch=4, length=5, rate=1e-2, ema=0.99))

@@ -124,7 +124,7 @@ class Trainer:
         if self.index == 0:
             model.initialise(self.sampler.sets(config.batch, config.length, self.generator), self.generator)
         self.index += 1
-        factor = rate_factor(config, min(1.0, self.index / config.steps))
+        factor = rate_factor(config, min(1.0, (self.index - 0.5) / config.steps))  # never 0
         for group in self.optimiser.param_groups:
             group["lr"] = group["rate"] * factor
         self.optimiser.zero_grad(set_to_none=True)
