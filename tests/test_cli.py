@@ -10,9 +10,11 @@ import torch
 from typer.testing import CliRunner
 
 import bruno
+from bruno.checkpoint import read
 from bruno.cli import app
 from bruno.config import load_recipe, presets
 from bruno.data import SOURCES
+from bruno.runs import Run
 
 SMALL = ["--set", "flow.units=16", "--set", "flow.couplings=2", "--set", "train.batch=4", "--device", "cpu"]
 
@@ -71,6 +73,15 @@ def test_training_continues_to_the_bit_after_an_interruption(tmp_path, monkeypat
     run("train", "digits", "--steps", "6", "--out", "cut", "--resume", *SMALL)
     whole, cut = (bruno.load(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert whole.fingerprint() == cut.fingerprint()
+
+
+def test_averaged_weights_are_the_model_that_is_saved(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "3", "--out", "run", "--set", "train.ema=0.9", *SMALL)
+    tensors, _ = read(Run("run").checkpoints[-1], "cpu")
+    saved = bruno.load("run/model.safetensors").state_dict()["process.raw_variance"]
+    assert torch.equal(saved, tensors["average.process.raw_variance"])
+    assert not torch.equal(saved, tensors["model.process.raw_variance"])
 
 
 @pytest.mark.slow

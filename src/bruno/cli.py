@@ -64,13 +64,14 @@ def train(
     run = Run(out or Path("runs") / Path(preset).stem)
     if run.checkpoints and not resume:
         raise ValueError(f"`--out` must be a new folder; {run.folder} has a run. Go on with it by --resume.")
-    trainer = _trainer(recipe, data_dir, _device(device))
+    place = _device(device)
+    trainer = _trainer(recipe, data_dir, place)
     if resume and not run.resume(trainer):
         raise ValueError(f"`--resume` needs a checkpoint; {run.folder} has none.")
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / _RECIPE).write_text(json.dumps(to_dict(recipe), indent=2) + "\n")
     _train(trainer, run, save_every)
-    save(trainer.model, run.folder / "model.safetensors")
+    save(_trained(run, place)[0], run.folder / "model.safetensors")
     console.print(f"the model is in {run.folder / 'model.safetensors'}")
 
 

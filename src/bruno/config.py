@@ -1,4 +1,4 @@
-"""What a model is, as data: frozen dataclasses that read from and write to plain dictionaries."""
+"""What a model and its training are, as data: frozen dataclasses, from and to dictionaries and TOML."""
 
 from __future__ import annotations
 
