@@ -1,12 +1,17 @@
 """The same laws on a GPU, where there is one: `pytest tests/test_cuda.py`."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from bruno import Bruno, Evidence, FlowConfig, GaussianProcess, ModelConfig, StudentTProcess
+from bruno.config import TrainConfig
+from bruno.data import Examples
 from bruno.flow import set_network_dtype
+from bruno.sequences import SetSampler
+from bruno.training import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -60,3 +65,48 @@ def test_model_in_bf16_trains_and_in_float32_inverts():
     torch.testing.assert_close(model.decode(model.encode(x).z), x + 0.5, rtol=0, atol=0.02)
     samples = model.condition(x).sample(3, generator=torch.Generator("cuda").manual_seed(0))
     assert samples.images.shape == (3, 4, 1, 28, 28)
+
+
+def trainer(**settings) -> Trainer:
+    torch.manual_seed(0)
+    config = ModelConfig((1, 28, 28), flow=FlowConfig(filters=8, blocks=1, units=32, squeeze_first=True))
+    images = torch.randint(0, 256, (200, 1, 28, 28), dtype=torch.uint8)
+    examples = Examples(images, torch.arange(200) // 20, tuple(map(str, range(10))))
+    plan = TrainConfig(steps=20, batch=4, length=5, episodes=2, way=3, precision="float32", ema=0.9)
+    sampler = SetSampler(examples, rotations=True, device="cuda")
+    return Trainer(Bruno.from_config(config).cuda(), sampler, replace(plan, **settings))
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "rmsprop"])
+def test_a_captured_step_is_the_same_step(optimiser):
+    settings = {"optimiser": optimiser, "discriminative": 0.1, "clip": 5.0}
+    eager, captured = trainer(graph=False, **settings), trainer(**settings)
+    for a, b in zip(eager.advance(10), captured.advance(10), strict=True):
+        assert not b.skipped
+        assert b.loss == pytest.approx(a.loss, rel=2e-3)
+        assert b.rate == a.rate
+    assert torch.equal(eager.generator.get_state(), captured.generator.get_state())
+    assert captured.trained().log_prob(captured.sampler.sets(2, 3, eager.generator)).isfinite().all()
+
+
+def test_a_captured_run_goes_on_where_it_was():
+    whole, part = trainer(), trainer()
+    expected = whole.advance(12)
+    part.advance(6)
+    resumed = trainer()
+    resumed.restore(part.state())
+    for a, b in zip(expected[6:], resumed.advance(6), strict=True):
+        assert b.loss == pytest.approx(a.loss, rel=2e-3)
+
+
+def test_a_captured_step_that_is_not_finite_changes_nothing():
+    current = trainer()
+    current.advance(6)
+    with torch.no_grad():
+        current.model.flow.bijections[-1].bound.fill_(torch.nan)
+        before = [p.clone() for p in current.model.parameters()]
+        assert all(step.skipped for step in current.advance(2))
+        for a, b in zip(before, current.model.parameters(), strict=True):
+            assert torch.equal(a.nan_to_num(), b.nan_to_num())
+        current.model.flow.bijections[-1].bound.fill_(1.0)
+    assert not current.step().skipped

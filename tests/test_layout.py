@@ -31,6 +31,7 @@ ORDER = [
     "bruno.process",
     "bruno.model",
     "bruno.checkpoint",
+    "bruno.capture",
     "bruno.training",
     "bruno.runs",
     "bruno.evaluation",

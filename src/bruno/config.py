@@ -76,10 +76,12 @@ class TrainConfig:
 
     The rate warms up over a share of the run, stays or decays ("linear" and "cosine" to `final_rate`,
     "exponential" likewise), all in terms of progress, so that a run of minutes has the same shape as one of
-    steps. The process has a rate of its own, `process_rate` times the flow's.
+    steps. The process has a rate of its own, `process_rate` times the flow's. `precision` and `graph` are for
+    a GPU: networks in bfloat16, and the whole step compiled and captured as one CUDA graph.
     """
 
     steps: int = 1000
+    minutes: float = 0.0  # how long to train, by the clock, instead of how many steps; 0: by steps
     batch: int = 32
     length: int = 20
     generative: float = 1.0  # weight of bits/dim
@@ -96,15 +98,26 @@ class TrainConfig:
     final_rate: float = 0.0  # as a share of the rate
     clip: float = 0.0  # largest norm of the gradient; 0 for none
     ema: float = 0.0  # how much the averaged weights keep at each step; 0 for no averaging
+    precision: str = "bfloat16"
+    graph: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_choice("train.optimiser", self.optimiser, ("adamw", "adam", "rmsprop"))
         check_choice("train.decay", self.decay, ("linear", "cosine", "exponential", "none"))
+        check_choice("train.precision", self.precision, ("float32", "bfloat16"))
         for name in ("steps", "batch", "length", "episodes", "shot"):
             check_at_least(f"train.{name}", getattr(self, name), 1)
         check_at_least("train.way", self.way, 2)
-        for name in ("generative", "discriminative", "rate", "process_rate", "weight_decay", "clip"):
+        for name in (
+            "generative",
+            "discriminative",
+            "rate",
+            "process_rate",
+            "weight_decay",
+            "clip",
+            "minutes",
+        ):
             check_at_least(f"train.{name}", getattr(self, name), 0)
         for name in ("warmup", "final_rate", "ema"):
             if not 0 <= getattr(self, name) < 1:
@@ -120,12 +133,16 @@ class DataConfig:
     """What a model learns from: a named data set, or the path of a folder, archive, npz or CSV."""
 
     name: str
+    split: str = "train"  # or "trainval", once all choices are made
     rotations: bool = False  # every class four times, turned by multiples of 90 degrees
     classes: tuple[str, ...] = ()  # only these; all if empty
     size: int = 0  # for images of your own: resize to this height and width
     colour: bool = False  # for images of your own: three channels
     group: str = ""  # for a CSV: the column that names the set
     skip_bad: bool = False  # leave out what cannot be read
+
+    def __post_init__(self) -> None:
+        check_choice("data.split", self.split, ("train", "trainval"))
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ class SetSampler:
         self.elements = examples.elements[order].to(device)
         self.counts = examples.counts.to(device)
         self.names = examples.names
-        if int(self.counts.min()) == 0:
+        # Known ahead: to ask later would make the host wait for the device at every draw.
+        self.fewest, self.most = int(examples.counts.min()), int(examples.counts.max())
+        if self.fewest == 0:
             empty = examples.names[int(self.counts.argmin())]
             raise ValueError(f"every class must have elements; {empty!r} has none.")
         self.starts = self.counts.cumsum(0) - self.counts
@@ -91,9 +93,7 @@ class SetSampler:
     def _distinct(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
         """n different elements of each class: the places of the n largest of as many random keys."""
         counts = self.counts[classes].unsqueeze(1)
-        keys = torch.rand(
-            (len(classes), int(self.counts.max())), generator=generator, device=self.counts.device
-        )
+        keys = torch.rand((len(classes), self.most), generator=generator, device=self.counts.device)
         inside = torch.arange(keys.shape[1], device=keys.device) < counts
         return self.starts[classes].unsqueeze(1) + keys.masked_fill(~inside, -1.0).topk(n, 1).indices
 
@@ -112,7 +112,6 @@ class SetSampler:
         return torch.where(turns % 2 == 1, x.transpose(-2, -1).flip(-2), x)
 
     def _check_enough(self, n: int, name: str) -> None:
-        fewest = int(self.counts.min())
-        if not 1 <= n <= fewest:
+        if not 1 <= n <= self.fewest:
             where = self.names[int(self.counts.argmin())]
-            raise ValueError(f"`{name}` must be from 1 to {fewest}, what class {where!r} has; got {n}.")
+            raise ValueError(f"`{name}` must be from 1 to {self.fewest}, what class {where!r} has; got {n}.")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor, distributed, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
+from bruno.capture import CapturedStep
 from bruno.config import TrainConfig
+from bruno.flow import set_compiled, set_network_dtype
 from bruno.model import Bruno
+from bruno.preprocessing import dequantise
 from bruno.process import Evidence
 from bruno.sequences import Episodes, SetSampler
 
@@ -57,20 +63,47 @@ def episode_log_probs(
     return model.process.step_log_prob(one_each, classes, validate=False).squeeze(-1)
 
 
+class Objective(nn.Module):
+    """What is minimised: bits/dim of sets, the cross-entropy of episodes, or their weighted sum.
+
+    A module of its own so that DistributedDataParallel can wrap it. Takes elements that are dequantised.
+    """
+
+    def __init__(self, model: Bruno, config: TrainConfig) -> None:
+        super().__init__()
+        self.model, self.config = model, config
+
+    def forward(self, sets: Tensor | None, episodes: Episodes | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(loss, bits/dim, accuracy); NaN for what there is no data for."""
+        nothing = self.model.process.mean.new_full((), math.nan)
+        loss, bits, accuracy = torch.zeros_like(nothing), nothing, nothing
+        if sets is not None:
+            bits = self.model.bits_per_dim(self.model.log_prob(sets, validate=False)).mean()
+            loss = loss + self.config.generative * bits
+        if episodes is not None:
+            scores = episode_log_probs(self.model, episodes)
+            target = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape[:2])
+            loss = loss + self.config.discriminative * F.cross_entropy(scores.flatten(0, 1), target.flatten())
+            accuracy = (scores.argmax(2) == target).float().mean()
+        return loss, bits, accuracy
+
+
 def make_optimiser(model: Bruno, config: TrainConfig) -> torch.optim.Optimizer:
-    """Two groups of parameters, the flow's first and the process's second, each with its own rate."""
-    groups = [
-        {"params": list(model.flow.parameters()), "rate": config.rate, "weight_decay": config.weight_decay},
-        {
-            "params": list(model.process.parameters()),
-            "rate": config.rate * config.process_rate,
-            "weight_decay": 0.0,
-        },
-    ]
+    """Two groups of parameters, the flow's first and the process's second, each with a rate of its own.
+
+    The rates in use are tensors, so that a captured step sees them change.
+    """
+    device = model.process.mean.device
+    flow: dict[str, Any] = {"params": list(model.flow.parameters()), "rate": config.rate}
+    process: dict[str, Any] = {"params": list(model.process.parameters())}
+    flow |= {"weight_decay": config.weight_decay, "lr": torch.zeros((), device=device)}
+    process |= {"weight_decay": 0.0, "lr": torch.zeros((), device=device)}
+    process["rate"] = config.rate * config.process_rate
+    capturable = device.type == "cuda"
     if config.optimiser == "rmsprop":
-        return torch.optim.RMSprop(groups, lr=config.rate, alpha=0.95)
+        return torch.optim.RMSprop([flow, process], alpha=0.95, capturable=capturable)
     kind = torch.optim.AdamW if config.optimiser == "adamw" else torch.optim.Adam
-    return kind(groups, lr=config.rate)
+    return kind([flow, process], fused=True, capturable=capturable)
 
 
 def rate_factor(config: TrainConfig, progress: float) -> float:
@@ -89,55 +122,107 @@ def rate_factor(config: TrainConfig, progress: float) -> float:
 class Average:
     """Exponentially averaged weights: a second model, nudged towards the trained one after each step."""
 
-    def __init__(self, model: nn.Module, keep: float) -> None:
-        self.keep = keep
-        self.weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    def __init__(self, model: nn.Module) -> None:
+        state = model.state_dict()
+        self.weights = {name: tensor.detach().clone() for name, tensor in state.items()}
+        averaged = [name for name, tensor in state.items() if tensor.is_floating_point()]
+        self._mean, self._now = [self.weights[n] for n in averaged], [state[n] for n in averaged]
 
     @torch.no_grad()
-    def update(self, model: nn.Module, steps: int) -> None:
-        """Early on the average keeps less: it has nothing worth keeping yet."""
-        keep = min(self.keep, steps / (steps + 9))
-        for name, tensor in model.state_dict().items():
-            if tensor.is_floating_point():
-                self.weights[name].lerp_(tensor, 1 - keep)
-            else:
-                self.weights[name].copy_(tensor)
+    def update(self, keep: Float[Tensor, ""]) -> None:
+        """mean <- keep · mean + (1 − keep) · now."""
+        torch._foreach_mul_(self._mean, keep)
+        torch._foreach_add_(self._mean, torch._foreach_mul(self._now, 1 - keep))
 
 
 class Trainer:
     """Trains a model in place, a step at a time; all that the next step depends on can be saved and restored.
 
-    Every random number comes from the config's seed. A step whose loss or gradient is not finite changes no
-    weight and says so. On a CPU, a restored trainer goes on to the bit.
+    Every random number comes from the config's seed. A step whose gradient is not finite changes no weight
+    and says so. On a CPU, a restored trainer goes on to the bit. On a GPU the step is captured as one CUDA
+    graph. In a process group, every process draws the same batch and works on its share of it: as many
+    processes give what one would.
+
+    Attributes:
+        index: steps taken.
+        scale: of all rates, lowered when a run had to go back.
+        seconds: spent on training, for runs that go by the clock; kept by whoever drives the trainer.
     """
 
     def __init__(self, model: Bruno, sampler: SetSampler, config: TrainConfig) -> None:
         self.model, self.sampler, self.config = model, sampler, config
-        self.index = 0
-        self.generator = Generator(model.process.mean.device).manual_seed(config.seed)
+        self.index, self.scale, self.seconds = 0, 1.0, 0.0
+        self.rank, self.processes = _rank_and_processes()
+        for name, size in (("batch", config.batch), ("episodes", config.episodes)):
+            if size % self.processes:
+                raise ValueError(
+                    f"`train.{name}` must be a multiple of {self.processes} processes; got {size}."
+                )
+        self.device = model.process.mean.device
+        self.generator = Generator(self.device).manual_seed(config.seed)
         self.optimiser = make_optimiser(model, config)
-        self.average = Average(model, config.ema) if config.ema else None
+        self.average: Average | None = None
+        self._parameters = list(model.parameters())
+        self._factor, self._keep = torch.zeros((2,), device=self.device).unbind()
+        self._initialised = False
+        self._run: Callable[[], Tensor] | None = None
+
+    def begin(self) -> None:
+        """Before the first step: what depends on data, once, and what depends on the weights, on every start."""
+        if not self._initialised:
+            first = self._noisy(self.sampler.sets(self.config.batch, self.config.length, self.generator))
+            if self.rank == 0:
+                self.model.initialise(first)
+            self._initialised = True
+        objective: nn.Module = Objective(self.model, self.config)
+        if distributed.is_initialized():  # which hands out the weights of the first process
+            objective = DistributedDataParallel(objective)
+        self._objective = objective
+        self.average = Average(self.model) if self.config.ema else None
+        self._run = self._step
+        if self.device.type == "cuda":
+            self._run = self._switched_step
+            if self.config.graph:
+                self._run = CapturedStep(self._switched_step, self.generator)
 
     def step(self) -> Step:
-        """One step; the first one initialises the model from data, unless that was done before."""
-        config, model = self.config, self.model
-        if self.index == 0:
-            model.initialise(self.sampler.sets(config.batch, config.length, self.generator), self.generator)
-        self.index += 1
-        factor = rate_factor(config, min(1.0, (self.index - 0.5) / config.steps))  # never 0
-        for group in self.optimiser.param_groups:
-            group["lr"] = group["rate"] * factor
-        self.optimiser.zero_grad(set_to_none=True)
-        loss, bits, accuracy = self._loss()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf)
-        finite = bool(torch.isfinite(loss) & torch.isfinite(norm))
-        if finite:
-            self.optimiser.step()
-            if self.average is not None:
-                self.average.update(model, self.index)
-        rate = self.optimiser.param_groups[0]["lr"]
-        return Step(self.index, loss.item(), bits, accuracy, rate, norm.item(), not finite)
+        """One step."""
+        return self.advance(1)[0]
+
+    def advance(self, count: int, progress: float | None = None) -> list[Step]:
+        """Several steps, and only then a look at what they gave: a GPU does not wait in between.
+
+        The rate follows the share of the config's steps that are done, or the `progress` given.
+        """
+        if self._run is None:
+            self.begin()
+        assert self._run is not None
+        rates, results = [], []
+        for _ in range(count):
+            self.index += 1
+            done = (self.index - 0.5) / self.config.steps if progress is None else progress  # never 0
+            factor = self.scale * rate_factor(self.config, min(1.0, done))
+            self._factor.fill_(factor)
+            # Early on the average keeps less: it has nothing worth keeping yet.
+            self._keep.fill_(min(self.config.ema, self.index / (self.index + 9)))
+            rates.append(self.config.rate * factor)
+            results.append(self._run().clone())
+        values = torch.stack(results)
+        if self.processes > 1:
+            distributed.all_reduce(values)
+            values /= self.processes
+        first = self.index - count + 1
+        return [
+            Step(first + i, loss, bits, accuracy, rates[i], norm, not math.isfinite(norm))
+            for i, (loss, bits, accuracy, norm) in enumerate(values.tolist())
+        ]
+
+    def trained(self) -> Bruno:
+        """A copy of the model as it is now, with averaged weights where they are kept."""
+        result = copy.deepcopy(self.model)
+        if self.average is not None:
+            result.load_state_dict(self.average.weights)
+        return result.requires_grad_(True)
 
     def state(self) -> dict[str, Tensor]:
         """Weights, optimiser, average, random numbers and step count, as named tensors."""
@@ -146,7 +231,8 @@ class Trainer:
             tensors |= {f"optimiser.{i}.{name}": torch.as_tensor(value) for name, value in values.items()}
         if self.average is not None:
             tensors |= {f"average.{name}": tensor for name, tensor in self.average.weights.items()}
-        return {**tensors, "generator": self.generator.get_state(), "index": torch.tensor(self.index)}
+        numbers = {"index": torch.tensor(self.index), "scale": torch.tensor(self.scale, dtype=torch.double)}
+        return {**tensors, "generator": self.generator.get_state(), **numbers}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Go back to a saved state, of a trainer of the same model and config."""
@@ -162,27 +248,71 @@ class Trainer:
             state.setdefault(int(i), {})[key] = tensor
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
+        self.generator.set_state(tensors["generator"].cpu())
+        self.index, self.scale = int(tensors["index"]), float(tensors["scale"])
+        self._initialised = True
+        self.begin()
         if self.average is not None:
             for name, tensor in parts["average"].items():
                 self.average.weights[name].copy_(tensor)
-        self.generator.set_state(tensors["generator"].cpu())
-        self.index = int(tensors["index"])
 
-    def _loss(self) -> tuple[Tensor, float, float]:
-        """The weighted sum of both objectives, bits/dim and accuracy."""
-        config, model, sampler = self.config, self.model, self.sampler
-        loss, bits, accuracy = model.process.mean.new_zeros(()), math.nan, math.nan
+    def _step(self) -> Tensor:
+        """(loss, bits/dim, accuracy, gradient norm) of one step, by operations that wait for no value."""
+        self.optimiser.zero_grad(set_to_none=True)
+        loss, bits, accuracy = self._objective(*self._draw())
+        loss.backward()
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if self.config.clip:
+            nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm)
+        for group in self.optimiser.param_groups:
+            torch.mul(self._factor, group["rate"], out=group["lr"])
+        self._leave_out_unless(norm.isfinite(), gradients)
+        self.optimiser.step()
+        if self.average is not None:
+            self.average.update(self._keep)
+        return torch.stack([loss.detach(), bits.detach(), accuracy, norm])
+
+    def _leave_out_unless(self, finite: Tensor, gradients: list[Tensor]) -> None:
+        """Tell the optimiser, without looking at the value, whether its next step is to change anything."""
+        if self.optimiser.defaults.get("fused"):
+            self.optimiser.found_inf = (~finite).float()  # type: ignore[attr-defined]  # as GradScaler does
+            return
+        for gradient in gradients:  # for the others, a step of no length along no gradient
+            gradient.masked_fill_(~finite, 0.0)
+        for group in self.optimiser.param_groups:
+            group["lr"].mul_(finite)
+
+    def _draw(self) -> tuple[Tensor | None, Episodes | None]:
+        """This process's share of the sets and episodes of a step."""
+        config, generator = self.config, self.generator
+        sets, episodes = None, None
         if config.generative:
-            x = sampler.sets(config.batch, config.length, self.generator)
-            mean_bits = model.bits_per_dim(model.log_prob(x, self.generator, validate=False)).mean()
-            loss, bits = loss + config.generative * mean_bits, mean_bits.item()
+            sets = self._share(self._noisy(self.sampler.sets(config.batch, config.length, generator)))
         if config.discriminative:
-            episodes = sampler.episodes(config.episodes, config.way, config.shot, self.generator)
-            scores = episode_log_probs(model, episodes, self.generator).flatten(0, 1)
-            target = torch.arange(config.way, device=scores.device).repeat(config.episodes)
-            loss = loss + config.discriminative * F.cross_entropy(scores, target)
-            accuracy = (scores.argmax(1) == target).float().mean().item()
-        return loss, bits, accuracy
+            drawn = self.sampler.episodes(config.episodes, config.way, config.shot, generator)
+            episodes = Episodes(*(self._share(self._noisy(x)) for x in drawn))
+        return sets, episodes
+
+    def _noisy(self, x: Tensor) -> Tensor:
+        return x if x.is_floating_point() else dequantise(x, self.generator)
+
+    def _share(self, x: Tensor) -> Tensor:
+        return x.chunk(self.processes)[self.rank]
+
+    def _switched_step(self) -> Tensor:
+        """A step with the model as it is trained on a GPU; to everyone else it is the plain one."""
+        set_compiled(self.model, self.config.graph)
+        set_network_dtype(self.model, torch.bfloat16 if self.config.precision == "bfloat16" else None)
+        try:
+            return self._step()
+        finally:
+            set_compiled(self.model, False)
+            set_network_dtype(self.model, None)
+
+
+def _rank_and_processes() -> tuple[int, int]:
+    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
 
 
 def train(model: Bruno, sampler: SetSampler, config: TrainConfig) -> Iterator[Step]:

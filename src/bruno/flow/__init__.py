@@ -3,7 +3,7 @@
 from bruno.flow.bijection import Bijection, Chain, FactorOut, Flatten, Squeeze
 from bruno.flow.coupling import AffineCoupling, Channels, Checkerboard, OddEven, Partition
 from bruno.flow.networks import ConvNetwork, DenseNetwork, initialise
-from bruno.flow.realnvp import ConvRealNVP, DenseRealNVP, set_network_dtype, set_recompute
+from bruno.flow.realnvp import ConvRealNVP, DenseRealNVP, set_compiled, set_network_dtype, set_recompute
 
 __all__ = [
     "AffineCoupling",
@@ -21,6 +21,7 @@ __all__ = [
     "Partition",
     "Squeeze",
     "initialise",
+    "set_compiled",
     "set_network_dtype",
     "set_recompute",
 ]

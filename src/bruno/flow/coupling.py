@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -104,11 +106,13 @@ class AffineCoupling(Bijection):
 
     log |det| = Σ s, and s = bound · tanh(·) with a bound that is learnt. The network may run in a shorter
     type than the samples (`network_dtype`, on a GPU): s, t and the log-det do not. `recompute` trades time
-    for memory: what the network computes on the way forward is computed again on the way back.
+    for memory: what the network computes on the way forward is computed again on the way back. `compiled`
+    leaves the way forward to torch.compile, once for all couplings of one kind and shape.
     """
 
     network_dtype: torch.dtype | None = None
     recompute: bool = False
+    compiled: bool = False
 
     def __init__(self, partition: Partition, network: nn.Module) -> None:
         super().__init__()
@@ -117,14 +121,17 @@ class AffineCoupling(Bijection):
         self.bound = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
-        fixed, moved = self.partition.split(x)
-        s, t = self._scale_and_shift(fixed)
-        return self.partition.join(fixed, moved * s.exp() + t), s.flatten(1).sum(1)
+        return _compiled_transform()(self, x) if self.compiled else self._transform(x)
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
         fixed, moved = self.partition.split(z)
         s, t = self._scale_and_shift(fixed)
         return self.partition.join(fixed, (moved - t) * (-s).exp()), -s.flatten(1).sum(1)
+
+    def _transform(self, x: Tensor) -> Transformed:
+        fixed, moved = self.partition.split(x)
+        s, t = self._scale_and_shift(fixed)
+        return self.partition.join(fixed, moved * s.exp() + t), s.flatten(1).sum(1)
 
     def _scale_and_shift(self, fixed: Float[Tensor, "batch *shape"]) -> tuple[Tensor, Tensor]:
         short = self.network_dtype
@@ -135,3 +142,15 @@ class AffineCoupling(Bijection):
                 output = self.network(fixed)
         s, t = output.to(fixed.dtype).chunk(2, dim=1)
         return self.partition.on_moved(self.bound * s.tanh()), self.partition.on_moved(t)
+
+
+@cache
+def _compiled_transform() -> Callable[[AffineCoupling, Tensor], Transformed]:
+    """One compiled function for all couplings: what differs in shape or kind is compiled beside it.
+
+    Those are more than the eight that the compiler allows for by default before it gives up, silently.
+    """
+    import torch._dynamo  # a second's import that only training on a GPU needs
+
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(AffineCoupling._transform, dynamic=False)

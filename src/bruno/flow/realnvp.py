@@ -123,5 +123,11 @@ def set_recompute(module: nn.Module, recompute: bool) -> None:
         coupling.recompute = recompute
 
 
+def set_compiled(module: nn.Module, compiled: bool) -> None:
+    """Compile the way forward through all couplings, shared by those of one kind and shape, or not."""
+    for coupling in _couplings(module):
+        coupling.compiled = compiled
+
+
 def _couplings(module: nn.Module) -> list[AffineCoupling]:
     return [m for m in module.modules() if isinstance(m, AffineCoupling)]

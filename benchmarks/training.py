@@ -1,0 +1,221 @@
+"""How long a training step takes, and where: in the networks of the couplings, or in everything else.
+
+On a CPU, a step with each network replaced by one that does next to nothing is what the rest costs: data,
+preprocessing, couplings, process; the optimiser's share is timed by itself. On a GPU, the step as Python
+launches it against the step as one CUDA graph. All times are medians, all ratios within one run. Run with
+`make bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from bruno import Bruno
+from bruno.config import Recipe, TrainConfig, load_recipe
+from bruno.data import Examples
+from bruno.flow import AffineCoupling
+from bruno.provenance import provenance
+from bruno.sequences import SetSampler
+from bruno.training import Trainer, make_optimiser
+
+RESULTS = Path(__file__).parents[1] / "results"
+PROTOTYPE = ["flow.squeeze_first=true", "flow.blocks=4", "flow.units=512", "train.optimiser=adamw"]
+
+
+class Echo(nn.Module):
+    """The cheapest network that a coupling can have: its input, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = x * self.scale
+        return torch.cat([scaled, scaled], 1)
+
+
+def trainer(recipe: Recipe, device: str = "cpu", *, networks: bool = True, **settings: Any) -> Trainer:
+    """On noise: what is in the images makes no difference to how long they take."""
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (2000, 1, 28, 28), dtype=torch.uint8)
+    examples = Examples(images, torch.arange(2000) // 20, tuple(map(str, range(100))))
+    model = Bruno.from_config(recipe.model((1, 28, 28), 256))
+    if not networks:
+        for coupling in model.modules():
+            if isinstance(coupling, AffineCoupling):
+                coupling.network = Echo()
+    sampler = SetSampler(examples, rotations=recipe.data.rotations, device=device)
+    return Trainer(model.to(device), sampler, replace(recipe.train, **settings))
+
+
+def seconds(run: Callable[[], Any], times: int) -> float:
+    run()
+    taken = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken)
+
+
+def optimiser_seconds(model: Bruno, config: TrainConfig, times: int) -> float:
+    """Norm and step over all parameters."""
+    optimiser = make_optimiser(model, config)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+
+    def step() -> None:
+        nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        optimiser.step()
+
+    return seconds(step, times)
+
+
+def shares_on_cpu(name: str, batch: int, times: int) -> dict[str, Any]:
+    """A step and an evaluation, and the share of each that is not spent in the networks."""
+    recipe = load_recipe(name)
+    whole, rest = (trainer(recipe, networks=flag, batch=batch) for flag in (True, False))
+    x = whole.sampler.sets(batch, recipe.train.length, whole.generator)
+    step, rest_of_step = seconds(whole.step, times), seconds(rest.step, 5 * times)
+    optimiser = optimiser_seconds(whole.model, recipe.train, 5 * times)
+    with torch.no_grad():
+        evaluation = seconds(lambda: whole.model.log_prob(x, whole.generator), times)
+        rest_of_evaluation = seconds(lambda: rest.model.log_prob(x, rest.generator), 5 * times)
+    return {
+        "preset": name,
+        "batch": batch,
+        "step": step,
+        "not in networks": (rest_of_step + optimiser) / step,
+        "optimiser": optimiser / step,
+        "evaluation": evaluation,
+        "not in networks, evaluation": rest_of_evaluation / evaluation,
+        "images per second": batch * recipe.train.length / step,
+    }
+
+
+def choices_on_cpu(times: int) -> list[dict[str, Any]]:
+    """Threads, memory format and optimiser: each choice against what the package does by default."""
+    rows = []
+    all_threads = torch.get_num_threads()
+    for name, batch in (("omniglot-paper", 2), ("mnist-dense", 32)):
+        recipe = load_recipe(name)
+        default = seconds(trainer(recipe, batch=batch).step, times)
+
+        def against(what: str, taken: float, name: str = name, default: float = default) -> None:
+            rows.append({"preset": name, "choice": what, "times the default": taken / default})
+
+        for threads in {1, all_threads, 2 * all_threads} - {all_threads}:
+            torch.set_num_threads(threads)
+            against(
+                f"{threads} threads, not {all_threads}", seconds(trainer(recipe, batch=batch).step, times)
+            )
+        torch.set_num_threads(all_threads)
+        if recipe.flow.kind == "conv":
+            last = trainer(recipe, batch=batch)
+            last.model.to(memory_format=torch.channels_last)
+            for coupling in last.model.modules():
+                if (
+                    isinstance(coupling, AffineCoupling)
+                    and coupling.partition.__class__.__name__ != "OddEven"
+                ):
+                    coupling.network.register_forward_pre_hook(
+                        lambda _, inputs: inputs[0].contiguous(memory_format=torch.channels_last)
+                    )
+            against("channels last", seconds(last.step, times))
+        model = Bruno.from_config(recipe.model((1, 28, 28), 256))
+        groups = [p for p in model.parameters()]
+        for p in groups:
+            p.grad = torch.randn_like(p)
+        fused = seconds(torch.optim.AdamW(groups, fused=True).step, 5 * times)
+        for kind in ("foreach", "for-loop"):
+            other = torch.optim.AdamW(groups, foreach=kind == "foreach", fused=False)
+            rows.append(
+                {"preset": name, "choice": f"AdamW {kind}, not fused; the optimiser's step alone"}
+                | {"times the default": seconds(other.step, 5 * times) / fused}
+            )
+    return rows
+
+
+def speed_on_gpu(what: str, preset: str, overrides: list[str], batch: int) -> dict[str, Any]:
+    """One way to run a step: seconds until it is warm, then milliseconds a step and images a second."""
+    torch.cuda.reset_peak_memory_stats()
+    recipe = load_recipe(preset, overrides)
+    current = trainer(recipe, "cuda", batch=batch)
+    begun = time.perf_counter()
+    current.advance(5)
+    warm = time.perf_counter() - begun
+    steps = 30 if recipe.train.graph else 5
+    begun = time.perf_counter()
+    current.advance(steps)  # which ends by reading what the last step gave
+    taken = (time.perf_counter() - begun) / steps
+    return {
+        "what": what,
+        "batch": batch,
+        "seconds until warm": warm,
+        "milliseconds a step": 1000 * taken,
+        "images per second": batch * recipe.train.length / taken,
+        "peak memory, GiB": torch.cuda.max_memory_allocated() / 2**30,
+    }
+
+
+def gpu_rows() -> list[dict[str, Any]]:
+    rows = []
+    for what, preset, overrides, batches in (
+        ("squeeze-first, 4 blocks, 512 units", "omniglot", PROTOTYPE, (32, 128)),
+        ("the paper's model", "omniglot-paper", [], (32,)),
+    ):
+        for batch in batches:
+            for how, settings in (
+                ("eager", ["train.graph=false", "train.precision=float32"]),
+                ("graph", ["train.precision=float32"]),
+                ("graph, networks in bfloat16", []),
+            ):
+                if how != "eager" or batch == 32:
+                    rows.append(speed_on_gpu(f"{what}: {how}", preset, overrides + settings, batch))
+                    print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--times", type=int, default=3, help="repetitions of a step on the CPU")
+    arguments = parser.parse_args()
+    gpu = torch.cuda.is_available()
+    tables = (
+        {"steps": gpu_rows()}
+        if gpu
+        else {
+            "shares": [
+                shares_on_cpu("omniglot-paper", 2, arguments.times),
+                shares_on_cpu("mnist-dense", 32, 3 * arguments.times),
+            ],
+            "choices": choices_on_cpu(arguments.times),
+        }
+    )
+    for rows in tables.values():
+        table = Table(*rows[0])
+        for row in rows:
+            table.add_row(
+                *(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values())
+            )
+        Console().print(table)
+    report = {**tables, "provenance": provenance(0)}
+    path = arguments.out / f"training-{'cuda' if gpu else 'cpu'}.json"
+    path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
