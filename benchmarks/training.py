@@ -41,7 +41,7 @@ class Echo(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.zeros(()))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         scaled = x * self.scale
         return torch.cat([scaled, scaled], 1)
 
@@ -135,7 +135,7 @@ def choices_on_cpu(times: int) -> list[dict[str, Any]]:
                     )
             against("channels last", seconds(last.step, times))
         model = Bruno.from_config(recipe.model((1, 28, 28), 256))
-        groups = [p for p in model.parameters()]
+        groups = list(model.parameters())
         for p in groups:
             p.grad = torch.randn_like(p)
         fused = seconds(torch.optim.AdamW(groups, fused=True).step, 5 * times)

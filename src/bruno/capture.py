@@ -30,7 +30,7 @@ class CapturedStep:
         self._stream = torch.cuda.Stream()
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self) -> Tensor:
+    def __call__(self) -> Tensor:  # noqa: D102
         if self._eager:
             self._eager -= 1
             self._stream.wait_stream(torch.cuda.current_stream())

@@ -168,7 +168,7 @@ class Trainer:
         self._run: Callable[[], Tensor] | None = None
 
     def begin(self) -> None:
-        """Before the first step: what depends on data, once, and what depends on the weights, on every start."""
+        """What comes before the first step: initialisation from data, once, and what holds the weights."""
         if not self._initialised:
             first = self._noisy(self.sampler.sets(self.config.batch, self.config.length, self.generator))
             if self.rank == 0:

@@ -68,7 +68,20 @@ class Conv(WeightNormed):
         self.padding = size // 2
 
     def forward(self, x: Float[Tensor, "batch inputs h w"]) -> Float[Tensor, "batch outputs h w"]:  # noqa: D102
+        if x.is_cuda and self.padding == 0 and len(self.bias) % 8:
+            return self._forward_aligned(x)
         return F.conv2d(x, self.weight, self.bias, padding=self.padding)
+
+    def _forward_aligned(self, x: Tensor) -> Tensor:
+        """With more outputs than asked for, up to a multiple of 8.
+
+        A 1 × 1 convolution of half precision becomes a matrix product, and the gradient of a weight with 4
+        rows takes 1.4 ms on an H200 where one with 8 takes 0.03.
+        """
+        outputs = len(self.bias)
+        more = -outputs % 8
+        weight, bias = F.pad(self.weight, (0, 0, 0, 0, 0, 0, 0, more)), F.pad(self.bias, (0, more))
+        return F.conv2d(x, weight, bias)[:, :outputs]
 
 
 class DenseNetwork(nn.Module):
