@@ -35,6 +35,7 @@ ORDER = [
     "bruno.training",
     "bruno.runs",
     "bruno.evaluation",
+    "bruno.tasks",
     "bruno",
     "bruno.cli",
     "bruno.__main__",

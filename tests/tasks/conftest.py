@@ -1,0 +1,33 @@
+"""One small model, trained on the built-in digits (2, 5 and 8 held out), for all tests of what it can do."""
+
+import pytest
+import torch
+
+from bruno import Bruno
+from bruno.config import load_recipe
+from bruno.data import Examples, load_examples
+from bruno.sequences import SetSampler
+from bruno.training import train
+
+
+@pytest.fixture(scope="session")
+def digits_model() -> Bruno:
+    recipe = load_recipe("digits", ["train.steps=800"])
+    torch.manual_seed(0)
+    examples = load_examples("digits")
+    model = Bruno.from_config(recipe.model(examples.shape, examples.levels))
+    for _ in train(model, SetSampler(examples), recipe.train):
+        pass
+    return model
+
+
+@pytest.fixture(scope="session")
+def learnt_digits() -> Examples:
+    """The seven digits that the model was trained on."""
+    return load_examples("digits")
+
+
+@pytest.fixture(scope="session")
+def unseen_digits() -> Examples:
+    """The three digits that the model never saw."""
+    return load_examples("digits", "test")
