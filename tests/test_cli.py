@@ -4,19 +4,22 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import bruno
 from bruno.checkpoint import read
-from bruno.cli import app
+from bruno.cli import COMMANDS, app
 from bruno.config import load_recipe, presets
 from bruno.data import SOURCES
 from bruno.runs import Run
 
-SMALL = ["--set", "flow.units=16", "--set", "flow.couplings=2", "--set", "train.batch=4", "--device", "cpu"]
+SMALL = ["--set", "flow.units=16", "--set", "flow.couplings=2", "--set", "train.batch=4"]
+SMALL += ["--device", "cpu", "--validate", "4"]
 
 
 def run(*arguments: str, code: int = 0) -> str:
@@ -60,19 +63,53 @@ def test_train_resume_and_evaluate(tmp_path, monkeypatch):
 def test_training_continues_to_the_bit_after_an_interruption(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run("train", "digits", "--steps", "6", "--out", "whole", *SMALL)
-    original = bruno.training.Trainer.step
+    original = bruno.training.Trainer.advance
 
-    def interrupted(self):
+    def interrupted(self, count, progress):
         if self.index == 3:
             raise KeyboardInterrupt
-        return original(self)
+        return original(self, count, progress)
 
-    monkeypatch.setattr("bruno.training.Trainer.step", interrupted)
-    CliRunner().invoke(app, ["train", "digits", "--steps", "6", "--out", "cut", "--save-every", "0", *SMALL])
-    monkeypatch.setattr("bruno.training.Trainer.step", original)
+    monkeypatch.setattr("bruno.training.Trainer.advance", interrupted)
+    run("train", "digits", "--steps", "6", "--out", "cut", "--save-every", "0", *SMALL, code=130)
+    monkeypatch.setattr("bruno.training.Trainer.advance", original)
     run("train", "digits", "--steps", "6", "--out", "cut", "--resume", *SMALL)
     whole, cut = (bruno.load(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert whole.fingerprint() == cut.fingerprint()
+
+
+def test_finetuning_starts_from_the_run_and_can_be_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "3", "--out", "run", *SMALL)
+    tune = ["finetune", "run", "--way", "3", "--episodes", "2", "--set", "train.batch=2", "--device", "cpu"]
+    run(*tune, "--set", "train.rate=0.0", "--steps", "2", "--out", "still")
+    before, still = (bruno.load(f"{name}/model.safetensors") for name in ("run", "still"))
+    assert still.fingerprint() == before.fingerprint()
+    run(*tune, "--steps", "2")
+    run(*tune, "--steps", "4", "--resume")
+    log = [json.loads(line) for line in Path("run-finetuned/log.jsonl").read_text().splitlines()]
+    assert [line["index"] for line in log] == [1, 2, 3, 4]
+    assert all(line["accuracy"] is not None and line["bits_per_dim"] is not None for line in log)
+    assert bruno.load("run-finetuned/model.safetensors").fingerprint() != before.fingerprint()
+    assert "mean" in run("evaluate", "run-finetuned", "--sets", "4", "--device", "cpu")
+
+
+def test_the_best_checkpoint_can_be_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "3", "--out", "run", "--save-every", "0", *SMALL)
+    run("evaluate", "run", "--checkpoint", "best", "--sets", "4")
+    with pytest.raises(ValueError, match=r"`checkpoint` must be 'last' or 'best'; got 'first'"):
+        run("evaluate", "run", "--checkpoint", "first")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_that_the_command_understands(command):
+    output = run(command, "--help")
+    example = COMMANDS[command][1]
+    assert example.split()[1] == command
+    assert " ".join(example.split()[:3]) in " ".join(output.split())
+    known = {option for parameter in get_command(app).commands[command].params for option in parameter.opts}
+    assert {word for word in example.split() if word.startswith("--")} <= known
 
 
 def test_averaged_weights_are_the_model_that_is_saved(tmp_path, monkeypatch):
@@ -117,7 +154,10 @@ def test_lists(tmp_path):
         (["train", "digits", "--set", "flow"], "`--set` takes key.sub=value"),
         (["train", "digits", "--steps", "0"], "`train.steps` must be at least 1; got 0"),
         (["train", "digits", "--resume", "--out", "empty"], "`--resume` needs a checkpoint; empty has none"),
-        (["evaluate", "nowhere"], "nowhere has no checkpoint"),
+        (["evaluate", "nowhere"], "nowhere has no recipe.json"),
+        (["finetune", "nowhere"], "nowhere has no recipe.json"),
+        (["train", "digits", "--steps", "3", "--minutes", "1"], "exclude each other; got 3 and 1.0"),
+        (["train", "digits", "--minutes", "-1"], "`--minutes` must be above 0; got -1.0"),
         (["train", "digits", "--set", "train.length=500"], "`n` must be from 1 to"),
     ],
 )

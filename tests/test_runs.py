@@ -1,18 +1,22 @@
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import bruno
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.config import TrainConfig
 from bruno.data import load_examples
-from bruno.runs import Run
+from bruno.runs import Run, TrainingFailedError
 from bruno.sequences import SetSampler
 from bruno.training import Trainer
 
@@ -35,6 +39,10 @@ def trained(sampler, steps: int = 12, config: TrainConfig = TRAIN) -> Trainer:
     for _ in range(steps):
         result.step()
     return result
+
+
+def log_of(run: Run) -> list[dict]:
+    return [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
 
 
 def assert_same_state(a: Trainer, b: Trainer) -> None:
@@ -136,15 +144,118 @@ def test_other_settings_are_refused_but_more_steps_are_not(sampler, tmp_path):
 
 def test_the_log_is_json_lines(sampler, tmp_path):
     run, current = Run(tmp_path), trainer(sampler, TrainConfig(steps=3, batch=4, length=5))
-    for _ in range(3):
-        run.log(current.step(), images_per_second=12.5)
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    seen = list(run.train(current))
+    lines = log_of(run)
     assert [line["index"] for line in lines] == [1, 2, 3]
     assert lines[0]["accuracy"] is None
-    assert lines[0]["images_per_second"] == 12.5
+    assert [line["bits_per_dim"] for line in lines] == [progress.bits_per_dim for progress in seen]
+    assert all(line["elements_per_second"] > 0 and line["memory"] > 2**20 for line in lines)
+    assert lines[2]["seconds_left"] == 0 < lines[0]["seconds_left"]
 
 
 def test_a_checkpoint_is_not_a_model(sampler, tmp_path):
     path = Run(tmp_path).save(trained(sampler, 1))
     with pytest.raises(ValueError, match=r"is the state of a training run"):
         bruno.load(path)
+
+
+def test_a_run_of_minutes_ends_on_time(sampler, tmp_path):
+    config = TrainConfig(minutes=2 / 60, batch=4, length=5, warmup=0.0, decay="linear")
+    begun = time.monotonic()
+    seen = list(Run(tmp_path).train(trainer(sampler, config)))
+    assert 2 <= time.monotonic() - begun < 3.5
+    assert len(seen) > 20
+    assert seen[0].rate > 0.9 * config.rate
+    assert seen[-1].rate < 0.1 * config.rate
+
+
+def test_a_resumed_run_of_minutes_spends_what_is_left(sampler, tmp_path):
+    config = TrainConfig(minutes=2 / 60, batch=4, length=5)
+    for progress in Run(tmp_path).train(trainer(sampler, config), save_every=0.0):
+        if progress.seconds > 1.2:
+            break
+    resumed, begun = trainer(sampler, config), time.monotonic()
+    assert Run(tmp_path).resume(resumed)
+    assert resumed.seconds == pytest.approx(progress.seconds, abs=0.3)
+    list(Run(tmp_path).train(resumed))
+    assert time.monotonic() - begun < 1.5
+
+
+def fail_from(current: Trainer, step: int, until_scale: float) -> None:
+    """From this step on, no gradient is finite unless the rates were lowered to this share."""
+    original = current.advance
+
+    def advance(count, progress=None):
+        steps = original(count, progress)
+        if current.index > step and current.scale > until_scale:
+            return [replace(s, gradient_norm=math.inf, skipped=True) for s in steps]
+        return steps
+
+    current.advance = advance
+
+
+def test_a_run_that_keeps_failing_goes_back_with_a_smaller_rate(sampler, tmp_path):
+    current = trainer(sampler, TrainConfig(steps=60, batch=4, length=5))
+    fail_from(current, step=10, until_scale=0.5)
+    seen = list(Run(tmp_path).train(current, save_every=0.0))
+    notes = [progress.note for progress in seen if progress.note]
+    assert notes == [
+        "no finite gradient in the last 20 steps up to 30; went back to step 10 with 0.3 of the rate"
+    ]
+    assert current.index == 60
+    assert sum(progress.skipped for progress in seen) == 20
+    after = next(progress for progress in seen[30:] if progress.index == 20)
+    assert after.rate == pytest.approx(0.3 * seen[19].rate)
+    assert log_of(Run(tmp_path))[29]["note"] == notes[0]
+
+
+def test_a_run_that_fails_from_its_checkpoint_too_stops(sampler, tmp_path):
+    current = trainer(sampler, TrainConfig(steps=200, batch=4, length=5))
+    fail_from(current, step=10, until_scale=0.0)
+    with pytest.raises(TrainingFailedError, match=r"going back 3 times .* did not help.*checkpoint-00000010"):
+        list(Run(tmp_path).train(current, save_every=0.0))
+
+
+def test_a_lowered_rate_stays_low_after_resuming(sampler, tmp_path):
+    current = trained(sampler, 2)
+    current.scale = 0.3
+    Run(tmp_path).save(current)
+    resumed = trainer(sampler)
+    Run(tmp_path).resume(resumed)
+    assert resumed.scale == pytest.approx(0.3)
+
+
+def test_the_best_checkpoint_is_kept(sampler, tmp_path):
+    values = iter([3.0, 1.0, 2.0, 4.0])
+    run = Run(tmp_path)
+    config = TrainConfig(steps=4, batch=4, length=5)
+    seen = list(run.train(trainer(sampler, config), save_every=0.0, measure=lambda model: next(values)))
+    assert [progress.validation for progress in seen] == [3.0, 1.0, 2.0, 4.0]
+    assert run.model("best").fingerprint() == trained(sampler, 2, config).model.fingerprint()
+    assert run.model("last").fingerprint() == trained(sampler, 4, config).model.fingerprint()
+    more = trainer(sampler, TrainConfig(steps=5, batch=4, length=5))
+    again = Run(tmp_path)
+    again.resume(more)
+    list(again.train(more, measure=lambda model: 1.5))  # not better than the best of before
+    assert again.model("best").fingerprint() == trained(sampler, 2, config).model.fingerprint()
+
+
+def test_measuring_does_not_change_what_is_trained(sampler, tmp_path):
+    def measure(model):
+        torch.rand(3)
+        return model.log_prob(sampler.sets(2, 3, torch.Generator().manual_seed(0))).mean().item()
+
+    whole = trainer(sampler)
+    list(Run(tmp_path).train(whole, save_every=0.0, measure=measure))
+    assert_same_state(whole, trained(sampler))
+
+
+def test_tensorboard_gets_what_the_log_gets(sampler, tmp_path):
+    run = Run(tmp_path)
+    list(run.train(trainer(sampler, TrainConfig(steps=3, batch=4, length=5))))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    scalars = events.Scalars("bits_per_dim")
+    assert [event.step for event in scalars] == [1, 2, 3]
+    for event, line in zip(scalars, log_of(run), strict=True):
+        assert event.value == pytest.approx(line["bits_per_dim"])

@@ -177,17 +177,22 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         values = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: is not TOML: {error}.") from error
-    for override in overrides:
-        _override(values, override)
-    return from_dict(Recipe, values)
+    return override(Recipe, values, overrides)
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def override(cls: type[T], values: dict[str, Any], settings: Sequence[str]) -> T:
+    """A dataclass from nested dictionaries with ``section.key=value`` settings put over them."""
+    for setting in settings:
+        _set(values, setting)
+    return from_dict(cls, values)
+
+
+def _set(values: dict[str, Any], setting: str) -> None:
     """``train.steps=50`` as a person types it: a word needs no quotes."""
-    key, equals, text = override.partition("=")
+    key, equals, text = setting.partition("=")
     *path, last = key.strip().split(".")
     if not equals or not last:
-        raise ValueError(f"`--set` takes key.sub=value, as train.steps=500; got {override!r}.")
+        raise ValueError(f"`--set` takes key.sub=value, as train.steps=500; got {setting!r}.")
     for name in path:
         values = values.setdefault(name, {})
     try:

@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import signal
+import threading
+import time
 import warnings
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bruno.checkpoint import read, write
-from bruno.config import to_dict
-from bruno.provenance import provenance
-from bruno.training import Step, Trainer
+import torch
 
+from bruno.checkpoint import read, write
+from bruno.config import ModelConfig, Recipe, check_choice, from_dict, to_dict
+from bruno.model import Bruno
+from bruno.pace import Pace, Progress, agreed
+from bruno.provenance import provenance
+from bruno.training import Trainer
+
+_RECIPE = "recipe.json"
 _KEEP = 2  # the newest, and the one before it in case the newest is damaged
+_STEPS_AT_A_TIME_ON_A_GPU = 10  # between two looks at what they gave
+_FAILURES = 20  # steps in a row without a finite gradient: the run is lost, go back
+_RETRIES = 3
+_SMALLER = 0.3  # what the rate is multiplied with each time
+
+
+class TrainingFailedError(RuntimeError):
+    """A run that kept failing, also from its last good checkpoint and with a smaller rate."""
 
 
 class StopSignal:
@@ -27,7 +46,9 @@ class StopSignal:
     number = 0
 
     def __enter__(self) -> StopSignal:
-        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        listens = threading.current_thread() is threading.main_thread()  # others may not
+        numbers = (signal.SIGINT, signal.SIGTERM) if listens else ()
+        self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -43,26 +64,103 @@ class Run:
     """The folder of a run.
 
     ``checkpoint-STEP.safetensors`` holds all that the next step depends on, its header the configs and where
-    it was made; ``log.jsonl`` has a line for each step that was logged.
+    it was made; ``best.safetensors`` is one of those; ``log.jsonl`` has a line for each step or few.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self.stop_signal = 0
+        self._fewest: float | None = None  # bits/dim of the best
+        self._board: Any = None
 
     @property
     def checkpoints(self) -> list[Path]:
         """Oldest first."""
         return sorted(self.folder.glob("checkpoint-*.safetensors"))
 
-    def save(self, trainer: Trainer, metrics: dict[str, Any] | None = None) -> Path:
-        """Write a checkpoint, whole or not at all, and then delete those that are no longer needed."""
+    @property
+    def recipe(self) -> Recipe:
+        """What the run was made from."""
+        path = self.folder / _RECIPE
+        if not path.is_file():
+            raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no {_RECIPE}.")
+        return from_dict(Recipe, json.loads(path.read_text()))
+
+    def keep_recipe(self, recipe: Recipe) -> None:
+        """Write down what the run is made from."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / _RECIPE).write_text(json.dumps(to_dict(recipe), indent=2) + "\n")
+
+    def model(self, which: str = "last", device: torch.device | str = "cpu") -> Bruno:
+        """The model at the "last" checkpoint or at the "best" one, with averaged weights if it has them."""
+        check_choice("checkpoint", which, ("last", "best"))
+        paths = self.checkpoints[-1:] if which == "last" else [self.best] * self.best.is_file()
+        if not paths:
+            raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no checkpoint.")
+        tensors, header = read(paths[0], device)
+        part = "average." if any(name.startswith("average.") for name in tensors) else "model."
+        model = Bruno.from_config(from_dict(ModelConfig, header["config"])).to(device)
+        model.load_state_dict({n.removeprefix(part): t for n, t in tensors.items() if n.startswith(part)})
+        return model
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the fewest bits/dim on the validation sets, where there are any."""
+        return self.folder / "best.safetensors"
+
+    def train(
+        self,
+        trainer: Trainer,
+        *,
+        save_every: float = 60.0,
+        measure: Callable[[Bruno], float] | None = None,
+    ) -> Iterator[Progress]:
+        """Take all remaining steps, log them, and save a checkpoint now and then and at the end.
+
+        Ends early, after saving, at SIGINT or SIGTERM, which `stop_signal` then names. A run whose steps keep
+        failing goes back to its last good checkpoint, with a smaller rate, and says so in a note.
+
+        Args:
+            trainer: fresh, or one that `resume` has put where the run was.
+            save_every: seconds between checkpoints.
+            measure: bits/dim on validation sets, at every checkpoint; the best one is kept.
+        """
+        at_a_time = _STEPS_AT_A_TIME_ON_A_GPU if trainer.device.type == "cuda" else 1
+        pace = Pace(trainer)
+        trainer.begin()
+        if not self.checkpoints:
+            self.save(trainer)  # something to go back to
+        saved, failures, retries = time.monotonic(), 0, 0
+        finished = pace.done()
+        with StopSignal() as stop:
+            while not finished:
+                progress = pace.advance(at_a_time)
+                failures = failures + progress.skipped if math.isnan(progress.gradient_norm) else 0
+                if failures >= _FAILURES:
+                    failures, retries = 0, retries + 1
+                    progress = replace(progress, note=self._go_back(trainer, retries))
+                self.stop_signal = agreed(stop.number)
+                finished = pace.done() or self.stop_signal != 0
+                if finished or (not failures and time.monotonic() - saved > save_every):
+                    progress = replace(progress, validation=self._save_and_measure(trainer, measure))
+                    saved = time.monotonic()
+                self.log(progress, trainer)
+                yield progress
+        if self._board is not None:
+            self._board.close()
+
+    def save(self, trainer: Trainer, metrics: dict[str, float] | None = None) -> Path:
+        """Write a checkpoint, whole or not at all, and then delete those that are no longer needed."""
         path = self.folder / f"checkpoint-{trainer.index:08d}.safetensors"
+        if trainer.rank:  # one process writes for all
+            return path
+        self.folder.mkdir(parents=True, exist_ok=True)
         model = trainer.model.config
         header = {
             "kind": "training",
             "config": to_dict(model) if model else None,
             "train": to_dict(trainer.config),
+            "seconds": trainer.seconds,
             "metrics": metrics or {},
             "provenance": provenance(trainer.config.seed),
         }
@@ -76,26 +174,65 @@ class Run:
 
         A checkpoint that cannot be read is passed over for the one before it, with a warning.
         """
-        for path in reversed(self.checkpoints):
+        found = None
+        for path in reversed(self.checkpoints if trainer.rank == 0 else []):  # one process reads for all
             try:
-                tensors, header = read(path, trainer.model.process.mean.device)
+                found = read(path, "cpu")
             except ValueError as error:
                 warnings.warn(f"{error} Going back to the checkpoint before it.", stacklevel=2)
                 continue
-            self._check_same(path, header, trainer)
-            trainer.restore(tensors)
-            return True
-        return False
+            self._check_same(path, found[1], trainer)
+            break
+        found = agreed(found)
+        if found is None:
+            return False
+        trainer.restore(found[0])
+        trainer.seconds = found[1]["seconds"]
+        return True
 
-    def log(self, step: Step, **more: float) -> None:
-        """Append a line to the log."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        values = {
-            k: None if isinstance(v, float) and math.isnan(v) else v
-            for k, v in {**asdict(step), **more}.items()
-        }
+    def log(self, progress: Progress, trainer: Trainer) -> None:
+        """Append a line to the log, and to TensorBoard's where that is installed."""
+        if trainer.rank:
+            return
+        values = {k: None if v != v else v for k, v in asdict(progress).items()}  # JSON has no NaN
         with (self.folder / "log.jsonl").open("a") as file:
             file.write(json.dumps(values) + "\n")
+        if self._board is None and find_spec("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(self.folder / "tensorboard", purge_step=progress.index)
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, float):
+                    self._board.add_scalar(name, value, progress.index)
+
+    def _save_and_measure(self, trainer: Trainer, measure: Callable[[Bruno], float] | None) -> float:
+        """Bits/dim on validation; the checkpoint is also kept as the best if no other had fewer."""
+        value = measure(trainer.trained()) if measure and not trainer.rank else math.nan
+        path = self.save(trainer, {} if math.isnan(value) else {"validation": value})
+        if self._fewest is None and self.best.is_file():
+            self._fewest = float(read(self.best, "cpu")[1]["metrics"]["validation"])
+        if value < (math.inf if self._fewest is None else self._fewest):
+            beside = self.best.with_name(f".{self.best.name}.{os.getpid()}")
+            shutil.copyfile(path, beside)
+            beside.replace(self.best)
+            self._fewest = value
+        return value
+
+    def _go_back(self, trainer: Trainer, retries: int) -> str:
+        """To the last good checkpoint, with a smaller rate; returns what happened, in words."""
+        failed, scale = trainer.index, trainer.scale * _SMALLER
+        what = f"no finite gradient in the last {_FAILURES} steps up to {failed}"
+        if retries > _RETRIES:
+            raise TrainingFailedError(
+                f"training failed: {what}, and going back {_RETRIES} times with a smaller rate did not help. "
+                "Try a smaller train.rate or train.clip, or look for extreme values in the data; "
+                f"the last good checkpoint is {self.checkpoints[-1]}."
+            )
+        seconds = trainer.seconds
+        self.resume(trainer)
+        trainer.scale, trainer.seconds = scale, seconds
+        return f"{what}; went back to step {trainer.index} with {scale:.2g} of the rate"
 
     @staticmethod
     def _check_same(path: Path, header: dict[str, Any], trainer: Trainer) -> None:
@@ -104,7 +241,7 @@ class Run:
             saved = dict(header[name] or {})
             now = json.loads(json.dumps(to_dict(mine))) if mine else {}
             for key in sorted(set(saved) | set(now)):
-                if key != "steps" and saved.get(key) != now.get(key):
+                if key not in ("steps", "minutes") and saved.get(key) != now.get(key):
                     raise ValueError(
                         f"`{key}` must be as the run {path.parent.name} began, {saved.get(key)}; got "
                         f"{now.get(key)}. Start another run for other settings."

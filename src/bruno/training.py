@@ -169,6 +169,8 @@ class Trainer:
 
     def begin(self) -> None:
         """What comes before the first step: initialisation from data, once, and what holds the weights."""
+        if self._run is not None:
+            return
         if not self._initialised:
             first = self._noisy(self.sampler.sets(self.config.batch, self.config.length, self.generator))
             if self.rank == 0:
@@ -250,7 +252,7 @@ class Trainer:
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
         self.generator.set_state(tensors["generator"].cpu())
         self.index, self.scale = int(tensors["index"]), float(tensors["scale"])
-        self._initialised = True
+        self._initialised, self._run = True, None
         self.begin()
         if self.average is not None:
             for name, tensor in parts["average"].items():

@@ -1,0 +1,5 @@
+"""`bruno demo`."""
+
+
+def demo() -> None:
+    """To come."""

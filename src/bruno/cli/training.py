@@ -1,0 +1,237 @@
+"""`bruno train`, `finetune` and `evaluate`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+from torch import distributed
+
+from bruno.checkpoint import save
+from bruno.cli.options import (
+    Checkpoint,
+    DataDir,
+    Device,
+    RunFolder,
+    Seed,
+    Settings,
+    choose_device,
+    console,
+    examples_of,
+    held_out_examples,
+    write_result,
+)
+from bruno.config import Recipe, load_recipe, override, to_dict
+from bruno.data import Examples
+from bruno.evaluation import measure_bits_per_dim
+from bruno.model import Bruno
+from bruno.pace import Progress as Pace
+from bruno.runs import Run
+from bruno.sequences import SetSampler
+from bruno.training import Trainer
+
+Steps = Annotated[int | None, typer.Option(help="How many steps, whatever the preset says.")]
+Minutes = Annotated[
+    float | None, typer.Option(help="How long instead: the schedule is planned to end on time.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")]
+SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
+Validate = Annotated[
+    int, typer.Option(help="Validation sets at every checkpoint, to keep the best; 0: none.")
+]
+
+
+def train(
+    preset: Annotated[str, typer.Argument(help="A preset (see `bruno presets`) or a TOML file.")],
+    settings: Settings = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/PRESET if left out.")] = None,
+    steps: Steps = None,
+    minutes: Minutes = None,
+    seed: Annotated[int | None, typer.Option(help="Of all random numbers.")] = None,
+    resume: Resume = False,
+    device: Device = "auto",
+    save_every: SaveEvery = 60.0,
+    validate: Validate = 64,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")
+    ] = False,
+) -> None:
+    """Train a model from a preset or a recipe of your own, into a folder from which it can be resumed."""
+    overrides = [*(settings or []), *_length_overrides(steps, minutes)]
+    overrides += [f"train.seed={seed}"] if seed is not None else []
+    overrides += ["data.skip_bad=true"] if skip_bad else []
+    recipe = load_recipe(preset, overrides)
+    run = Run(out or Path("runs") / Path(preset).stem)
+    with _processes():
+        place = choose_device(device)
+        examples = examples_of(recipe, recipe.data.split, data_dir)
+        torch.manual_seed(recipe.train.seed)
+        model = Bruno.from_config(recipe.model(examples.shape, examples.levels)).to(place)
+        trainer = _trainer(model, recipe, examples, place)
+        measure = _validation(recipe, data_dir, place, validate)
+        _run_to_the_end(run, recipe, trainer, measure, resume=resume, save_every=save_every)
+
+
+def finetune(
+    run: RunFolder,
+    settings: Settings = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="The new run's folder; RUN-finetuned if left out.")] = None,
+    way: Annotated[int, typer.Option(help="Classes in an episode.")] = 20,
+    shot: Annotated[int, typer.Option(help="Examples of each class in an episode.")] = 1,
+    episodes: Annotated[int, typer.Option(help="Episodes in a step.")] = 16,
+    generative: Annotated[
+        float, typer.Option(help="Weight of bits/dim beside the episodes' cross-entropy; 0 for none.")
+    ] = 1.0,
+    steps: Steps = None,
+    minutes: Minutes = None,
+    seed: Seed = 0,
+    resume: Resume = False,
+    checkpoint: Checkpoint = "last",
+    device: Device = "auto",
+    save_every: SaveEvery = 60.0,
+) -> None:
+    """Train a run's model further to tell classes apart: k-way n-shot episodes, beside the density itself."""
+    before = Run(run)
+    episodes_only = {"discriminative": 1.0, "generative": generative, "episodes": episodes}
+    values = to_dict(before.recipe)
+    values["train"] |= {**episodes_only, "way": way, "shot": shot, "seed": seed, "minutes": 0.0}
+    recipe = override(Recipe, values, [*(settings or []), *_length_overrides(steps, minutes)])
+    after = Run(out or run.with_name(f"{run.name}-finetuned"))
+    with _processes():
+        place = choose_device(device)
+        model = before.model(checkpoint, place)
+        trainer = _trainer(model, recipe, examples_of(recipe, recipe.data.split, data_dir), place)
+        measure = _validation(recipe, data_dir, place, 0)
+        _run_to_the_end(after, recipe, trainer, measure, resume=resume, save_every=save_every)
+
+
+def evaluate(
+    run: RunFolder,
+    split: Annotated[str, typer.Option(help="train, validation, trainval or test.")] = "test",
+    sets: Annotated[int, typer.Option(help="How many sets to draw.")] = 200,
+    checkpoint: Checkpoint = "last",
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Bits/dim of a run's model, without rotations: at the first position, for each, and their mean."""
+    place, recipe = choose_device(device), Run(run).recipe
+    model = Run(run).model(checkpoint, place)
+    examples = held_out_examples(recipe, split, data_dir)
+    result = measure_bits_per_dim(
+        model,
+        SetSampler(examples, device=place),
+        sets=sets,
+        length=min(recipe.train.length, int(examples.counts.min())),
+        generator=torch.Generator(place).manual_seed(seed),
+    )
+    write_result(run / f"bits-{split}.json", {"bits_per_dim": asdict(result), "split": split}, seed)
+    table = Table("position", "bits/dim", title=f"{run}: {split}, {sets} sets")
+    for i, bits in enumerate(result.by_position, start=1):
+        table.add_row(str(i), f"{bits:.4f}")
+    table.add_row("mean", f"{result.mean:.4f} ± {result.error:.4f}", style="bold")
+    console.print(table)
+
+
+def _length_overrides(steps: int | None, minutes: float | None) -> list[str]:
+    if steps is not None and minutes is not None:
+        raise ValueError(f"`--steps` and `--minutes` exclude each other; got {steps} and {minutes}.")
+    if minutes is not None and minutes <= 0:
+        raise ValueError(f"`--minutes` must be above 0; got {minutes}.")
+    return [f"train.{k}={v}" for k, v in (("steps", steps), ("minutes", minutes)) if v is not None]
+
+
+def _trainer(model: Bruno, recipe: Recipe, examples: Examples, device: str) -> Trainer:
+    sampler = SetSampler(examples, rotations=recipe.data.rotations, device=device)
+    return Trainer(model, sampler, recipe.train)
+
+
+def _validation(
+    recipe: Recipe, data_dir: Path | None, device: str, sets: int
+) -> Callable[[Bruno], float] | None:
+    """Bits/dim on the same sets each time; none where training takes the validation classes too."""
+    if not sets or recipe.data.split == "trainval":
+        return None
+    examples = held_out_examples(recipe, "validation", data_dir)
+    sampler, length = (
+        SetSampler(examples, device=device),
+        min(recipe.train.length, int(examples.counts.min())),
+    )
+
+    def measure(model: Bruno) -> float:
+        generator = torch.Generator(device).manual_seed(0)
+        return measure_bits_per_dim(model, sampler, sets=sets, length=length, generator=generator).mean
+
+    return measure
+
+
+def _run_to_the_end(
+    run: Run,
+    recipe: Recipe,
+    trainer: Trainer,
+    measure: Callable[[Bruno], float] | None,
+    *,
+    resume: bool,
+    save_every: float,
+) -> None:
+    """All remaining steps with a progress bar on a terminal; then the model in a file of its own."""
+    if run.checkpoints and not resume and trainer.rank == 0:
+        raise ValueError(f"`--out` must be a new folder; {run.folder} has a run. Go on with it by --resume.")
+    if resume and not run.resume(trainer):
+        raise ValueError(f"`--resume` needs a checkpoint; {run.folder} has none.")
+    if trainer.rank == 0:
+        run.keep_recipe(recipe)
+    pace = None
+    for pace in _shown(run.train(trainer, save_every=save_every, measure=measure)):
+        if pace.note:
+            console.print(pace.note)
+    if run.stop_signal:
+        console.print(f"stopped after step {trainer.index} and saved; go on with --resume")
+        raise typer.Exit(128 + run.stop_signal)
+    if trainer.rank == 0:
+        save(run.model(device=trainer.device), run.folder / "model.safetensors")
+    if pace is not None:
+        speed = f"{pace.elements_per_second:,.0f} elements/s"
+        console.print(f"{trainer.index:,} steps in {_duration(pace.seconds)}, {speed} at the end")
+    console.print(f"the model is in {run.folder / 'model.safetensors'}")
+
+
+def _shown(run: Iterator[Pace]) -> Iterator[Pace]:
+    """The same, with a bar on a terminal."""
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task("starting", total=1.0)
+        for pace in run:
+            share = pace.seconds / max(1e-9, pace.seconds + pace.seconds_left)
+            words = [f"step {pace.index:,}", f"{pace.elements_per_second:,.0f}/s"]
+            words += [f"{pace.bits_per_dim:.3f} bits/dim"] if pace.bits_per_dim == pace.bits_per_dim else []
+            words += [f"{100 * pace.accuracy:.0f} % right"] if pace.accuracy == pace.accuracy else []
+            words += [f"{_duration(pace.seconds_left)} left"]
+            bar.update(task, completed=share, description=" · ".join(words))
+            yield pace
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+@contextlib.contextmanager
+def _processes() -> Iterator[None]:
+    """The group that torchrun's processes form, if any, ends with the command."""
+    try:
+        yield
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()

@@ -1,0 +1,126 @@
+"""How a training run goes: how far, how fast, how much memory, how long still."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import distributed
+
+from bruno.training import Trainer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run did since it last said something: a line of its log.
+
+    Attributes:
+        index: steps taken so far.
+        loss: mean over the new steps, as are `bits_per_dim`, `accuracy` and `gradient_norm`; NaN if none is.
+        rate: of the flow, at the last of them.
+        skipped: how many of them changed nothing because their gradient was not finite.
+        seconds: since training began, earlier parts of a resumed run included.
+        seconds_left: until it will be done.
+        step_seconds: for each of the new steps.
+        elements_per_second: images or rows, episodes included.
+        memory: the most that was in use, in bytes; on a GPU, its memory.
+        validation: bits/dim on the validation sets, where they were measured.
+        note: what a person should know, as that the run went back.
+    """
+
+    index: int
+    loss: float
+    bits_per_dim: float
+    accuracy: float
+    rate: float
+    gradient_norm: float
+    skipped: int
+    seconds: float
+    seconds_left: float
+    step_seconds: float
+    elements_per_second: float
+    memory: int
+    validation: float = math.nan
+    note: str = ""
+
+
+class Pace:
+    """Drives a trainer; knows how far and how fast it is, by its steps or, given minutes, by the clock."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._planned = trainer, 60 * trainer.config.minutes
+        self._begun, self._spent_before, self._first = time.monotonic(), trainer.seconds, trainer.index
+        config = trainer.config
+        self._elements = config.batch * config.length * bool(config.generative)
+        self._elements += config.episodes * config.way * (config.shot + 1) * bool(config.discriminative)
+
+    def done(self) -> bool:
+        """Whether all steps are taken, or all minutes spent."""
+        return self._share() >= 1
+
+    def advance(self, at_a_time: int) -> Progress:
+        """A few steps, no more than are left, and how they went."""
+        trainer = self._trainer
+        count = at_a_time if self._planned else min(at_a_time, trainer.config.steps - trainer.index)
+        begun = time.monotonic()
+        steps = trainer.advance(count, self._share() if self._planned else None)
+        taken = time.monotonic() - begun
+        spent_here = time.monotonic() - self._begun
+        trainer.seconds = self._spent_before + spent_here
+        each = spent_here / max(1, trainer.index - self._first)
+        left = (
+            self._planned - trainer.seconds
+            if self._planned
+            else each * (trainer.config.steps - trainer.index)
+        )
+
+        def mean(name: str) -> float:
+            values = [value for step in steps if math.isfinite(value := getattr(step, name))]
+            return statistics.fmean(values) if values else math.nan
+
+        return Progress(
+            index=trainer.index,
+            loss=mean("loss"),
+            bits_per_dim=mean("bits_per_dim"),
+            accuracy=mean("accuracy"),
+            rate=steps[-1].rate,
+            gradient_norm=mean("gradient_norm"),
+            skipped=sum(step.skipped for step in steps),
+            seconds=trainer.seconds,
+            seconds_left=max(0.0, left),
+            step_seconds=taken / count,
+            elements_per_second=self._elements * count / taken,
+            memory=_memory(trainer.device),
+        )
+
+    def _share(self) -> float:
+        """Of the run that is done."""
+        trainer = self._trainer
+        if not self._planned:
+            return trainer.index / trainer.config.steps
+        return min(1.0, agreed(self._spent_before + time.monotonic() - self._begun) / self._planned)
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # not on every system that has torch
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def agreed(value: T) -> T:
+    """What the first process says: processes that disagree on when to stop would wait for ever."""
+    if not distributed.is_initialized():
+        return value
+    said = [value]
+    distributed.broadcast_object_list(said)
+    return said[0]
