@@ -36,6 +36,8 @@ ORDER = [
     "bruno.pace",
     "bruno.runs",
     "bruno.evaluation",
+    "bruno.tasks.anomaly",
+    "bruno.tasks.retrieval",
     "bruno.tasks",
     "bruno",
     "bruno.cli.options",

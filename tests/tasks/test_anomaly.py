@@ -1,0 +1,309 @@
+import math
+import weakref
+
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
+from bruno.data import Examples
+from bruno.sequences import SetSampler
+from bruno.tasks.anomaly import (
+    Detector,
+    Thresholds,
+    area_and_precision,
+    calibrate,
+    leave_one_out_scores,
+    measure_anomaly,
+    online_scores,
+)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def thresholds(digits_model, learnt_digits) -> Thresholds:
+    sampler = SetSampler(learnt_digits)
+    return calibrate(digits_model, sampler, rate=0.05, length=12, sets=300, generator=seeded())
+
+
+def with_last_of_another_class(examples: Examples, sets: int, n: int) -> torch.Tensor:
+    support, query = SetSampler(examples).episodes(sets, 2, n - 1, seeded())
+    return torch.cat([support[:, 0], query[:, 1:]], 1)
+
+
+def half_of(examples: Examples, which: int) -> Examples:
+    return Examples(examples.elements[which::2], examples.labels[which::2], examples.names)
+
+
+# --- scores ----------------------------------------------------------------------------------------------
+
+
+def test_online_scores_are_the_posteriors_along_prefixes(digits_model, unseen_digits):
+    x = SetSampler(unseen_digits).sets(2, 6, seeded())
+    scores = online_scores(digits_model, x)
+    assert (scores[:, 0] == 0).all()
+    with torch.no_grad():
+        for i in range(1, 6):
+            expected = digits_model.condition(x[:, :i]).score(x[:, i])
+            torch.testing.assert_close(scores[:, i], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_leave_one_out_scores_are_the_posteriors_of_all_others(digits_model, unseen_digits):
+    x = SetSampler(unseen_digits).sets(2, 6, seeded())
+    scores = leave_one_out_scores(digits_model, x)
+    with torch.no_grad():
+        for i in range(6):
+            others = torch.cat([x[:, :i], x[:, i + 1 :]], 1)
+            expected = digits_model.condition(others).score(x[:, i])
+            torch.testing.assert_close(scores[:, i], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_an_inserted_outlier_has_the_lowest_score_in_most_sets(digits_model, learnt_digits, unseen_digits):
+    def found(scores: torch.Tensor) -> float:
+        return (scores.argmin(1) == 9).double().mean().item()
+
+    of_learnt = with_last_of_another_class(learnt_digits, 100, 10)
+    assert found(leave_one_out_scores(digits_model, of_learnt)) > 0.85
+    assert found(online_scores(digits_model, of_learnt)) > 0.7
+    of_unseen = with_last_of_another_class(unseen_digits, 100, 10)
+    assert found(leave_one_out_scores(digits_model, of_unseen)) > 0.7
+    assert found(online_scores(digits_model, of_unseen)) > 0.6
+
+
+# --- a stream --------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_scored_like_the_finished_set(digits_model, unseen_digits):
+    x = SetSampler(unseen_digits).sets(1, 12, seeded())[0]
+    watched = torch.tensor([scored.score for scored in Detector(digits_model).watch(x)])
+    torch.testing.assert_close(watched, online_scores(digits_model, x), rtol=1e-4, atol=1e-3)
+
+
+def test_each_element_is_judged_before_the_next_is_asked_for(digits_model, unseen_digits):
+    asked = []
+
+    def stream():
+        for place, x in enumerate(unseen_digits.elements):
+            asked.append(place)
+            yield x
+
+    watch = Detector(digits_model).watch(stream())
+    assert asked == []
+    for place in range(5):
+        assert next(watch).seen == place
+        assert asked == list(range(place + 1))
+
+
+def test_what_is_kept_of_a_stream_does_not_grow_with_it(digits_model, unseen_digits):
+    def size(posterior) -> int:
+        evidence = posterior.evidence
+        return sum(t.untyped_storage().nbytes() for t in (evidence.count, evidence.mean, evidence.scatter))
+
+    detector, posterior, sizes = Detector(digits_model), digits_model.prior(), []
+    for x in unseen_digits.elements[:40]:
+        posterior = detector.step(posterior, x).posterior
+        sizes.append(size(posterior))
+    assert int(posterior.evidence.count) == 40
+    assert sizes[-1] == sizes[0]
+
+
+def test_no_element_of_a_stream_is_held_on_to(digits_model, unseen_digits):
+    alive = []
+
+    def stream():
+        for x in unseen_digits.elements[:20]:
+            x = x.clone()
+            alive.append(weakref.ref(x))
+            yield x
+
+    for _ in Detector(digits_model).watch(stream()):
+        assert sum(element() is not None for element in alive) <= 2
+
+
+def test_a_stream_goes_on_from_what_is_known(digits_model, unseen_digits):
+    x = SetSampler(unseen_digits).sets(1, 12, seeded())[0]
+    detector = Detector(digits_model)
+    whole = [scored.score for scored in detector.watch(x)]
+    rest = [scored.score for scored in detector.watch(x[7:], digits_model.condition(x[:7]).detach())]
+    assert rest == pytest.approx(whole[7:], rel=1e-4, abs=1e-3)
+
+
+def test_outliers_kept_out_leave_the_evidence_of_the_others(digits_model, learnt_digits, thresholds):
+    support, _ = SetSampler(learnt_digits).episodes(1, 2, 6, seeded())
+    detector = Detector(digits_model, thresholds, keep_out=True)
+    posterior, kept = digits_model.prior(), []
+    for element in support.flatten(1, 2)[0]:
+        scored, posterior = detector.step(posterior, element)
+        if not scored.outlier:
+            kept.append(element)
+    assert 4 <= len(kept) <= 8
+    expected = digits_model.condition(torch.stack(kept)).evidence
+    assert int(posterior.evidence.count) == len(kept)
+    torch.testing.assert_close(posterior.evidence.mean, expected.mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(posterior.evidence.scatter, expected.scatter, rtol=1e-4, atol=1e-4)
+
+
+def test_keeping_outliers_out_helps_to_tell_those_that_follow(digits_model, learnt_digits, thresholds):
+    """Six of a class, six of another, and again: with the first strangers in the evidence they belong."""
+    support, _ = SetSampler(learnt_digits).episodes(10, 2, 12, seeded())
+    streams = torch.cat([support[:, which, part] for part in (slice(6), slice(6, 12)) for which in (0, 1)], 1)
+
+    def told_apart(keep_out: bool) -> float:
+        detector = Detector(digits_model, thresholds, keep_out=keep_out)
+        scores = torch.tensor([[scored.score for scored in detector.watch(x)] for x in streams])
+        return (scores[:, 12:18, None] > scores[:, None, 18:]).double().mean().item()
+
+    without_strangers = told_apart(keep_out=True)
+    assert without_strangers > 0.8
+    assert without_strangers > told_apart(keep_out=False) + 0.15
+
+
+def test_nothing_is_judged_before_the_warm_up_is_over(digits_model, unseen_digits):
+    strict = Detector(digits_model, threshold=math.inf, keep_out=True, warm_up=3)
+    scored = list(strict.watch(unseen_digits.elements[:6]))
+    assert [s.outlier for s in scored] == [False] * 3 + [True] * 3
+    assert [s.threshold for s in scored] == [None] * 3 + [math.inf] * 3
+    assert [s.seen for s in scored] == [0, 1, 2, 3, 3, 3]
+    assert scored[0].score == 0
+
+
+def test_thresholds_go_by_what_was_seen_and_the_last_holds_on(digits_model, unseen_digits):
+    thresholds = Thresholds((-3.0, -2.0, -1.0), rate=0.1, sets=100)
+    scored = list(Detector(digits_model, thresholds).watch(unseen_digits.elements[:6]))
+    assert [s.threshold for s in scored] == [None, -3.0, -2.0, -1.0, -1.0, -1.0]
+    assert all(s.outlier == (s.score < s.threshold) for s in scored[1:])
+
+
+# --- false alarms ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2])
+def test_other_clean_sets_raise_as_many_false_alarms_as_chosen(digits_model, unseen_digits, rate):
+    calibrated, other = (SetSampler(half_of(unseen_digits, which)) for which in (0, 1))
+    thresholds = calibrate(digits_model, calibrated, rate=rate, length=8, sets=600, generator=seeded())
+    scores = online_scores(digits_model, other.sets(600, 8, seeded(1)))
+    alarms = (scores[:, 1:] < torch.tensor(thresholds.by_count)).double()
+    assert alarms.mean().item() == pytest.approx(rate, abs=0.2 * rate + 0.01)
+    assert (alarms.mean(0) - rate).abs().max() < 0.4 * rate + 0.02
+
+
+def test_a_calibrated_detector_finds_outliers_at_few_false_alarms(digits_model, learnt_digits, thresholds):
+    x = with_last_of_another_class(learnt_digits, 30, 10)
+    judged = torch.tensor([[s.outlier for s in Detector(digits_model, thresholds).watch(set_)] for set_ in x])
+    assert judged[:, -1].double().mean() > 0.8
+    assert judged[:, :-1].double().mean() < 0.1
+
+
+# --- quality ---------------------------------------------------------------------------------------------
+
+
+def test_area_and_precision_are_scikit_learns_with_ties_and_weights():
+    suspicion = torch.randint(6, (60,)).double()
+    outlier = torch.rand(60) < 0.3
+    weight = torch.randint(4, (5, 60)).double()
+    area, precision = area_and_precision(suspicion, outlier, weight)
+    for row, w in enumerate(weight):
+        assert area[row].item() == pytest.approx(roc_auc_score(outlier, suspicion, sample_weight=w))
+        expected = average_precision_score(outlier, suspicion, sample_weight=w)
+        assert precision[row].item() == pytest.approx(expected)
+
+
+def test_outliers_are_told_far_better_than_by_chance_and_than_in_latents_without_the_process(
+    digits_model, learnt_digits
+):
+    (result,) = measure_anomaly(
+        digits_model, learnt_digits, rates=(0.2,), length=20, sets=24, generator=seeded()
+    )
+    assert result.elements == 24 * 19
+    assert 0.12 < result.outliers / result.elements < 0.28
+    assert len(result.qualities) == 8
+    online, finished = (result.qualities[f"BRUNO, {name}"] for name in ("online", "leave one out"))
+    for quality in (online, finished):
+        assert quality.area > 0.9
+        assert quality.area_within > 0.9
+        assert quality.average_precision > 0.75
+        assert 0 < quality.area_error < 0.05
+        assert 0 < quality.average_precision_error < 0.1
+    for method, quality in result.qualities.items():
+        assert quality.area > 0.6, method
+        if "latents" in method:
+            assert finished.area > quality.area + 0.05
+
+
+def test_the_same_seed_gives_the_same_measurement(digits_model, unseen_digits):
+    def measured(seed: int):
+        return measure_anomaly(
+            digits_model, unseen_digits, rates=(0.2,), length=6, sets=3, generator=seeded(seed)
+        )
+
+    assert measured(1) == measured(1)
+    assert measured(1) != measured(2)
+
+
+def test_rows_of_a_table_are_measured_like_images():
+    labels = torch.arange(60) % 3
+    rows = Examples(torch.randn(60, 4) + 8 * labels.unsqueeze(1), labels, ("a", "b", "c"))
+    flow = FlowConfig(kind="dense", couplings=2, units=8)
+    model = Bruno.from_config(ModelConfig((4,), 0, flow=flow, process=ProcessConfig(correlation=0.9)))
+    model.initialise(rows.elements)
+    (result,) = measure_anomaly(model, rows, rates=(0.1,), length=12, sets=6, generator=seeded())
+    assert result.qualities["BRUNO, leave one out"].area > 0.95
+    assert result.qualities["k-NN distance, columns"].area > 0.95
+
+
+# --- errors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"rate": 0.0}, r"`rate` must be between 0 and 1.*got 0\.0"),
+        ({"rate": 1.0}, r"`rate` must be between 0 and 1.*got 1\.0"),
+        ({"rate": 0.01, "sets": 98}, r"`sets` must be at least 99 for a `rate` of 0\.01; got 98"),
+        ({"length": 1}, r"`length` must be at least 2.*got 1"),
+        ({"length": 500}, r"`n` must be from 1 to 174.*got 500"),
+    ],
+)
+def test_what_cannot_be_calibrated(digits_model, unseen_digits, asked, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(
+            digits_model,
+            SetSampler(unseen_digits),
+            **{"rate": 0.1, "length": 4, "sets": 20, "generator": seeded(), **asked},
+        )
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"rates": (0.1, 0.0)}, r"`rates` must be between 0 and 1.*got 0\.0"),
+        ({"warm_up": 6}, r"`warm_up` must be from 1 to below the `length` of 6; got 6"),
+        ({"warm_up": 0}, r"`warm_up` must be from 1.*got 0"),
+        ({"sets": 1}, r"`sets` must be at least 2.*got 1"),
+        ({"rates": (1e-9,)}, r"`sets` must be so many that one has both.*none of 3 has"),
+        ({"examples": Examples(torch.zeros(8, 3), torch.arange(8) % 2, ("a", "b"))}, r"`examples`.*\(3,\)"),
+    ],
+)
+def test_what_cannot_be_measured(digits_model, unseen_digits, asked, message):
+    with pytest.raises(ValueError, match=message):
+        measure_anomaly(
+            digits_model,
+            **{"examples": unseen_digits, "length": 6, "sets": 3, "generator": seeded(), **asked},
+        )
+
+
+def test_what_cannot_be_judged(digits_model, unseen_digits):
+    x = unseen_digits.elements
+    with pytest.raises(ValueError, match=r"`x` must be one element of shape \(1, 8, 8\); got \(2, 1, 8, 8\)"):
+        next(Detector(digits_model).watch([x[:2]]))
+    with pytest.raises(ValueError, match=r"`posterior` must know one set; this one knows a batch of \(2,\)"):
+        Detector(digits_model).step(digits_model.condition(x[:6].view(2, 3, 1, 8, 8)), x[0])
+    with pytest.raises(ValueError, match=r"`warm_up` must be at least 1.*got 0"):
+        Detector(digits_model, warm_up=0)
+    with pytest.raises(ValueError, match=r"n of at least 2; got shape \(1, 1, 8, 8\)"):
+        leave_one_out_scores(digits_model, x[:1])
+    with pytest.raises(ValueError, match=r"n of at least 1; got shape \(1, 8, 8\)"):
+        online_scores(digits_model, x[0])
