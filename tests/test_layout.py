@@ -36,6 +36,8 @@ ORDER = [
     "bruno.pace",
     "bruno.runs",
     "bruno.evaluation",
+    "bruno.tasks.fewshot",
+    "bruno.tasks.generation",
     "bruno.tasks.anomaly",
     "bruno.tasks.retrieval",
     "bruno.tasks",
