@@ -38,15 +38,22 @@ class FlowConfig:
 
 @dataclass(frozen=True)
 class ProcessConfig:
-    """The process: `kind` "student-t" or "gaussian", and where its parameters start."""
+    """The process: `kind` "student-t" or "gaussian", and where its parameters start.
+
+    The first `leading` dimensions may start with a correlation of their own: what a class has in common then
+    has somewhere to go.
+    """
 
     kind: str = "student-t"
     dof: float = 1000.0
     variance: float = 1.0
     correlation: float = 0.1
+    leading: int = 0
+    leading_correlation: float = 0.9
 
     def __post_init__(self) -> None:
         check_choice("process.kind", self.kind, ("student-t", "gaussian"))
+        check_at_least("process.leading", self.leading, 0)
 
 
 @dataclass(frozen=True)

@@ -209,9 +209,13 @@ def _flow(config: ModelConfig) -> Bijection:
 
 def _process(config: ModelConfig) -> ExchangeableProcess:
     start, dim = config.process, math.prod(config.shape)
+    if start.leading > dim:
+        raise ValueError(f"`process.leading` must be at most the {dim} dimensions; got {start.leading}.")
+    correlation = torch.full((dim,), start.correlation)
+    correlation[: start.leading] = start.leading_correlation
     if start.kind == "gaussian":
-        return GaussianProcess(dim, variance=start.variance, correlation=start.correlation)
-    return StudentTProcess(dim, dof=start.dof, variance=start.variance, correlation=start.correlation)
+        return GaussianProcess(dim, variance=start.variance, correlation=correlation)
+    return StudentTProcess(dim, dof=start.dof, variance=start.variance, correlation=correlation)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,14 +21,18 @@ class Examples:
         labels: the index of each element's class in `names`.
         names: of the classes.
         skipped: what a reader left out, if it was told to go on after a bad file.
+        levels: images are integers from 0 to levels − 1; 0 for real numbers.
     """
 
     elements: Tensor
     labels: Int[Tensor, " n"]
     names: tuple[str, ...]
     skipped: tuple[str, ...] = ()
+    levels: int = 256
 
     def __post_init__(self) -> None:
+        if self.elements.is_floating_point():
+            object.__setattr__(self, "levels", 0)
         if len(self.elements) != len(self.labels):
             raise ValueError(
                 f"`labels` must be one for each of {len(self.elements)} elements; got {len(self.labels)}."
@@ -47,11 +51,6 @@ class Examples:
         return tuple(self.elements.shape[1:])
 
     @property
-    def levels(self) -> int:
-        """256 for images, 0 for real numbers."""
-        return 0 if self.elements.is_floating_point() else 256
-
-    @property
     def counts(self) -> Int[Tensor, " classes"]:
         """Elements in each class."""
         return torch.bincount(self.labels, minlength=len(self.names))
@@ -63,9 +62,8 @@ class Examples:
         place[order] = torch.arange(len(order))
         labels = place[self.labels]
         inside = labels >= 0
-        return Examples(
-            self.elements[inside], labels[inside], tuple(self.names[i] for i in order), self.skipped
-        )
+        names = tuple(self.names[i] for i in order)
+        return Examples(self.elements[inside], labels[inside], names, self.skipped, self.levels)
 
     def named(self, names: Sequence[str]) -> Examples:
         """The classes with these names."""
@@ -85,6 +83,7 @@ class Examples:
                 labels=self.labels.numpy(),
                 names=np.array(self.names),
                 skipped=np.array(self.skipped, dtype=str),
+                levels=np.array(self.levels),
             )
         beside.replace(path)
 
@@ -97,6 +96,7 @@ class Examples:
                 torch.from_numpy(file["labels"]).long(),
                 tuple(map(str, file["names"])),
                 tuple(map(str, file["skipped"])),
+                int(file["levels"]),
             )
 
 
@@ -108,4 +108,5 @@ def concatenated(parts: Sequence[Examples]) -> Examples:
         torch.cat([part.labels + int(offset) for part, offset in zip(parts, offsets, strict=True)]),
         tuple(name for part in parts for name in part.names),
         tuple(name for part in parts for name in part.skipped),
+        max(part.levels for part in parts),
     )

@@ -170,7 +170,7 @@ def _fetch(name: str, remote: Remote, data_dir: Path | None, download: bool) -> 
 
 def _cached(key: str, parse: Callable[[], Examples]) -> Examples:
     """Parse once; after that the compact file is read instead. No cache is no reason to fail."""
-    path = cache_dir() / "parsed" / f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.npz"
+    path = cache_dir() / "parsed-2" / f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.npz"
     if path.is_file():
         try:
             return Examples.load(path)
@@ -195,12 +195,13 @@ def _stamp(path: Path) -> str:
 
 
 def _read_digits(_: list[Path]) -> Examples:
-    """scikit-learn's 1,797 handwritten digits, 8 × 8 with 17 grey values, stretched to 0..255."""
+    """scikit-learn's 1,797 handwritten digits, 8 × 8 with 17 grey values."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # a second's import that most commands do not need
 
     digits = load_digits()
-    pixels = torch.from_numpy((digits.images * (255 / 16)).round().astype(np.uint8)).unsqueeze(1)
-    return Examples(pixels, torch.from_numpy(digits.target).long(), tuple(map(str, range(10))))
+    pixels = torch.from_numpy(digits.images.astype(np.uint8)).unsqueeze(1)
+    names = tuple(map(str, range(10)))
+    return Examples(pixels, torch.from_numpy(digits.target).long(), names, levels=17)
 
 
 def _split_digits(examples: Examples, split: str) -> Examples:
