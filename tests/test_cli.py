@@ -16,6 +16,7 @@ from bruno.checkpoint import read
 from bruno.cli import COMMANDS, app
 from bruno.config import load_recipe, presets
 from bruno.data import SOURCES
+from bruno.report import read_results
 from bruno.runs import Run
 
 SMALL = ["--set", "flow.units=16", "--set", "flow.couplings=2", "--set", "train.batch=4"]
@@ -52,8 +53,8 @@ def test_train_resume_and_evaluate(tmp_path, monkeypatch):
     assert [line["index"] for line in log] == [1, 2, 3, 4]
     output = run("evaluate", "whole", "--sets", "6")
     assert "mean" in output
-    report = json.loads((tmp_path / "whole" / "bits-test.json").read_text())
-    bits = report["bits_per_dim"]
+    report = json.loads((tmp_path / "whole" / "results" / "bits-test.json").read_text())
+    bits = report["values"]
     assert len(bits["by_position"]) == 20
     assert math.isclose(sum(bits["by_position"]) / 20, bits["mean"], rel_tol=1e-6)
     assert bits["by_position"][0] == bits["first"]
@@ -100,6 +101,22 @@ def test_the_best_checkpoint_can_be_asked_for(tmp_path, monkeypatch):
     run("evaluate", "run", "--checkpoint", "best", "--sets", "4")
     with pytest.raises(ValueError, match=r"`checkpoint` must be 'last' or 'best'; got 'first'"):
         run("evaluate", "run", "--checkpoint", "first")
+
+
+@pytest.mark.slow
+def test_the_demo_learns_and_shows_what_it_learnt(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/demo").mkdir(parents=True)  # taken
+    output = run("demo", "--no-show")
+    assert "runs/demo-2/report.html" in output
+    results = {result.name: result for result in read_results(Path("runs/demo-2"))}
+    ours, pixels = results["few-shot"].values["bruno"], results["few-shot"].values["pixels"]
+    assert ours[0] > pixels[0] + 0.02
+    assert ours[1] > 0.9
+    assert results["bits"].values["digits it never saw"]["mean"] < 2.5
+    assert results["samples"].picture
+    text = Path("runs/demo-2/report.html").read_text()
+    assert all(result.title in text for result in results.values())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

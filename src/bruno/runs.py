@@ -206,6 +206,11 @@ class Run:
                 if isinstance(value, float):
                     self._board.add_scalar(name, value, progress.index)
 
+    def read_log(self) -> list[dict[str, Any]]:
+        """The lines of the log, those of resumed parts in the order they were written."""
+        path = self.folder / "log.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
     def _save_and_measure(self, trainer: Trainer, measure: Callable[[Bruno], float] | None) -> float:
         """Bits/dim on validation; the checkpoint is also kept as the best if no other had fewer."""
         value = measure(trainer.trained()) if measure and not trainer.rank else math.nan

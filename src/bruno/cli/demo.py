@@ -1,5 +1,145 @@
-"""`bruno demo`."""
+"""`bruno demo`: the main job from nothing, in a minute or two."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from bruno.cli.options import choose_device, console, say
+from bruno.cli.training import train_recipe
+from bruno.config import load_recipe, to_dict
+from bruno.data import Examples, load_examples
+from bruno.evaluation import measure_bits_per_dim
+from bruno.figures import learning_curve, picture, visible
+from bruno.model import Bruno
+from bruno.report import Result, page, read_results
+from bruno.runs import Run
+from bruno.sequences import SetSampler
+from bruno.tasks.fewshot import measure_few_shot, measure_pixels
+from bruno.tasks.generation import draw, grid
+
+_SHOWN = 6  # examples given, and samples drawn, of each digit
+_TEMPERATURE = 0.8
+_BACKGROUND = 60
 
 
-def demo() -> None:
-    """To come."""
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the run goes; with a number added if it is taken.")] = Path(
+        "runs/demo"
+    ),
+    show: Annotated[bool, typer.Option(help="Open the page in a browser at the end.")] = sys.stdout.isatty(),
+    seed: Annotated[int, typer.Option(help="Of all random numbers.")] = 0,
+) -> None:
+    """Train on handwritten digits, three of them held out, and show what was learnt: no data needed."""
+    place = choose_device("auto")
+    recipe = load_recipe("digits", [f"train.seed={seed}"])
+    run = Run(_free(out))
+    learnt, unseen = load_examples("digits"), load_examples("digits", "test")
+    console.print(f"Learning from {len(learnt)} images of the digits {' '.join(learnt.names)} …")
+    train_recipe(run, recipe, learnt, place)
+    model = run.model("last", place)
+    results = [
+        _samples(model, learnt, unseen, place, seed),
+        _few_shot(model, unseen, seed),
+        _bits(model, learnt, unseen, place, seed),
+        _curve(run),
+    ]
+    for result in results:
+        result.write(run.folder, config=to_dict(recipe), seed=seed)
+        say(result)
+    path = run.folder / "report.html"
+    lead = f"Trained on the digits {' '.join(learnt.names)}; {' '.join(unseen.names)} are new to it."
+    path.write_text(page("BRUNO on handwritten digits", lead, read_results(run.folder)))
+    console.print(f"\nThe page with all of it, samples included: {path}")
+    if show:
+        webbrowser.open(path.resolve().as_uri())
+
+
+def _free(folder: Path) -> Path:
+    """The folder, or the first one with a number that is not there yet."""
+    candidate, number = folder, 1
+    while candidate.exists():
+        number += 1
+        candidate = folder.with_name(f"{folder.name}-{number}")
+    return candidate
+
+
+def _curve(run: Run) -> Result:
+    log = run.read_log()
+    return Result(
+        "learning-curve",
+        "Learning curve",
+        {"steps": log[-1]["index"], "seconds": log[-1]["seconds"]},
+        note=f"{log[-1]['index']:,} steps in {log[-1]['seconds']:.0f} s.",
+        picture=learning_curve(log),
+    )
+
+
+def _bits(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed: int) -> Result:
+    rows, values = [], {}
+    for name, examples in (("digits it learnt from", learnt), ("digits it never saw", unseen)):
+        generator = torch.Generator(device).manual_seed(seed)
+        sampler = SetSampler(examples, device=device)
+        bits = measure_bits_per_dim(model, sampler, sets=100, length=20, generator=generator)
+        rows.append((name, f"{bits.first:.3f}", f"{bits.by_position[-1]:.3f}", f"{bits.mean:.3f}"))
+        values[name] = {"first": bits.first, "by_position": bits.by_position, "mean": bits.mean}
+    return Result(
+        "bits",
+        "Bits per pixel",
+        values,
+        ("", "first of a set", "after 19 others", "mean"),
+        tuple(rows),
+        "How many bits a pixel of 17 grey values takes; it would be 4.09 if all were equally likely.",
+    )
+
+
+def _few_shot(model: Bruno, unseen: Examples, seed: int) -> Result:
+    settings = {"ways": (len(unseen.names),), "shots": (1, 5), "trials": 300}
+    ours, pixels = (
+        measure(generator=torch.Generator().manual_seed(seed), **settings)
+        for measure in (
+            lambda **kwargs: measure_few_shot(model, unseen, **kwargs),
+            lambda **kwargs: measure_pixels(unseen, **kwargs),
+        )
+    )
+    rows = tuple(
+        (
+            f"{a.way}-way {a.shot}-shot",
+            *(f"{100 * share:.1f} %" for share in (a.accuracy, b.accuracy, 1 / a.way)),
+        )
+        for a, b in zip(ours, pixels, strict=True)
+    )
+    return Result(
+        "few-shot",
+        "Which digit is it? From one or five examples of digits it never saw",
+        {"bruno": [a.accuracy for a in ours], "pixels": [b.accuracy for b in pixels]},
+        ("", "this model", "nearest pixels", "chance"),
+        rows,
+        f"{ours[0].episodes} episodes each.",
+    )
+
+
+def _samples(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed: int) -> Result:
+    """For each digit, some examples and then samples given those."""
+    generator = torch.Generator(device).manual_seed(seed)
+    rows = []
+    for examples in (learnt, unseen):
+        for label in range(len(examples.names)):
+            given = examples.elements[examples.labels == label][:_SHOWN].to(device)
+            drawn = draw(model.condition(given), _SHOWN, generator=generator, temperature=_TEMPERATURE)
+            rows.append(torch.cat([given, torch.zeros_like(given[:1]), drawn.images]))
+    images = visible(torch.stack(rows), model.levels)
+    images[:, _SHOWN] = _BACKGROUND  # between what is given and what is drawn
+    return Result(
+        "samples",
+        "More of the same",
+        {"temperature": _TEMPERATURE},
+        note=f"Left: {_SHOWN} examples of a digit. Right: new ones drawn given these. The last "
+        f"{len(unseen.names)} rows are digits that the model never saw.",
+        picture=picture(grid(images.flatten(0, 1), 2 * _SHOWN + 1, padding=1, background=_BACKGROUND)),
+    )

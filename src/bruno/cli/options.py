@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
+from rich.table import Table
 from torch import distributed
 
 from bruno.config import Recipe
 from bruno.data import Examples, load_examples
-from bruno.provenance import provenance
+from bruno.report import Result
 
 # In a group of processes the first one speaks for all.
 console = Console(quiet=int(os.environ.get("RANK", "0")) > 0)
@@ -68,7 +68,10 @@ def held_out_examples(recipe: Recipe, split: str, data_dir: Path | None) -> Exam
     return examples_of(replace(recipe, data=replace(recipe.data, classes=limited)), split, data_dir)
 
 
-def write_result(path: Path, result: dict[str, Any], seed: int) -> None:
-    """A result as JSON, with what it takes to check it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**result, "provenance": provenance(seed)}, indent=2) + "\n")
+def say(result: Result) -> None:
+    """A result's table, for people."""
+    if result.rows:
+        table = Table(*result.columns, title=result.title, title_justify="left")
+        for row in result.rows:
+            table.add_row(*row)
+        console.print(table)

@@ -12,7 +12,6 @@ from typing import Annotated
 import torch
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-from rich.table import Table
 from torch import distributed
 
 from bruno.checkpoint import save
@@ -27,13 +26,15 @@ from bruno.cli.options import (
     console,
     examples_of,
     held_out_examples,
-    write_result,
+    say,
 )
 from bruno.config import Recipe, load_recipe, override, to_dict
 from bruno.data import Examples
 from bruno.evaluation import measure_bits_per_dim
+from bruno.figures import curves
 from bruno.model import Bruno
 from bruno.pace import Progress as Pace
+from bruno.report import Result
 from bruno.runs import Run
 from bruno.sequences import SetSampler
 from bruno.training import Trainer
@@ -74,11 +75,8 @@ def train(
     with _processes():
         place = choose_device(device)
         examples = examples_of(recipe, recipe.data.split, data_dir)
-        torch.manual_seed(recipe.train.seed)
-        model = Bruno.from_config(recipe.model(examples.shape, examples.levels)).to(place)
-        trainer = _trainer(model, recipe, examples, place)
         measure = _validation(recipe, data_dir, place, validate)
-        _run_to_the_end(run, recipe, trainer, measure, resume=resume, save_every=save_every)
+        train_recipe(run, recipe, examples, place, measure, resume=resume, save_every=save_every)
 
 
 def finetune(
@@ -135,12 +133,37 @@ def evaluate(
         length=min(recipe.train.length, int(examples.counts.min())),
         generator=torch.Generator(place).manual_seed(seed),
     )
-    write_result(run / f"bits-{split}.json", {"bits_per_dim": asdict(result), "split": split}, seed)
-    table = Table("position", "bits/dim", title=f"{run}: {split}, {sets} sets")
-    for i, bits in enumerate(result.by_position, start=1):
-        table.add_row(str(i), f"{bits:.4f}")
-    table.add_row("mean", f"{result.mean:.4f} ± {result.error:.4f}", style="bold")
-    console.print(table)
+    rows = [(str(i), f"{bits:.4f}") for i, bits in enumerate(result.by_position, start=1)]
+    rows.append(("mean", f"{result.mean:.4f} ± {result.error:.4f}"))
+    positions = range(1, len(result.by_position) + 1)
+    found = Result(
+        f"bits-{split}",
+        f"Bits/dim, {split}, by how many were seen before",
+        {"split": split, **asdict(result)},
+        ("position", "bits/dim"),
+        tuple(rows),
+        f"{result.sets} sets.",
+        curves({split: (positions, result.by_position)}, "position in the set", "bits/dim"),
+    )
+    say(found)
+    found.write(run, config=to_dict(recipe), seed=seed)
+
+
+def train_recipe(
+    run: Run,
+    recipe: Recipe,
+    examples: Examples,
+    device: str,
+    measure: Callable[[Bruno], float] | None = None,
+    *,
+    resume: bool = False,
+    save_every: float = 60.0,
+) -> None:
+    """A fresh model of these examples, trained to the end of its recipe."""
+    torch.manual_seed(recipe.train.seed)
+    model = Bruno.from_config(recipe.model(examples.shape, examples.levels)).to(device)
+    trainer = _trainer(model, recipe, examples, device)
+    _run_to_the_end(run, recipe, trainer, measure, resume=resume, save_every=save_every)
 
 
 def _length_overrides(steps: int | None, minutes: float | None) -> list[str]:

@@ -1,0 +1,119 @@
+"""Pictures of results, each as the bytes of a PNG: images side by side, curves with their errors."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")
+_WIDTH = 900  # pixels that a picture of images is enlarged to, at most
+
+
+def visible(images: Tensor, levels: int) -> UInt8[Tensor, "*batch channels height width"]:
+    """Integers from 0 to levels − 1 as grey values from 0 to 255."""
+    return (images.double() * (255 / (levels - 1))).round().clamp(0, 255).to(torch.uint8)
+
+
+def picture(pixels: UInt8[np.ndarray, "rows columns channels"]) -> bytes:
+    """A PNG of pixels, enlarged by a whole number so that each stays a square."""
+    factor = max(1, _WIDTH // pixels.shape[1])
+    image = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
+    image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def learning_curve(log: Sequence[Mapping[str, Any]]) -> bytes:
+    """Bits/dim (smoothed), on validation sets too where measured, and accuracy of episodes, by step."""
+    bits = _column(log, "bits_per_dim")
+    with _axes("step", "bits/dim") as (axes, file):
+        if bits:
+            smooth = _smoothed([value for _, value in bits], max(1, len(bits) // 50))
+            axes.plot([step for step, _ in bits], smooth, color=_COLOURS[0], label="training")
+            # The first steps tower above all the rest.
+            axes.set_ylim(top=float(np.quantile(smooth, 0.98)) + 0.05 * float(np.ptp(smooth)))
+        validation = _column(log, "validation")
+        if validation:
+            axes.plot(
+                *zip(*validation, strict=True), "o-", color=_COLOURS[1], label="validation", markersize=4
+            )
+        accuracy = _column(log, "accuracy")
+        if accuracy:
+            other = axes.twinx()
+            other.set_ylabel("accuracy of episodes")
+            smooth = _smoothed([value for _, value in accuracy], max(1, len(accuracy) // 50))
+            other.plot([step for step, _ in accuracy], smooth, color=_COLOURS[2])
+        axes.legend(frameon=False)
+    return file.getvalue()
+
+
+def curves(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    x: str,
+    y: str,
+    *,
+    logarithmic: str = "",
+    errors: Mapping[str, Sequence[float]] | None = None,
+) -> bytes:
+    """Named lines (x values, y values), with bands of ± an error; `logarithmic` names axes, as "xy"."""
+    with _axes(x, y) as (axes, file):
+        for colour, (name, (xs, ys)) in zip(_COLOURS * 4, lines.items(), strict=False):
+            axes.plot(xs, ys, "o-", color=colour, label=name, markersize=3)
+            if errors and name in errors:
+                low, high = (np.array(ys) + sign * np.array(errors[name]) for sign in (-1, 1))
+                axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+        if "x" in logarithmic:
+            axes.set_xscale("log")
+        if "y" in logarithmic:
+            axes.set_yscale("log")
+        if len(lines) > 1:
+            axes.legend(frameon=False)
+    return file.getvalue()
+
+
+class _axes:  # noqa: N801 a context manager that reads as one: with _axes(...) as (axes, file)
+    """Bare axes in the project's style; on leaving, the file holds their PNG."""
+
+    def __init__(self, x: str, y: str, size: tuple[float, float] = (7.0, 3.6)) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        self.figure = Figure(figsize=size, dpi=130, layout="constrained")
+        FigureCanvasAgg(self.figure)
+        self.axes = self.figure.add_subplot()
+        self.axes.set_xlabel(x)
+        self.axes.set_ylabel(y)
+        self.axes.grid(color="#e2e8f0", linewidth=0.8)
+        self.axes.spines[["top", "right"]].set_visible(False)
+        self.file = io.BytesIO()
+
+    def __enter__(self) -> tuple[Axes, io.BytesIO]:
+        return self.axes, self.file
+
+    def __exit__(self, *exception: object) -> None:
+        self.figure.savefig(self.file, format="png")
+
+
+def _column(log: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
+    return [(line["index"], line[name]) for line in log if line.get(name) is not None]
+
+
+def _smoothed(values: Sequence[float], width: int) -> np.ndarray:
+    """The mean over a window around each value, smaller at the ends."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    centre = np.arange(len(values))
+    low, high = np.maximum(centre - width, 0), np.minimum(centre + width + 1, len(values))
+    smooth: np.ndarray = (total[high] - total[low]) / (high - low)
+    return smooth if math.isfinite(total[-1]) else np.array(values)

@@ -1,0 +1,85 @@
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bruno.figures import curves, learning_curve, picture, visible
+from bruno.report import Result, page, read_results
+
+
+def opened(png: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(png))
+
+
+def result(name: str = "one", **changes) -> Result:
+    values = {
+        "title": "A <title>",
+        "values": {"accuracy": 0.5},
+        "columns": ("a", "b"),
+        "rows": (("1", "2 & 3"),),
+    }
+    return Result(name, **{**values, **changes})
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    first = result("zebra", picture=picture(np.zeros((2, 2, 1), np.uint8)), note="seen")
+    for each in (first, result("ant")):
+        path = each.write(tmp_path, config={"rate": 0.1}, seed=7)
+    zebra, ant = read_results(tmp_path)  # in the order in which they were made
+    assert (zebra.name, zebra.picture, zebra.rows, zebra.note) == ("zebra", first.picture, first.rows, "seen")
+    assert ant.picture == b""
+    record = json.loads(path.read_text())
+    assert record["values"] == {"accuracy": 0.5}
+    assert record["config"] == {"rate": 0.1}
+    assert record["provenance"]["seed"] == 7
+    assert {"command", "commit", "hardware", "packages"} <= record["provenance"].keys()
+
+
+def test_a_run_without_results_has_none(tmp_path):
+    assert read_results(tmp_path) == []
+
+
+def test_a_page_needs_nothing_else_and_says_what_it_was_given(tmp_path):
+    result(picture=picture(np.zeros((2, 2, 1), np.uint8))).write(tmp_path, config={}, seed=0)
+    text = page("Title", "Lead & all", read_results(tmp_path))
+    assert "A &lt;title&gt;" in text
+    assert "2 &amp; 3" in text
+    assert "Lead &amp; all" in text
+    assert re.findall(r'src="([^"]{10})', text) == ["data:image"]
+    assert "http" not in text
+    assert "seed 0" in text
+
+
+def test_a_picture_keeps_every_pixel_as_a_square():
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 90, 1), np.uint8)
+    image = opened(picture(pixels))
+    assert image.size == (900, 50)
+    assert np.array_equal(np.asarray(image)[5::10, 5::10], pixels[..., 0])
+    assert opened(picture(np.zeros((4, 2000, 3), np.uint8))).size == (2000, 4)
+
+
+def test_grey_values_span_what_can_be_seen():
+    images = torch.tensor([0, 8, 16], dtype=torch.uint8).view(3, 1, 1, 1)
+    assert visible(images, 17).flatten().tolist() == [0, 128, 255]
+    images = torch.arange(256).to(torch.uint8).view(-1, 1, 1, 1)
+    assert torch.equal(visible(images, 256), images)
+
+
+@pytest.mark.parametrize("extra", [{}, {"validation": 2.0}, {"accuracy": 0.5}])
+def test_a_learning_curve_shows_what_the_log_has(extra):
+    log = [{"index": i, "bits_per_dim": 3.0 / i, "validation": None, "accuracy": None} for i in range(1, 50)]
+    plain = learning_curve(log)
+    shown = learning_curve([*log[:-1], {**log[-1], **extra}])
+    assert opened(shown).size == (910, 468)
+    assert (shown == plain) == (not extra)
+
+
+def test_curves_have_errors_and_logarithmic_axes():
+    lines = {"a": ([1, 10, 100], [1.0, 2.0, 3.0]), "b": ([1, 10, 100], [3.0, 2.0, 1.0])}
+    plain = curves(lines, "x", "y")
+    assert plain != curves(lines, "x", "y", logarithmic="x")
+    assert plain != curves(lines, "x", "y", errors={"a": [0.1, 0.1, 0.1]})
