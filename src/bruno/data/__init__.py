@@ -1,6 +1,7 @@
 """Labelled examples from files of every kind."""
 
+from bruno.data.elements import Element, ElementReader
 from bruno.data.examples import Examples
 from bruno.data.sources import SOURCES, MissingDataError, load_examples, locate
 
-__all__ = ["SOURCES", "Examples", "MissingDataError", "load_examples", "locate"]
+__all__ = ["SOURCES", "Element", "ElementReader", "Examples", "MissingDataError", "load_examples", "locate"]

@@ -25,7 +25,7 @@ from PIL import Image
 from bruno.data.examples import Examples
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
-_BROKEN = (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, struct.error)
+BROKEN = (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, struct.error)
 
 
 def read_images(
@@ -49,12 +49,12 @@ def read_images(
     classes, skipped = [], []
     for name, content in _files(path):
         try:
-            array = _decode(content, size, grey)
+            array = decode(content, size, grey)
             if arrays and array.shape != arrays[0].shape:
                 raise ValueError(
                     f"all images must have one size, {arrays[0].shape[1:]}; got {array.shape[1:]}. Set a size"
                 )
-        except (*_BROKEN, ValueError, Image.DecompressionBombError) as error:
+        except (*BROKEN, ValueError, Image.DecompressionBombError) as error:
             if not skip_bad:
                 raise ValueError(f"{path}: {name} cannot be used: {error}.") from error
             skipped.append(name)
@@ -96,7 +96,7 @@ def read_cifar10(path: Path, train: bool) -> Examples:
                     names = tuple(label.decode() for label in content[b"label_names"])
                 else:
                     batches.append((name, content))
-    except (*_BROKEN, pickle.UnpicklingError, KeyError) as error:
+    except (*BROKEN, pickle.UnpicklingError, KeyError) as error:
         raise ValueError(f"{path}: is not the python version of CIFAR-10: {error}.") from error
     if len(batches) != len(wanted) or names is None:
         raise ValueError(
@@ -113,7 +113,7 @@ def read_npz(path: Path) -> Examples:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (*_BROKEN, ValueError) as error:
+    except (*BROKEN, ValueError) as error:
         raise ValueError(f"{path}: cannot be read as npz: {error}.") from error
     if "labels" not in arrays or not {"images", "rows"} & set(arrays):
         raise ValueError(
@@ -173,22 +173,23 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                names = sorted(filter(_is_image, archive.namelist()))
+                names = sorted(filter(is_image, archive.namelist()))
                 skip = _wrappers(names)
                 yield from ((_inside(name, skip), archive.read(name)) for name in names)
         else:
             with tarfile.open(path) as bundle:
-                members = {m.name: m for m in bundle if m.isfile() and _is_image(m.name)}
+                members = {m.name: m for m in bundle if m.isfile() and is_image(m.name)}
                 skip = _wrappers(members)
                 for name in sorted(members):
                     file = bundle.extractfile(members[name])
                     assert file is not None
                     yield _inside(name, skip), file.read()
-    except (*_BROKEN, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
+    except (*BROKEN, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
         raise ValueError(f"{path}: is not a folder, zip or tar, or is cut short: {error}.") from error
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Whether a file of this name is one, and not what an archiver left beside it."""
     path = PurePosixPath(name)
     return path.suffix.lower() in _IMAGES and not path.name.startswith(".") and "__MACOSX" not in path.parts
 
@@ -203,8 +204,8 @@ def _inside(name: str, skip: int) -> str:
     return "/".join(PurePosixPath(name).parts[skip:])
 
 
-def _decode(content: bytes, size: int | tuple[int, int] | None, grey: bool) -> NDArray[np.uint8]:
-    """(channels, height, width), uint8."""
+def decode(content: bytes, size: int | tuple[int, int] | None, grey: bool) -> NDArray[np.uint8]:
+    """An image file as (channels, height, width), uint8."""
     with Image.open(io.BytesIO(content)) as file:
         image = file.convert("L" if grey else "RGB")
         if size is not None:
@@ -221,7 +222,7 @@ def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             content = file.read()
         (magic,) = struct.unpack(">I", content[:4])
         shape = struct.unpack(f">{dimensions}I", content[4 : 4 * dimensions + 4]) if magic == expected else ()
-    except (*_BROKEN, gzip.zlib.error) as error:  # type: ignore[attr-defined]
+    except (*BROKEN, gzip.zlib.error) as error:  # type: ignore[attr-defined]
         raise ValueError(f"{path}: is not a gzipped idx file, or is cut short: {error}.") from error
     if magic != expected:
         raise ValueError(

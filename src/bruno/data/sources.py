@@ -14,6 +14,7 @@ import torch
 from bruno.data.examples import Examples, concatenated
 from bruno.data.readers import read_cifar10, read_csv, read_idx, read_images, read_npz
 
+_FORMAT = 2  # of the compact files
 SPLITS = ("train", "validation", "trainval", "test")
 OMNIGLOT_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
 
@@ -170,7 +171,8 @@ def _fetch(name: str, remote: Remote, data_dir: Path | None, download: bool) -> 
 
 def _cached(key: str, parse: Callable[[], Examples]) -> Examples:
     """Parse once; after that the compact file is read instead. No cache is no reason to fail."""
-    path = cache_dir() / "parsed-2" / f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.npz"
+    digest = hashlib.sha256(f"{_FORMAT}{key}".encode()).hexdigest()[:20]
+    path = cache_dir() / "parsed" / f"{digest}.npz"
     if path.is_file():
         try:
             return Examples.load(path)

@@ -1,0 +1,104 @@
+"""Single elements as users have them: image files, folders of them, rows of numbers; one at a time."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bruno.data.readers import BROKEN, decode, is_image
+
+
+class Element(NamedTuple):
+    """One element and what to call it: the path of an image, the line of a row."""
+
+    name: str
+    x: Tensor
+
+
+class ElementReader:
+    """Reads elements as a model takes them: of its shape, with its number of levels.
+
+    Args:
+        shape: (channels, height, width) for images, which are resized to it, or (dim,) for rows.
+        levels: of the images; 0 for rows of real numbers.
+        invert: 255 − pixel, for dark ink on bright paper where the model knows bright ink.
+        skip_bad: leave out what cannot be read instead of raising; `skipped` names it.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], levels: int, *, invert: bool = False, skip_bad: bool = False
+    ) -> None:
+        self.shape, self.levels, self.invert, self.skip_bad = tuple(shape), levels, invert, skip_bad
+        self.skipped: list[str] = []
+
+    def read(self, paths: Iterable[str | Path]) -> Iterator[Element]:
+        """Each image file, each image of a folder in the order of its name, each row of a CSV."""
+        for path in map(Path, paths):
+            if path.is_dir():
+                files = sorted(file for file in path.iterdir() if is_image(file.name))
+                if not files:
+                    raise ValueError(f"{path}: must be a folder of images; there is none in it.")
+                yield from self.read(files)
+            elif not path.exists():
+                raise FileNotFoundError(f"{path}: there is no such file or folder.")
+            elif self.levels:
+                yield from self._checked(str(path), path)
+            else:
+                with path.open(newline="") as file:
+                    yield from self.read_lines(file, f"{path}, ")
+
+    def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
+        """As they come: the path of an image on each line, or a row of numbers; a header is passed over."""
+        for number, line in enumerate(lines, start=1):
+            text = line.strip()
+            if not text:
+                continue
+            if self.levels:
+                yield from self.read([text])
+            elif number > 1 or any(map(_is_number, text.split(","))):
+                yield from self._checked(f"{origin}line {number}", text)
+
+    def all(self, paths: Iterable[str | Path]) -> tuple[Tensor, tuple[str, ...]]:
+        """All of them at once: (n, *shape), and their names."""
+        elements = list(self.read(paths))
+        if not elements:
+            raise ValueError(
+                f"there must be something to read; got {', '.join(map(str, paths)) or 'nothing'}."
+            )
+        return torch.stack([element.x for element in elements]), tuple(element.name for element in elements)
+
+    def _checked(self, name: str, source: Path | str) -> Iterator[Element]:
+        try:
+            yield Element(name, self._image(source) if isinstance(source, Path) else self._row(source))
+        except (*BROKEN, ValueError) as error:
+            if not self.skip_bad:
+                raise ValueError(f"{name}: cannot be used: {error}.") from error
+            self.skipped.append(name)
+
+    def _image(self, path: Path) -> Tensor:
+        channels, height, width = self.shape
+        pixels = torch.from_numpy(decode(path.read_bytes(), (height, width), channels == 1).copy())
+        pixels = 255 - pixels if self.invert else pixels
+        if self.levels == 256:
+            return pixels
+        return (pixels.double() * ((self.levels - 1) / 255)).round().to(torch.uint8)
+
+    def _row(self, text: str) -> Tensor:
+        numbers = [float(cell) for cell in next(csv.reader([text]))]
+        if len(numbers) != self.shape[0] or not np.isfinite(numbers).all():
+            raise ValueError(f"a row must be {self.shape[0]} finite numbers; it is {text!r}")
+        return torch.tensor(numbers)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

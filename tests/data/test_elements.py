@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bruno.data import ElementReader
+
+
+def write(path, value: int, size: int = 10, mode: str = "L") -> None:
+    Image.fromarray(np.full((size, size), value, np.uint8)).convert(mode).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, value in (("b.png", 200), ("a.jpg", 100), ("c.png", 0)):
+        write(tmp_path / name, value, mode="RGB")
+    (tmp_path / "notes.txt").write_text("not an image")
+    return tmp_path
+
+
+def test_a_folder_gives_its_images_by_name_in_the_shape_of_the_model(folder):
+    x, names = ElementReader((1, 4, 6), 256).all([folder])
+    assert [name.rsplit("/")[-1] for name in names] == ["a.jpg", "b.png", "c.png"]
+    assert x.shape == (3, 1, 4, 6)
+    assert x.dtype == torch.uint8
+    assert x.flatten(1).float().mean(1).tolist() == [100, 200, 0]
+
+
+def test_colour_inversion_and_levels(folder):
+    assert ElementReader((3, 4, 4), 256).all([folder / "b.png"])[0].shape == (1, 3, 4, 4)
+    inverted, _ = ElementReader((1, 4, 4), 256, invert=True).all([folder / "b.png"])
+    assert set(inverted.flatten().tolist()) == {55}
+    few, _ = ElementReader((1, 4, 4), 17).all([folder / "b.png"])
+    assert set(few.flatten().tolist()) == {round(200 * 16 / 255)}
+
+
+def test_elements_are_read_only_when_asked_for(folder):
+    lines = iter([f"{folder / 'a.jpg'}\n", "\n", f"{folder / 'nowhere.png'}\n"])
+    stream = ElementReader((1, 4, 4), 256).read_lines(lines)
+    assert next(stream).name.endswith("a.jpg")
+    with pytest.raises(FileNotFoundError, match=r"nowhere.png: there is no such file"):
+        next(stream)
+
+
+def test_rows_of_numbers_come_from_a_table_or_from_lines(tmp_path):
+    (tmp_path / "rows.csv").write_text("width,height\n1,2\n\n3,4.5\n")
+    x, names = ElementReader((2,), 0).all([tmp_path / "rows.csv"])
+    assert x.tolist() == [[1, 2], [3, 4.5]]
+    assert [name.split(", ")[1] for name in names] == ["line 2", "line 4"]
+    first = next(ElementReader((2,), 0).read_lines(["5,6"]))
+    assert first.x.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: folder / "notes.txt", r"notes.txt: cannot be used"),
+        (lambda folder: folder / "empty", r"empty: must be a folder of images; there is none"),
+    ],
+)
+def test_what_cannot_be_read_is_named(folder, make, message):
+    (folder / "empty").mkdir()
+    with pytest.raises(ValueError, match=message):
+        ElementReader((1, 4, 4), 256).all([make(folder)])
+
+
+def test_a_row_of_another_length_is_named_or_left_out():
+    lines = ["1,2", "1,2,3", "1,nan", "3,4"]
+    with pytest.raises(ValueError, match=r"line 2: cannot be used: a row must be 2 finite numbers"):
+        list(ElementReader((2,), 0).read_lines(lines))
+    reader = ElementReader((2,), 0, skip_bad=True)
+    assert [element.x.tolist() for element in reader.read_lines(lines)] == [[1, 2], [3, 4]]
+    assert reader.skipped == ["line 2", "line 3"]
