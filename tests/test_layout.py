@@ -40,6 +40,7 @@ ORDER = [
     "bruno.tasks.generation",
     "bruno.tasks.anomaly",
     "bruno.tasks.retrieval",
+    "bruno.tasks.analysis",
     "bruno.tasks",
     "bruno",
     "bruno.cli.options",

@@ -1,0 +1,338 @@
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from scipy.stats import multivariate_normal, multivariate_t
+
+from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
+from bruno.data import Examples
+from bruno.evaluation import measure_bits_per_dim
+from bruno.process import Evidence, GaussianProcess, StudentTProcess
+from bruno.sequences import SetSampler
+from bruno.tasks.analysis import (
+    STUDY_TRAIN,
+    VARIANTS,
+    Curve,
+    Variant,
+    correlation_and_dof,
+    dimensions_by_correlation,
+    log_prob_by_position,
+    stability_study,
+    toy_comparison,
+    toy_observations,
+)
+from bruno.training import train
+
+SMALL_FLOW = FlowConfig(kind="dense", couplings=2, units=32)
+SMALL_TRAIN = dataclasses.replace(STUDY_TRAIN, batch=4, length=10)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# --- what a process has learnt ---------------------------------------------------------------------------
+
+
+def test_fewer_dimensions_have_a_correlation_above_a_higher_threshold(digits_model):
+    found = dimensions_by_correlation(digits_model)
+    correlations = digits_model.process.correlation.tolist()
+    assert found.total == len(correlations) == 64
+    assert found.dimensions == tuple(sum(c > t for c in correlations) for t in found.thresholds)
+    assert list(found.dimensions) == sorted(found.dimensions, reverse=True)
+    assert found.dimensions[0] > found.dimensions[-1]
+
+
+def test_default_thresholds_are_evenly_spaced_on_a_logarithmic_axis(digits_model):
+    logs = torch.tensor(dimensions_by_correlation(digits_model).thresholds).double().log10()
+    assert logs[0].item() == pytest.approx(-4)
+    assert -0.1 < logs[-1] < 0
+    torch.testing.assert_close(logs.diff(), torch.full((len(logs) - 1,), 0.05).double(), rtol=1e-4, atol=0)
+
+
+def test_a_dimension_at_a_threshold_is_not_above_it():
+    model = row_model("gaussian")
+    with torch.no_grad():
+        model.process.raw_correlation.copy_(torch.tensor([0.0, -3.0, 2.0]))  # the first is ½
+    assert dimensions_by_correlation(model, (0.01, 0.499, 0.5, 0.9)).dimensions == (3, 2, 1, 0)
+
+
+def row_model(process: str) -> Bruno:
+    return Bruno.from_config(ModelConfig((3,), 0, flow=SMALL_FLOW, process=ProcessConfig(process)))
+
+
+def test_correlation_and_dof_of_each_dimension_stay_together_from_the_most_correlated_on(digits_model):
+    found = correlation_and_dof(digits_model)
+    assert sorted(found.dimension) == list(range(64))
+    assert list(found.correlation) == sorted(found.correlation, reverse=True)
+    order = list(found.dimension)
+    assert digits_model.process.correlation[order].tolist() == list(found.correlation)
+    assert digits_model.process.dof[order].tolist() == list(found.dof)
+    assert len(set(found.dof)) > 32  # training moved them apart
+
+
+def test_a_gaussian_process_has_no_degrees_of_freedom():
+    assert correlation_and_dof(row_model("gaussian")).dof is None
+    assert correlation_and_dof(row_model("student-t")).dof == pytest.approx((1000.0,) * 3)
+
+
+# --- Student-t and Gaussian on toy data ------------------------------------------------------------------
+
+
+def test_toy_observations_have_the_variance_and_the_covariance_asked_for():
+    generator = seeded()
+    pairs = torch.stack([toy_observations(2, generator=generator) for _ in range(20000)])
+    expected = torch.tensor([[0.1, 0.05], [0.05, 0.1]]).double()
+    torch.testing.assert_close(pairs.T.cov(), expected, rtol=0, atol=0.004)
+    assert pairs.mean().abs() < 0.01
+
+
+def test_the_toy_comparison_is_what_the_processes_predict_after_each_prefix():
+    z = toy_observations(30, generator=seeded())
+    found = toy_comparison(z, dofs=(5.0,), variance=2.0, covariance=0.5)
+    settings = {"variance": 2.0, "correlation": 0.25, "dtype": torch.double}
+    pairs = [
+        (GaussianProcess(1, **settings), found.gaussian),
+        (StudentTProcess(1, dof=5.0, **settings), found.student_t[0]),
+    ]
+    for process, said in pairs:
+        for n in (0, 1, 2, 17, 29):
+            seen = Evidence.of(z[:n].unsqueeze(1)) if n else Evidence.empty(1)
+            predictive = process.predictive(seen)
+            assert said.mean[n] == pytest.approx(predictive.mean.item(), abs=1e-12)
+            assert said.variance[n] == pytest.approx(predictive.variance.item())
+            assert said.log_prob[n] == pytest.approx(predictive.log_prob(z[n]).item())
+    assert found.observations == tuple(z.tolist())
+
+
+def test_predictions_of_the_toy_multiply_to_the_joint_densities_of_scipy():
+    z = toy_observations(generator=seeded())
+    found = toy_comparison(z)
+    joint = torch.full((100, 100), 0.01).double().fill_diagonal_(1.0).numpy()
+    expected = multivariate_normal(cov=joint).logpdf(z.numpy())
+    assert sum(found.gaussian.log_prob) == pytest.approx(expected, rel=1e-8)
+    assert [said.dof for said in found.student_t] == [10.0, 1000.0]
+    for said in found.student_t:
+        # scipy takes the scale, we the covariance, which is ν/(ν − 2) times as large
+        expected = multivariate_t(shape=joint * (said.dof - 2) / said.dof, df=said.dof).logpdf(z.numpy())
+        assert sum(said.log_prob) == pytest.approx(expected, rel=1e-8)
+
+
+def test_only_the_student_t_learns_from_the_observations_how_wide_they_are():
+    narrow = toy_observations(generator=seeded())
+    found, wide = toy_comparison(narrow), toy_comparison(10 * narrow)
+    assert found.gaussian.variance == wide.gaussian.variance
+    for said, said_of_wide in zip(found.student_t, wide.student_t, strict=True):
+        assert said.variance[0] == said_of_wide.variance[0]
+        assert all(a < b for a, b in zip(said.variance[1:], said_of_wide.variance[1:], strict=True))
+
+
+def test_on_the_papers_toy_data_fewer_degrees_of_freedom_predict_better_in_the_end():
+    found = toy_comparison(toy_observations(generator=seeded()))
+    low, high, gaussian = (sum(said.log_prob[-50:]) / 50 for said in (*found.student_t, found.gaussian))
+    assert low > high + 0.3
+    assert high > gaussian + 0.01
+
+
+def test_with_many_degrees_of_freedom_student_t_and_gaussian_agree():
+    z = toy_observations(generator=seeded())
+    found = toy_comparison(z, dofs=(1e8,))
+    for name in ("mean", "variance", "log_prob"):
+        many, gaussian = getattr(found.student_t[0], name), getattr(found.gaussian, name)
+        assert many == pytest.approx(gaussian, rel=1e-5, abs=1e-6)
+
+
+def test_toy_observations_cannot_vary_together_more_than_they_vary():
+    with pytest.raises(ValueError, match=r"`covariance` must be from 0 to the variance of 0.1; got 0.2"):
+        toy_observations(variance=0.1, covariance=0.2, generator=seeded())
+
+
+# --- prediction by position ------------------------------------------------------------------------------
+
+
+def test_what_was_seen_helps_to_predict_what_comes(digits_model, learnt_digits):
+    calls: list[tuple[int, int]] = []
+    found = log_prob_by_position(
+        digits_model,
+        SetSampler(learnt_digits),
+        sets=200,
+        length=12,
+        generator=seeded(),
+        progress=lambda *done: calls.append(done),
+    )
+    assert found.gain[0] == found.gain_error[0] == 0
+    assert min(found.gain[1:]) > 3 * max(found.gain_error[1:]) > 0
+    assert found.gain[-1] > found.gain[1]
+    later, spread = sum(found.log_prob[6:]) / 6, math.hypot(found.error[0], *found.error[6:])
+    assert later > found.log_prob[0] + spread
+    assert calls[0] == (16, 200)
+    assert calls[-1] == (200, 200)
+
+
+def test_log_prob_by_position_is_the_measured_bits_in_nats(digits_model, unseen_digits):
+    arguments = {"sets": 20, "length": 5}
+    sampler = SetSampler(unseen_digits)
+    found = log_prob_by_position(digits_model, sampler, **arguments, generator=seeded(3))
+    bits = measure_bits_per_dim(digits_model, sampler, **arguments, generator=seeded(3)).by_position
+    assert found.log_prob == pytest.approx([-b * 64 * math.log(2) for b in bits], rel=1e-6)
+
+
+@torch.no_grad()
+def test_errors_by_position_are_those_of_the_mean_over_sets(digits_model, unseen_digits):
+    sampler, generator = SetSampler(unseen_digits), seeded(4)
+    found = log_prob_by_position(digits_model, sampler, sets=10, length=3, generator=seeded(4))
+    log_prob = digits_model.log_prob(sampler.sets(10, 3, generator), generator)
+    assert found.error == pytest.approx((log_prob.std(0) / math.sqrt(10)).tolist(), rel=1e-4)
+
+
+def test_one_set_tells_no_error(digits_model, unseen_digits):
+    with pytest.raises(ValueError, match=r"`sets` must be at least 2"):
+        log_prob_by_position(digits_model, SetSampler(unseen_digits), sets=1, length=3, generator=seeded())
+
+
+# --- what upsets training --------------------------------------------------------------------------------
+
+
+def small_study(examples: Examples, *variants: Variant, steps: int, **settings) -> list[Curve]:
+    settings = {"flow": SMALL_FLOW, "train": SMALL_TRAIN, **settings}
+    return stability_study(examples, variants=variants, steps=steps, **settings)
+
+
+@pytest.fixture(scope="module")
+def study(learnt_digits) -> dict[tuple[str, str], Curve]:
+    ordinary, outliers = VARIANTS[0], VARIANTS[-1]
+    curves = small_study(learnt_digits, ordinary, outliers, steps=210)
+    return {(curve.variant, curve.process): curve for curve in curves}
+
+
+def test_the_study_gives_a_curve_for_each_variant_and_process(learnt_digits):
+    every_fifth = dataclasses.replace(VARIANTS[-1], white_every=5)
+    curves = small_study(learnt_digits, *VARIANTS[:-1], every_fifth, steps=10)
+    names = [(variant.name, process) for variant in VARIANTS for process in ("student-t", "gaussian")]
+    assert [(curve.variant, curve.process) for curve in curves] == names
+    assert {len(curve.bits_per_dim) for curve in curves} == {10}
+    assert len({curve.bits_per_dim for curve in curves}) == len(names)
+
+
+@pytest.mark.parametrize("process", ["student-t", "gaussian"])
+def test_bits_fall_in_the_ordinary_variant(study, process):
+    curve = study["ordinary", process]
+    early, late = (sum(curve.bits_per_dim[i : i + 20]) / 20 for i in (0, 190))
+    assert late < early - 0.5
+    assert curve.final == pytest.approx(late, abs=0.1)
+    assert curve.skipped == 0
+
+
+@pytest.mark.parametrize("process", ["student-t", "gaussian"])
+def test_white_outliers_show_at_every_hundredth_step_and_nowhere_before(study, process):
+    bits = study["white outliers", process].bits_per_dim
+    ordinary = study["ordinary", process].bits_per_dim
+    assert bits[:99] == ordinary[:99]
+    for step in (100, 200):
+        around = [bits[i - 1] for i in range(step - 10, step + 11) if i != step]
+        assert bits[step - 1] > max(around) + 0.2
+
+
+def test_only_the_last_image_of_a_set_is_white(learnt_digits):
+    still = dataclasses.replace(SMALL_TRAIN, length=2, batch=3)
+    (curve,) = small_study(
+        learnt_digits,
+        Variant("white", white_every=1, rate=1e-12),
+        steps=1,
+        processes=["gaussian"],
+        train=still,
+    )
+    torch.manual_seed(0)
+    model = Bruno.from_config(ModelConfig((1, 8, 8), 17, flow=SMALL_FLOW, process=ProcessConfig("gaussian")))
+    sampler, generator = SetSampler(learnt_digits), seeded()
+    model.initialise(sampler.sets(3, 2, generator) + torch.rand((3, 2, 1, 8, 8), generator=generator))
+    x = sampler.sets(3, 2, generator)
+    x[:, 1] = 16
+    expected = model.bits_per_dim(model.log_prob(x, generator)).mean().item()
+    assert curve.bits_per_dim == pytest.approx((expected,), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("variant", "flow", "process", "rate"),
+    [
+        (Variant("a"), {}, {"correlation": 0.1}, 1e-3),
+        (Variant("b", weight_norm=False), {"weight_norm": False}, {"correlation": 0.1}, 1e-3),
+        (Variant("c", rate=2.0), {}, {"correlation": 0.1}, 2e-3),
+        (Variant("d", correlation=(0.95, 0.95)), {}, {"correlation": 0.95}, 1e-3),
+    ],
+    ids=["ordinary", "no weight norm", "rate", "correlation"],
+)
+def test_a_variant_is_plain_training_with_that_one_setting(learnt_digits, variant, flow, process, rate):
+    (curve,) = small_study(learnt_digits, variant, steps=15, processes=["student-t"], seeds=[7])
+    torch.manual_seed(7)
+    settings = ModelConfig(
+        (1, 8, 8), 17, flow=dataclasses.replace(SMALL_FLOW, **flow), process=ProcessConfig(**process)
+    )
+    config = dataclasses.replace(SMALL_TRAIN, steps=15, rate=rate, seed=7)
+    steps = train(Bruno.from_config(settings), SetSampler(learnt_digits), config)
+    assert curve.bits_per_dim == pytest.approx([step.bits_per_dim for step in steps], rel=1e-4)
+
+
+def test_mixed_correlations_are_drawn_from_the_range(learnt_digits):
+    def first_bits(low: float, high: float) -> float:
+        variant = Variant("mixed", correlation=(low, high))
+        return small_study(learnt_digits, variant, steps=1, processes=["gaussian"])[0].bits_per_dim[0]
+
+    # Before any training bits grow with the correlation here, so a mixture lies between its ends.
+    assert first_bits(0.1, 0.1) < first_bits(0.1, 0.95) < first_bits(0.95, 0.95)
+
+
+def test_the_study_is_repeatable_and_leaves_other_random_numbers_alone(learnt_digits):
+    before = torch.get_rng_state()
+    first, other = small_study(learnt_digits, VARIANTS[1], steps=8, processes=["student-t"], seeds=[1, 2])
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(5)
+    again = small_study(learnt_digits, VARIANTS[1], steps=8, processes=["student-t"], seeds=[1])
+    assert again == [first]
+    assert (first.seed, other.seed) == (1, 2)
+    assert first.bits_per_dim != other.bits_per_dim
+
+
+def test_divergence_is_a_result(learnt_digits):
+    (curve,) = small_study(learnt_digits, Variant("wild", rate=1e6), steps=12, processes=["gaussian"])
+    assert len(curve.bits_per_dim) == 12
+    assert not all(map(math.isfinite, curve.bits_per_dim))
+    assert not math.isfinite(curve.final)
+    assert 0 < curve.skipped < 12
+
+
+def test_progress_counts_the_steps_of_all_runs(learnt_digits):
+    calls: list[tuple[int, int]] = []
+    small_study(learnt_digits, VARIANTS[0], steps=3, progress=lambda *done: calls.append(done))
+    assert calls == [(i, 6) for i in range(1, 7)]
+
+
+def test_rows_have_no_white():
+    rows = Examples(torch.randn(40, 5), torch.arange(40) % 2, ("a", "b"))
+    with pytest.raises(ValueError, match=r"`examples` must be images for variants with white outliers"):
+        small_study(rows, Variant("white", white_every=100), steps=2)
+    assert len(small_study(rows, Variant("plain"), steps=2)) == 2
+
+
+@pytest.mark.parametrize("correlation", [(0.0, 0.5), (0.5, 1.0), (0.9, 0.1)])
+def test_initial_correlations_are_a_range_between_0_and_1(correlation):
+    with pytest.raises(ValueError, match=r"`correlation` must be a range between 0 and 1; got \(0\."):
+        Variant("x", correlation=correlation)
+
+
+def test_results_are_ready_for_json(study, digits_model, learnt_digits):
+    by_position = log_prob_by_position(
+        digits_model, SetSampler(learnt_digits), sets=2, length=2, generator=seeded()
+    )
+    results = [
+        dimensions_by_correlation(digits_model),
+        correlation_and_dof(digits_model),
+        toy_comparison(toy_observations(3, generator=seeded())),
+        by_position,
+        study["ordinary", "gaussian"],
+    ]
+    for result in results:
+        values = dataclasses.asdict(result)
+        assert json.loads(json.dumps(values)).keys() == values.keys()
