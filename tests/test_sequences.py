@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bruno.data import Examples
-from bruno.sequences import SetSampler
+from bruno.sequences import SetSampler, every_turn
 
 
 @pytest.fixture
@@ -52,6 +52,36 @@ def test_rotations_turn_a_whole_set_alike():
     assert {tuple(s.flatten().tolist()) for s in x[:, 0]} == turned
 
 
+def test_sets_of_chosen_classes_are_of_those_turned_as_asked():
+    """The brightest pixel's place tells the turn, its value the class."""
+    labels = torch.arange(3).repeat_interleave(4)
+    images = torch.zeros(12, 1, 2, 2, dtype=torch.uint8)
+    images[:, 0, 0, 0], images[:, 0, 1, 1] = 100 + labels, torch.arange(12)
+    sampler = SetSampler(Examples(images, labels, tuple("abc")), rotations=True)
+    x = sampler.sets_of(torch.tensor([11, 0, 4, 4, 8]), 4, seeded())
+    assert x.shape == (5, 4, 1, 2, 2)
+    corners = x.flatten(2).long()[..., [0, 2, 3, 1]]  # against the clock, from the upper left
+    assert (corners.amax(-1) == 100 + torch.tensor([2, 0, 1, 1, 2]).unsqueeze(1)).all()
+    assert (corners.argmax(-1) == torch.tensor([3, 0, 1, 1, 2]).unsqueeze(1)).all()
+    opposite = corners.gather(-1, (corners.argmax(-1, keepdim=True) + 2) % 4).squeeze(-1)
+    assert all(len(set(row)) == 4 for row in opposite.tolist())
+
+
+def test_every_turn_is_a_class_of_its_own_numbered_as_the_sampler_has_them():
+    labels = torch.tensor([1, 0, 1])
+    examples = Examples(torch.randint(0, 9, (3, 2, 4, 4), dtype=torch.uint8), labels, ("a", "b"), levels=9)
+    turned = every_turn(examples)
+    assert turned.names == ("a", "b", "a, 90°", "b, 90°", "a, 180°", "b, 180°", "a, 270°", "b, 270°")
+    assert turned.levels == 9
+    sampler = SetSampler(examples, rotations=True)
+    for turns in range(4):
+        part = slice(3 * turns, 3 * turns + 3)
+        assert torch.equal(turned.elements[part], torch.rot90(examples.elements, turns, (-2, -1)))
+        assert torch.equal(turned.labels[part], labels + 2 * turns)
+        alone = sampler.sets_of(torch.tensor([2 * turns]), 1, seeded())[0]
+        assert torch.equal(alone, turned.elements[turned.labels == 2 * turns])
+
+
 def test_episodes_have_different_classes_and_a_query_for_each(examples):
     support, query = SetSampler(examples).episodes(50, 3, 2, seeded())
     assert support.shape == (50, 3, 2, 1, 2, 2)
@@ -90,6 +120,8 @@ def test_rotations_need_square_images():
     rows = Examples(torch.randn(4, 3), torch.zeros(4, dtype=torch.long), ("x",))
     with pytest.raises(ValueError, match=r"`rotations` needs square images"):
         SetSampler(rows, rotations=True)
+    with pytest.raises(ValueError, match=r"`rotations` needs square images.*\(3,\)"):
+        every_turn(rows)
 
 
 def test_an_empty_class_is_named():

@@ -33,16 +33,40 @@ class BitsPerDim:
 
 @torch.no_grad()
 def measure_bits_per_dim(
-    model: Bruno, sampler: SetSampler, *, sets: int, length: int, generator: Generator, at_a_time: int = 16
+    model: Bruno,
+    sampler: SetSampler,
+    *,
+    sets: int | None,
+    length: int,
+    generator: Generator,
+    at_a_time: int = 16,
 ) -> BitsPerDim:
-    """Bits/dim of sets of this length, drawn uniformly from the sampler's classes, with fresh noise."""
-    if sets < 2:
-        raise ValueError(f"`sets` must be at least 2, for an error to be told; got {sets}.")
+    """Bits/dim of sets of this length, with fresh noise.
+
+    Args:
+        model: on the device of the sampler.
+        sampler: of the classes to measure on.
+        sets: how many to draw, each of a class drawn uniformly; None for one set of every class. Classes
+            differ far more than sets of one class do, so that is the way to compare models.
+        length: elements in a set.
+        generator: of the sets and of the noise, on the same device.
+        at_a_time: sets to encode at a time.
+    """
+    number = sampler.classes if sets is None else sets
+    if number < 2:
+        raise ValueError(
+            "`sets` must be at least 2, or None if there are at least 2 classes, for an error to be told; "
+            f"got {number}."
+        )
     parts = []
-    for begin in range(0, sets, at_a_time):
-        x = sampler.sets(min(at_a_time, sets - begin), length, generator)
+    for begin in range(0, number, at_a_time):
+        end = min(begin + at_a_time, number)
+        if sets is None:
+            x = sampler.sets_of(torch.arange(begin, end, device=sampler.counts.device), length, generator)
+        else:
+            x = sampler.sets(end - begin, length, generator)
         parts.append(model.bits_per_dim(model.log_prob(x, generator)).double().cpu())
     bits = torch.cat(parts)
     by_position = bits.mean(0)
-    error = bits.mean(1).std().item() / math.sqrt(sets)
-    return BitsPerDim(bits.mean().item(), by_position[0].item(), tuple(by_position.tolist()), error, sets)
+    error = bits.mean(1).std().item() / math.sqrt(number)
+    return BitsPerDim(bits.mean().item(), by_position[0].item(), tuple(by_position.tolist()), error, number)

@@ -46,8 +46,8 @@ class SetSampler:
             raise ValueError(f"every class must have elements; {empty!r} has none.")
         self.starts = self.counts.cumsum(0) - self.counts
         self.rotations = rotations
-        if rotations and (len(examples.shape) != 3 or examples.shape[1] != examples.shape[2]):
-            raise ValueError(f"`rotations` needs square images; the elements have shape {examples.shape}.")
+        if rotations:
+            _check_square(examples)
 
     @property
     def classes(self) -> int:
@@ -56,10 +56,20 @@ class SetSampler:
 
     def sets(self, batch: int, n: int, generator: Generator) -> Tensor:
         """(batch, n, *shape): for each set a class drawn uniformly, then n of its elements, none twice."""
+        classes = torch.randint(self.classes, (batch,), generator=generator, device=self.counts.device)
+        return self.sets_of(classes, n, generator)
+
+    def sets_of(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Tensor:
+        """(sets, n, *shape): n elements of each of these classes, none twice.
+
+        Classes go from 0 to below `classes`. With rotations, the class c turned t times by 90 degrees is
+        number t · (how many there are unturned) + c.
+        """
         self._check_enough(n, "n")
-        classes = torch.randint(len(self.counts), (batch,), generator=generator, device=self.counts.device)
-        x = self.elements[self._distinct(classes, n, generator)]
-        return self._turned(x, self._turns((batch,), generator))
+        turns = None
+        if self.rotations:
+            turns, classes = classes // len(self.counts), classes % len(self.counts)
+        return self.turned(self.elements[self.distinct(classes, n, generator)], turns)
 
     def episodes(self, batch: int, way: int, shot: int, generator: Generator) -> Episodes:
         """Tasks with `way` different classes each; a class and its rotation never meet in one task."""
@@ -68,8 +78,8 @@ class SetSampler:
             raise ValueError(f"`way` must be from 2 to the {len(self.counts)} classes; got {way}.")
         keys = torch.rand((batch, len(self.counts)), generator=generator, device=self.counts.device)
         classes = keys.topk(way, 1).indices
-        index = self._distinct(classes.flatten(), shot + 1, generator).view(batch, way, shot + 1)
-        x = self._turned(self.elements[index], self._turns((batch, way), generator))
+        index = self.distinct(classes.flatten(), shot + 1, generator).view(batch, way, shot + 1)
+        x = self.turned(self.elements[index], self._turns((batch, way), generator))
         return Episodes(x[:, :, :shot], x[:, :, shot])
 
     def contaminated(self, batch: int, n: int, rate: float, generator: Generator) -> ContaminatedSets:
@@ -81,17 +91,20 @@ class SetSampler:
         self._check_enough(n, "n")
         device = self.counts.device
         classes = torch.randint(len(self.counts), (batch,), generator=generator, device=device)
-        index = self._distinct(classes, n, generator)
+        index = self.distinct(classes, n, generator)
         outlier = torch.rand((batch, n), generator=generator, device=device) < rate
         step = torch.randint(1, len(self.counts), (batch, n), generator=generator, device=device)
         others = (classes.unsqueeze(1) + step) % len(self.counts)
         places = torch.rand((batch, n), generator=generator, device=device) * self.counts[others]
         strangers = self.starts[others] + places.long().minimum(self.counts[others] - 1)
         x = self.elements[torch.where(outlier, strangers, index)]
-        return ContaminatedSets(self._turned(x, self._turns((batch,), generator)), outlier)
+        return ContaminatedSets(self.turned(x, self._turns((batch,), generator)), outlier)
 
-    def _distinct(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
-        """n different elements of each class: the places of the n largest of as many random keys."""
+    def distinct(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
+        """The places in `elements` of n different elements of each class, rotations not counted.
+
+        They are those of the n largest of as many random keys; n must be at most `fewest`.
+        """
         counts = self.counts[classes].unsqueeze(1)
         keys = torch.rand((len(classes), self.most), generator=generator, device=self.counts.device)
         inside = torch.arange(keys.shape[1], device=keys.device) < counts
@@ -103,8 +116,11 @@ class SetSampler:
         return torch.randint(4, shape, generator=generator, device=self.counts.device)
 
     @staticmethod
-    def _turned(x: Tensor, turns: Int[Tensor, "..."] | None) -> Tensor:
-        """Each set turned by its own multiple of 90 degrees."""
+    def turned(x: Tensor, turns: Int[Tensor, "..."] | None) -> Tensor:
+        """Images turned against the clock by 90 degrees, so many times; None for not at all.
+
+        The dimensions of `turns` are the first ones of x: all that is within one of them turns alike.
+        """
         if turns is None:
             return x
         turns = turns.view(*turns.shape, *[1] * (x.ndim - turns.ndim))
@@ -115,3 +131,24 @@ class SetSampler:
         if not 1 <= n <= self.fewest:
             where = self.names[int(self.counts.argmin())]
             raise ValueError(f"`{name}` must be from 1 to {self.fewest}, what class {where!r} has; got {n}.")
+
+
+def every_turn(examples: Examples) -> Examples:
+    """Every class four times, turned by 0, 90, 180 and 270 degrees, each a class of its own.
+
+    They are numbered as `SetSampler.sets_of` has them: first all classes as they are, then all turned once.
+    """
+    _check_square(examples)
+    offsets = torch.arange(4) * len(examples.names)
+    return Examples(
+        torch.cat([SetSampler.turned(examples.elements, torch.tensor(turns)) for turns in range(4)]),
+        (examples.labels + offsets.unsqueeze(1)).flatten(),
+        tuple(f"{name}, {turns * 90}°" if turns else name for turns in range(4) for name in examples.names),
+        examples.skipped,
+        examples.levels,
+    )
+
+
+def _check_square(examples: Examples) -> None:
+    if len(examples.shape) != 3 or examples.shape[1] != examples.shape[2]:
+        raise ValueError(f"`rotations` needs square images; the elements have shape {examples.shape}.")

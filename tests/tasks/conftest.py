@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bruno import Bruno
-from bruno.config import load_recipe
+from bruno.config import FlowConfig, ModelConfig, load_recipe
 from bruno.data import Examples, load_examples
 from bruno.sequences import SetSampler
 from bruno.training import train
@@ -31,3 +31,11 @@ def learnt_digits() -> Examples:
 def unseen_digits() -> Examples:
     """The three digits that the model never saw."""
     return load_examples("digits", "test")
+
+
+@pytest.fixture
+def tiny_model() -> Bruno:
+    """Of images of 2×2 pixels, untrained: for what is refused before anything is scored."""
+    return Bruno.from_config(
+        ModelConfig(shape=(1, 2, 2), flow=FlowConfig(kind="dense", couplings=2, units=4))
+    )

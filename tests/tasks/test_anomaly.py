@@ -3,20 +3,10 @@ import weakref
 
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, roc_auc_score
 
-from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.data import Examples
 from bruno.sequences import SetSampler
-from bruno.tasks.anomaly import (
-    Detector,
-    Thresholds,
-    area_and_precision,
-    calibrate,
-    leave_one_out_scores,
-    measure_anomaly,
-    online_scores,
-)
+from bruno.tasks.anomaly import Detector, Thresholds, calibrate, leave_one_out_scores, online_scores
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -197,63 +187,6 @@ def test_a_calibrated_detector_finds_outliers_at_few_false_alarms(digits_model, 
     assert judged[:, :-1].double().mean() < 0.1
 
 
-# --- quality ---------------------------------------------------------------------------------------------
-
-
-def test_area_and_precision_are_scikit_learns_with_ties_and_weights():
-    suspicion = torch.randint(6, (60,)).double()
-    outlier = torch.rand(60) < 0.3
-    weight = torch.randint(4, (5, 60)).double()
-    area, precision = area_and_precision(suspicion, outlier, weight)
-    for row, w in enumerate(weight):
-        assert area[row].item() == pytest.approx(roc_auc_score(outlier, suspicion, sample_weight=w))
-        expected = average_precision_score(outlier, suspicion, sample_weight=w)
-        assert precision[row].item() == pytest.approx(expected)
-
-
-def test_outliers_are_told_far_better_than_by_chance_and_than_in_latents_without_the_process(
-    digits_model, learnt_digits
-):
-    (result,) = measure_anomaly(
-        digits_model, learnt_digits, rates=(0.2,), length=20, sets=24, generator=seeded()
-    )
-    assert result.elements == 24 * 19
-    assert 0.12 < result.outliers / result.elements < 0.28
-    assert len(result.qualities) == 8
-    online, finished = (result.qualities[f"BRUNO, {name}"] for name in ("online", "leave one out"))
-    for quality in (online, finished):
-        assert quality.area > 0.9
-        assert quality.area_within > 0.9
-        assert quality.average_precision > 0.75
-        assert 0 < quality.area_error < 0.05
-        assert 0 < quality.average_precision_error < 0.1
-    for method, quality in result.qualities.items():
-        assert quality.area > 0.6, method
-        if "latents" in method:
-            assert finished.area > quality.area + 0.05
-
-
-def test_the_same_seed_gives_the_same_measurement(digits_model, unseen_digits):
-    def measured(seed: int):
-        return measure_anomaly(
-            digits_model, unseen_digits, rates=(0.2,), length=6, sets=3, generator=seeded(seed)
-        )
-
-    assert measured(1) == measured(1)
-    assert measured(1) != measured(2)
-
-
-def test_rows_of_a_table_are_measured_like_images():
-    labels = torch.arange(60) % 3
-    rows = Examples(torch.randn(60, 4) + 8 * labels.unsqueeze(1), labels, ("a", "b", "c"))
-    flow = FlowConfig(kind="dense", couplings=2, units=8)
-    model = Bruno.from_config(ModelConfig((4,), 0, flow=flow, process=ProcessConfig(correlation=0.9)))
-    model.initialise(rows.elements)
-    (result,) = measure_anomaly(model, rows, rates=(0.1,), length=12, sets=6, generator=seeded())
-    assert result.qualities["BRUNO, leave one out"].area > 0.95
-    assert result.qualities["k-NN distance, columns"].area > 0.95
-
-
 # --- errors ----------------------------------------------------------------------------------------------
 
 
@@ -273,25 +206,6 @@ def test_what_cannot_be_calibrated(digits_model, unseen_digits, asked, message):
             digits_model,
             SetSampler(unseen_digits),
             **{"rate": 0.1, "length": 4, "sets": 20, "generator": seeded(), **asked},
-        )
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"rates": (0.1, 0.0)}, r"`rates` must be between 0 and 1.*got 0\.0"),
-        ({"warm_up": 6}, r"`warm_up` must be from 1 to below the `length` of 6; got 6"),
-        ({"warm_up": 0}, r"`warm_up` must be from 1.*got 0"),
-        ({"sets": 1}, r"`sets` must be at least 2.*got 1"),
-        ({"rates": (1e-9,)}, r"`sets` must be so many that one has both.*none of 3 has"),
-        ({"examples": Examples(torch.zeros(8, 3), torch.arange(8) % 2, ("a", "b"))}, r"`examples`.*\(3,\)"),
-    ],
-)
-def test_what_cannot_be_measured(digits_model, unseen_digits, asked, message):
-    with pytest.raises(ValueError, match=message):
-        measure_anomaly(
-            digits_model,
-            **{"examples": unseen_digits, "length": 6, "sets": 3, "generator": seeded(), **asked},
         )
 
 

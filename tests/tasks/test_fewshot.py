@@ -1,6 +1,3 @@
-import math
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -9,17 +6,7 @@ from bruno.config import FlowConfig, ModelConfig, ProcessConfig
 from bruno.data import Examples
 from bruno.data.examples import concatenated
 from bruno.sequences import SetSampler
-from bruno.tasks.fewshot import (
-    best_temperature,
-    calibration_error,
-    classify,
-    draw_episodes,
-    fit_temperature,
-    images_at,
-    log_loss,
-    measure_few_shot,
-    measure_pixels,
-)
+from bruno.tasks.fewshot import draw_episodes, episode_scores, images_at, measure_few_shot, measure_pixels
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -35,15 +22,6 @@ def characters() -> Examples:
     images = torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8)
     images[:, 0, 0, 0], images[:, 0, 1, 1] = 100 + labels, within
     return Examples(images, labels, tuple("abcdef"))
-
-
-@pytest.fixture(scope="session")
-def halves(unseen_digits: Examples) -> tuple[Examples, Examples]:
-    """The unseen digits, in two halves that share no image."""
-    return tuple(
-        replace(unseen_digits, elements=unseen_digits.elements[part], labels=unseen_digits.labels[part])
-        for part in (slice(0, None, 2), slice(1, None, 2))
-    )
 
 
 # --- the protocol -----------------------------------------------------------------------------------------
@@ -188,7 +166,7 @@ def test_the_same_seed_gives_the_same_result_however_it_is_cut_up(digits_model, 
     first = measured(1)
     assert measured(1) == first
     assert measured(2) != first
-    monkeypatch.setattr("bruno.tasks.fewshot._NUMBERS_AT_A_TIME", 1000)
+    monkeypatch.setattr("bruno.tasks.scorers._NUMBERS_AT_A_TIME", 1000)
     assert measured(1) == first
 
 
@@ -232,6 +210,15 @@ def test_noise_is_fresh_in_each_trial_and_an_image_is_encoded_once_in_it(digits_
     assert len(whole[:, 0].unique(dim=0)) == len(whole)
 
 
+def test_the_scores_of_all_episodes_give_the_accuracy(digits_model, unseen_digits):
+    (result,) = measure_few_shot(
+        digits_model, unseen_digits, ways=(3,), shots=(2,), trials=6, generator=seeded()
+    )
+    scores = episode_scores(digits_model, unseen_digits, way=3, shot=2, trials=6, generator=seeded())
+    assert scores.shape == (result.episodes, 3)
+    assert (scores.argmax(1) == 0).double().mean().item() == pytest.approx(result.accuracy)
+
+
 def test_a_threshold_of_0_is_none_and_a_high_one_leaves_few_dimensions(digits_model, unseen_digits):
     def accuracy(threshold: float | None) -> float:
         (result,) = measure_few_shot(
@@ -265,84 +252,7 @@ def test_progress_ends_where_it_should(characters):
     assert reports[-1] == (3 * 4 * 35, 3 * 4 * 35)
 
 
-# --- one's own classes ------------------------------------------------------------------------------------
-
-
-def of_class(examples: Examples, label: int) -> torch.Tensor:
-    return examples.elements[examples.labels == label]
-
-
-def test_classes_of_different_sizes_are_compared_by_bayes(digits_model, unseen_digits):
-    sizes, prior = (2, 5, 9), (0.2, 0.5, 0.3)
-    support = [of_class(unseen_digits, label)[:size] for label, size in enumerate(sizes)]
-    queries = torch.cat([of_class(unseen_digits, label)[20:24] for label in range(3)])
-    found = classify(digits_model, support, queries, prior=prior)
-    for label, images in enumerate(support):
-        expected = digits_model.condition(images).log_prob(queries) - digits_model.encode(queries).log_det
-        torch.testing.assert_close(found.log_scores[:, label], expected, rtol=1e-4, atol=1e-3)
-    joint = found.log_scores.double() + torch.tensor(prior).double().log()
-    torch.testing.assert_close(found.probabilities, joint.softmax(1).float())
-    assert torch.equal(found.labels, joint.argmax(1))
-    assert (found.labels == torch.arange(3).repeat_interleave(4)).double().mean() > 0.6
-
-
-def test_a_prior_shifts_the_odds_by_itself_at_every_temperature(digits_model, unseen_digits):
-    support = [of_class(unseen_digits, label)[:3] for label in range(3)]
-    queries = unseen_digits.elements[30:40]
-    for temperature in (1.0, 20.0):
-        plain = classify(digits_model, support, queries, temperature=temperature).probabilities
-        shifted = classify(digits_model, support, queries, temperature=temperature, prior=(8, 1, 1))
-        ratio = shifted.probabilities[:, 0] / shifted.probabilities[:, 1]
-        torch.testing.assert_close(ratio, 8 * plain[:, 0] / plain[:, 1], rtol=1e-3, atol=0)
-
-
-def test_neither_the_order_of_a_support_nor_how_much_is_encoded_at_once_matters(digits_model, unseen_digits):
-    support = [of_class(unseen_digits, label)[:7] for label in range(3)]
-    queries = unseen_digits.elements[30:40]
-    found = classify(digits_model, support, queries).log_scores
-    backwards = classify(digits_model, [images.flip(0) for images in support], queries, at_a_time=3)
-    torch.testing.assert_close(backwards.log_scores, found, rtol=1e-4, atol=1e-3)
-
-
-def test_a_fitted_temperature_makes_probabilities_of_other_images_honest(digits_model, halves):
-    fitted = fit_temperature(digits_model, halves[0], way=3, shot=1, trials=150, generator=seeded())
-    assert fitted.episodes == 450
-    assert fitted.temperature > 1
-    assert fitted.log_loss < fitted.log_loss_before
-    episodes = SetSampler(halves[1]).episodes(250, 3, 1, seeded(1))
-    found = [classify(digits_model, list(s), q) for s, q in zip(*episodes, strict=True)]
-    log_scores = torch.cat([one.log_scores for one in found])
-    labels = torch.arange(3).repeat(250)
-    assert log_loss(log_scores, labels, fitted.temperature) < log_loss(log_scores, labels) - 0.01
-    error = calibration_error(log_scores, labels, fitted.temperature)
-    assert error < 0.9 * calibration_error(log_scores, labels)
-
-
-def test_the_best_temperature_undoes_a_known_overconfidence():
-    logits = 2 * torch.randn(20000, 4, generator=seeded())
-    labels = torch.multinomial(logits.softmax(1), 1, generator=seeded()).squeeze(1)
-    assert best_temperature(7 * logits, labels) == pytest.approx(7, rel=0.05)
-    assert calibration_error(logits, labels) < 0.02 < 0.1 < calibration_error(7 * logits, labels)
-    best = best_temperature(logits, labels)
-    assert all(log_loss(logits, labels, best) <= log_loss(logits, labels, best * f) for f in (0.9, 1.1))
-
-
-def test_a_fit_to_scores_without_or_with_nothing_but_mistakes_ends_somewhere():
-    scores = torch.tensor([[5.0, 0.0], [3.0, 1.0]])
-    right, wrong = torch.zeros(2, dtype=torch.long), torch.ones(2, dtype=torch.long)
-    assert best_temperature(scores, right) == pytest.approx(1e-3)
-    assert best_temperature(scores, wrong) == pytest.approx(1e6)
-    assert log_loss(scores, wrong, 1e6) == pytest.approx(math.log(2), rel=1e-4)
-
-
 # --- errors -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tiny_model() -> Bruno:
-    return Bruno.from_config(
-        ModelConfig(shape=(1, 2, 2), flow=FlowConfig(kind="dense", couplings=2, units=4))
-    )
 
 
 @pytest.mark.parametrize(
@@ -387,36 +297,3 @@ def test_an_unknown_way_to_match_pixels(characters, without_shape_checks):
     rows = Examples(torch.randn(8, 3), torch.arange(2).repeat(4), ("x", "y"))
     with pytest.raises(ValueError, match=r"`matching` must be 'nearest'; got 'attention'"):
         measure_pixels(rows, ways=(2,), shots=(1,), generator=seeded(), matching="attention")
-
-
-IMAGES = torch.randint(0, 256, (3, 1, 2, 2), dtype=torch.uint8)
-
-
-@pytest.mark.parametrize(
-    ("support", "queries", "options", "message"),
-    [
-        ([], IMAGES, {}, r"`support` must have at least two classes to choose from; got 0"),
-        ([IMAGES], IMAGES, {}, r"`support` must have at least two classes.*got 1.*Posterior\.score"),
-        ([IMAGES, IMAGES[:0]], IMAGES, {}, r"`support\[1\]` must hold at least one image; got none"),
-        ([IMAGES, IMAGES], IMAGES[:0], {}, r"`queries` must hold at least one image; got none"),
-        (
-            [IMAGES, torch.zeros(2, 1, 3, 3, dtype=torch.uint8)],
-            IMAGES,
-            {},
-            r"`support\[1\]` must be images of the model's shape, \(n, 1, 2, 2\); got \(2, 1, 3, 3\)",
-        ),
-        ([IMAGES, IMAGES], IMAGES[0], {}, r"`queries` must be images of the model's shape.*got \(1, 2, 2\)"),
-        (
-            [IMAGES, IMAGES],
-            IMAGES,
-            {"prior": (1, 2, 3)},
-            r"`prior` must be a positive number for each of the 2",
-        ),
-        ([IMAGES, IMAGES], IMAGES, {"prior": (1, 0)}, r"`prior` must be a positive number.*got \[1.0, 0.0\]"),
-        ([IMAGES, IMAGES], IMAGES, {"temperature": 0.0}, r"`temperature` must be above 0; got 0.0"),
-        ([IMAGES, IMAGES], IMAGES, {"threshold": 0.5}, r"`threshold` must be below 0.1.*got 0.5"),
-    ],
-)
-def test_what_cannot_be_classified(tiny_model, support, queries, options, message):
-    with pytest.raises(ValueError, match=message):
-        classify(tiny_model, support, queries, **options)

@@ -5,7 +5,6 @@ from sklearn.metrics import average_precision_score
 import bruno
 from bruno import Bruno
 from bruno.data import Examples
-from bruno.tasks import retrieval
 from bruno.tasks.retrieval import Index, measure_retrieval, rank
 
 
@@ -50,7 +49,7 @@ def test_how_many_are_scored_and_encoded_together_makes_no_difference(
 ):
     query = query_of(learnt_digits, 1)
     whole = rank(index, digits_model, query)
-    monkeypatch.setattr(retrieval, "_NUMBERS_AT_A_TIME", 100 * digits_model.dim)
+    monkeypatch.setattr("bruno.tasks.scorers._NUMBERS_AT_A_TIME", 100 * digits_model.dim)
     in_parts = rank(Index.of(digits_model, learnt_digits, at_a_time=77), digits_model, query)
     torch.testing.assert_close(in_parts.scores, whole.scores, rtol=1e-4, atol=1e-3)
 
@@ -115,7 +114,7 @@ def test_a_file_that_is_no_index_is_refused(digits_model, unseen_digits, tmp_pat
 
 
 def test_a_class_is_found_far_better_than_by_chance_and_than_by_distance(digits_model, learnt_digits):
-    result = measure_retrieval(digits_model, learnt_digits, queries=60, shots=3, generator=seeded())
+    (result,) = measure_retrieval(digits_model, learnt_digits, queries=60, shots=(3,), generator=seeded())
     assert result.chance == pytest.approx(1 / 7, abs=0.01)
     assert result.collection == len(learnt_digits) - 3
     ours = result.qualities.pop("BRUNO")
@@ -130,7 +129,7 @@ def test_a_class_is_found_far_better_than_by_chance_and_than_by_distance(digits_
 
 
 def test_classes_that_were_never_seen_are_found_too(digits_model, unseen_digits):
-    result = measure_retrieval(digits_model, unseen_digits, queries=40, shots=5, generator=seeded())
+    (result,) = measure_retrieval(digits_model, unseen_digits, queries=40, shots=(5,), generator=seeded())
     assert result.chance < 0.35
     assert result.qualities["BRUNO"].average_precision > 0.75
 
@@ -140,7 +139,9 @@ def test_average_precision_is_scikit_learns_without_the_query(digits_model):
     greys, labels = torch.tensor([1.0, 6.0, 4.0, 15.0]), torch.tensor([0, 0, 1, 1])
     images = greys.to(torch.uint8).view(4, 1, 1, 1).expand(4, 1, 8, 8)
     examples = Examples(images, labels, ("a", "b"))
-    result = measure_retrieval(digits_model, examples, queries=200, shots=1, at=(1, 3), generator=seeded())
+    (result,) = measure_retrieval(
+        digits_model, examples, queries=200, shots=(1,), at=(1, 3), generator=seeded()
+    )
     expected = []
     for query in range(4):
         rest = torch.arange(4) != query
@@ -156,10 +157,57 @@ def test_average_precision_is_scikit_learns_without_the_query(digits_model):
 
 def test_the_same_seed_asks_the_same_queries(digits_model, unseen_digits):
     def measured(seed: int):
-        return measure_retrieval(digits_model, unseen_digits, queries=3, shots=2, generator=seeded(seed))
+        return measure_retrieval(digits_model, unseen_digits, queries=3, shots=(2,), generator=seeded(seed))
 
     assert measured(1) == measured(1)
     assert measured(1) != measured(2)
+
+
+def test_every_number_of_shots_is_measured_as_if_alone_and_the_collection_encoded_once(
+    digits_model, unseen_digits, monkeypatch
+):
+    def measured(*shots: int):
+        return measure_retrieval(digits_model, unseen_digits, queries=4, shots=shots, generator=seeded())
+
+    alone = measured(4) + measured(1)
+    encoded, encode = [], digits_model.encode
+
+    def watched(x):
+        encoded.append(len(x))
+        return encode(x)
+
+    monkeypatch.setattr(digits_model, "encode", watched)
+    assert measured(4, 1) == alone
+    assert [result.shots for result in alone] == [4, 1]
+    assert sum(encoded) == len(unseen_digits)
+
+
+def test_with_rotations_classes_count_four_times_and_never_meet_their_own_turns(digits_model):
+    """Grey images look the same when turned, so a class among its own turns would be found by chance."""
+    greys = torch.tensor([1, 2, 3, 11, 12, 13, 14]).to(torch.uint8)
+    images = greys.view(7, 1, 1, 1).expand(7, 1, 8, 8)
+    examples = Examples(images, torch.tensor([0, 0, 0, 1, 1, 1, 1]), ("dark", "bright"))
+    (result,) = measure_retrieval(
+        digits_model,
+        examples,
+        queries=40,
+        shots=(1,),
+        at=(2,),
+        rotations=True,
+        generator=seeded(),
+    )
+    assert result.qualities["nearest distance, pixels"].precision[2] == 1.0
+    assert result.collection == 4 * 7 - 1 - 3 * 4
+    assert 2 / 18 < result.chance < 3 / 15
+
+
+def test_turned_classes_are_found_too(digits_model, unseen_digits):
+    """A model that learnt digits upright knows them turned worse, but far better than by chance."""
+    few = Examples(unseen_digits.elements[::4], unseen_digits.labels[::4], unseen_digits.names)
+    asked = {"queries": 30, "shots": (5,), "generator": seeded()}
+    (turned,) = measure_retrieval(digits_model, few, **asked, rotations=True)
+    assert turned.chance < 0.15
+    assert turned.qualities["BRUNO"].average_precision > turned.chance + 0.2
 
 
 # --- errors ----------------------------------------------------------------------------------------------
@@ -184,20 +232,24 @@ def test_what_cannot_be_ranked(digits_model, learnt_digits, index):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"shots": 0}, r"`shots` must be from 1 to 173, one less than class '8' has.*got 0"),
-        ({"shots": 174}, r"`shots` must be from 1 to 173.*got 174"),
+        ({"shots": (0,)}, r"`shots` must be from 1 to 173, one less than class '8' has.*got 0"),
+        ({"shots": (1, 174)}, r"`shots` must be from 1 to 173.*got 174"),
+        ({"shots": ()}, r"`shots` must be from 1 to 173.*got none"),
         ({"queries": 1}, r"`queries` must be at least 2.*got 1"),
         ({"at": (1, 532)}, r"`at` must be from 1 to the 531 elements.*got 532"),
         ({"at": (0,)}, r"`at` must be from 1.*got 0"),
+        ({"at": (1585,), "rotations": True}, r"`at` must be from 1 to the 1584 elements.*got 1585"),
     ],
 )
 def test_what_cannot_be_measured(digits_model, unseen_digits, asked, message):
     with pytest.raises(ValueError, match=message):
         measure_retrieval(
-            digits_model, unseen_digits, **{"queries": 2, "shots": 2, "generator": seeded(), **asked}
+            digits_model, unseen_digits, **{"queries": 2, "shots": (2,), "generator": seeded(), **asked}
         )
 
 
 def test_one_class_cannot_be_told_from_others(digits_model, unseen_digits):
     with pytest.raises(ValueError, match=r"`examples` must be of at least two classes"):
-        measure_retrieval(digits_model, unseen_digits.of_classes([0]), queries=2, shots=1, generator=seeded())
+        measure_retrieval(
+            digits_model, unseen_digits.of_classes([0]), queries=2, shots=(1,), generator=seeded()
+        )

@@ -1,26 +1,20 @@
-"""Which elements of a set do not belong: along a stream, in a finished batch, and how well that works."""
+"""Which elements of a set do not belong: along a stream and in a finished batch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Generator, Tensor
-from torch.nn.functional import pad
 
-from bruno.data import Examples
 from bruno.model import Bruno, Posterior
 from bruno.sequences import SetSampler
 
-_SETS_AT_A_TIME = 16  # scored together, to bound memory
-_RESAMPLES = 200  # of the sets, for a standard error
-_NEAREST = 5  # whose distance is the k-NN score; measured better than 1, 10 and half of the set
-_NEIGHBOURS = 10  # of LocalOutlierFactor, whose own default of 20 is all of a small set
+SETS_AT_A_TIME = 16  # scored together, to bound memory
 
 # --- scores ----------------------------------------------------------------------------------------------
 
@@ -31,7 +25,7 @@ def online_scores(model: Bruno, x: Tensor) -> Float[Tensor, "*batch n"]:
 
     The lower, the less an element fits those before it; the first has none before it and scores 0.
     """
-    return _online(model, _latents(model, x, at_least=1))
+    return online_from_latents(model, _latents(model, x, at_least=1))
 
 
 @torch.no_grad()
@@ -40,14 +34,16 @@ def leave_one_out_scores(model: Bruno, x: Tensor) -> Float[Tensor, "*batch n"]:
 
     What order the elements came in makes no difference, and the first is judged as well as the last.
     """
-    return _leave_one_out(model, _latents(model, x, at_least=2))
+    return leave_one_out_from_latents(model, _latents(model, x, at_least=2))
 
 
-def _online(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
+def online_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
+    """The scores of `online_scores` for sets that are encoded already: the Jacobians cancel."""
     return model.process.step_log_prob(z, validate=False) - _prior(model, z)
 
 
-def _leave_one_out(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
+def leave_one_out_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
+    """The scores of `leave_one_out_scores` for sets that are encoded already."""
     return model.process.leave_one_out_log_prob(z, validate=False) - _prior(model, z)
 
 
@@ -116,8 +112,8 @@ def calibrate(
         needed = math.ceil(1 / rate - 1 - 1e-9)
         raise ValueError(f"`sets` must be at least {needed} for a `rate` of {rate}; got {sets}.")
     parts = [
-        online_scores(model, sampler.sets(min(_SETS_AT_A_TIME, sets - begin), length, generator)).cpu()
-        for begin in range(0, sets, _SETS_AT_A_TIME)
+        online_scores(model, sampler.sets(min(SETS_AT_A_TIME, sets - begin), length, generator)).cpu()
+        for begin in range(0, sets, SETS_AT_A_TIME)
     ]
     ordered = torch.cat(parts)[:, 1:].sort(0).values
     return Thresholds(tuple(ordered[rank - 1].tolist()), rate, sets)
@@ -209,172 +205,3 @@ class Detector:
 
     def _threshold_at(self, seen: int) -> float:
         return self.threshold.at(seen) if isinstance(self.threshold, Thresholds) else self.threshold
-
-
-# --- quality ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How well a score tells outliers from the rest; errors are standard errors, over resamples of the sets.
-
-    Attributes:
-        area: under the ROC, all elements of all sets together: one threshold for all, as an alarm has.
-        area_error: of that.
-        area_within: the share of (outlier, other) pairs of one set that are in the right order.
-        average_precision: the mean precision over the outliers found, all sets together.
-        average_precision_error: of that.
-    """
-
-    area: float
-    area_error: float
-    area_within: float
-    average_precision: float
-    average_precision_error: float
-
-
-@dataclass(frozen=True)
-class Contamination:
-    """All methods on the same sets, each element of which had a chance of `rate` to be of another class.
-
-    `outliers` of the `elements` that were judged were; `qualities` go by the method's name.
-    """
-
-    rate: float
-    sets: int
-    length: int
-    elements: int
-    outliers: int
-    qualities: dict[str, Quality]
-
-
-@torch.no_grad()
-def measure_anomaly(
-    model: Bruno,
-    examples: Examples,
-    *,
-    rates: Sequence[float] = (0.01, 0.05, 0.2),
-    length: int,
-    sets: int,
-    generator: Generator,
-    warm_up: int = 1,
-) -> tuple[Contamination, ...]:
-    """How well outliers are found in sets of one class with elements of others among them.
-
-    The online and the leave-one-out score stand beside methods fitted to the set they judge, on its pixels
-    and on its latents: IsolationForest, LocalOutlierFactor and the distance to the 5th nearest neighbour. All
-    judge the same elements, those from position `warm_up` on: the online score knows nothing of the first.
-
-    Scores of all sets are pooled as they are: at few outliers most sets have none, and so no area of their
-    own, and whoever raises an alarm has one threshold. That favours scores that mean the same in every set,
-    as a ratio of densities does and a distance does not; `area_within` is free of it.
-    """
-    for rate in rates:
-        if not 0 < rate < 1:
-            raise ValueError(f"`rates` must be between 0 and 1, as 0.05 for one in twenty; got {rate}.")
-    if not 1 <= warm_up < length:
-        raise ValueError(f"`warm_up` must be from 1 to below the `length` of {length}; got {warm_up}.")
-    if sets < 2:
-        raise ValueError(f"`sets` must be at least 2, for an error to be told; got {sets}.")
-    if examples.shape != model.shape:
-        raise ValueError(
-            f"`examples` must be of shape {model.shape}, as the model's elements; got {examples.shape}."
-        )
-    sampler = SetSampler(examples, device=model.process.mean.device)
-    results = []
-    for rate in rates:
-        x, outlier = sampler.contaminated(sets, length, rate, generator)
-        judged = outlier.cpu()[:, warm_up:]
-        picks = torch.randint(sets, (_RESAMPLES, sets), generator=generator, device=generator.device).cpu()
-        qualities = {
-            method: _quality(suspicion.cpu()[:, warm_up:], judged, picks)
-            for method, suspicion in _suspicions(model, x, generator).items()
-        }
-        results.append(Contamination(rate, sets, length, judged.numel(), int(judged.sum()), qualities))
-    return tuple(results)
-
-
-def _suspicions(model: Bruno, x: Tensor, generator: Generator) -> dict[str, Float[Tensor, "sets n"]]:
-    """By method, a number for each element of sets (sets, n, *shape): the larger, the odder."""
-    parts = [model.encode(part).z for part in x.split(_SETS_AT_A_TIME)]
-    found = {
-        "BRUNO, online": -torch.cat([_online(model, z) for z in parts]),
-        "BRUNO, leave one out": -torch.cat([_leave_one_out(model, z) for z in parts]),
-    }
-    # Columns of a table are brought to one scale, which pixels have.
-    values = x.float() / model.levels if model.levels else model.preprocessing(x.flatten(0, 1))[0]
-    raw = "pixels" if model.levels else "columns"
-    spaces = {raw: values.reshape(*x.shape[:2], -1), "latents": torch.cat(parts)}
-    seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device=generator.device))
-    for space, points in spaces.items():
-        for method, suspicion in _baselines(points.double().cpu(), seed).items():
-            found[f"{method}, {space}"] = suspicion
-    return found
-
-
-def _baselines(points: Float[Tensor, "sets n dim"], seed: int) -> dict[str, Float[Tensor, "sets n"]]:
-    """What does without a model of sets: each method is fitted to one set and judges its elements."""
-    from sklearn.ensemble import IsolationForest  # type: ignore[import-untyped]  # a second's import
-    from sklearn.neighbors import LocalOutlierFactor  # type: ignore[import-untyped]
-
-    n = points.shape[1]
-    forests, factors = [], []
-    for values in points.numpy():
-        forests.append(-IsolationForest(random_state=seed).fit(values).score_samples(values))
-        local = LocalOutlierFactor(n_neighbors=min(_NEIGHBOURS, n - 1)).fit(values)
-        factors.append(-local.negative_outlier_factor_)
-    return {
-        "IsolationForest": torch.from_numpy(np.stack(forests)),
-        "LocalOutlierFactor": torch.from_numpy(np.stack(factors)),
-        "k-NN distance": torch.cdist(points, points).sort(-1).values[..., min(_NEAREST, n - 1)],
-    }
-
-
-def _quality(
-    suspicion: Float[Tensor, "sets n"], outlier: Bool[Tensor, "sets n"], picks: Int[Tensor, "resamples sets"]
-) -> Quality:
-    """`picks` are the sets of each resample."""
-    pairs = outlier.unsqueeze(2) & ~outlier.unsqueeze(1)
-    gap = (suspicion.unsqueeze(2) - suspicion.unsqueeze(1))[pairs]
-    if not len(gap):
-        raise ValueError(
-            f"`sets` must be so many that one has both outliers and others; none of {len(outlier)} has."
-        )
-    times = torch.stack([torch.bincount(pick, minlength=len(outlier)) for pick in picks])
-    weight = torch.cat([torch.ones_like(times[:1]), times]).double().repeat_interleave(outlier.shape[1], 1)
-    area, precision = area_and_precision(suspicion.flatten(), outlier.flatten(), weight)
-    told = area.isfinite()  # a resample may happen to have no outlier
-    return Quality(
-        area[0].item(),
-        area[1:][told[1:]].std().item(),
-        ((gap > 0).double() + (gap >= 0).double()).mean().item() / 2,
-        precision[0].item(),
-        precision[1:][told[1:]].std().item(),
-    )
-
-
-class AreaAndPrecision(NamedTuple):
-    """Of a ranking: the area under its ROC and its average precision."""
-
-    area: Float[Tensor, "*batch"]
-    precision: Float[Tensor, "*batch"]
-
-
-def area_and_precision(
-    suspicion: Float[Tensor, " n"], outlier: Bool[Tensor, " n"], weight: Float[Tensor, "*batch n"]
-) -> AreaAndPrecision:
-    """Area under the ROC and average precision, for many weightings of the elements at once.
-
-    With TP_k outliers and FP_k others at or above the k-th of the distinct values, from the top::
-
-        area = Σ (FP_k − FP_{k−1})·(TP_k + TP_{k−1})/2 / (TP·FP)
-        precision = Σ (TP_k − TP_{k−1})·TP_k/(TP_k + FP_k) / TP
-    """
-    suspicion, order = suspicion.sort(descending=True)
-    weight, outlier = weight[..., order], outlier[order]
-    ends = torch.cat([suspicion[1:] != suspicion[:-1], outlier.new_ones(1)])
-    hits = pad((weight * outlier).cumsum(-1)[..., ends], (1, 0))
-    alarms = pad((weight * ~outlier).cumsum(-1)[..., ends], (1, 0))
-    area = torch.trapezoid(hits, alarms) / (hits[..., -1] * alarms[..., -1])
-    share = hits / (hits + alarms).clamp(min=1e-12)
-    return AreaAndPrecision(area, (hits.diff() * share[..., 1:]).sum(-1) / hits[..., -1])

@@ -14,8 +14,8 @@ from bruno.checkpoint import read, write
 from bruno.data import Examples
 from bruno.model import Bruno
 from bruno.process import Evidence
-
-_NUMBERS_AT_A_TIME = 2**22  # of latents scored together, to bound memory: 16 MiB in float32
+from bruno.sequences import every_turn
+from bruno.tasks.scorers import part_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,17 +128,15 @@ def rank(index: Index, model: Bruno, query: Tensor) -> Ranking:
             f"got shape {tuple(query.shape)}. A single one is query.unsqueeze(0)."
         )
     index.check_model(model)
-    scores = _scores(model, Evidence.of(model.encode(query).z), index.latents)
+    given_query = _log_prob(model, index.latents, Evidence.of(model.encode(query).z))
+    scores = given_query - _log_prob(model, index.latents)
     return Ranking(scores.argsort(descending=True, stable=True), scores)
 
 
-def _scores(model: Bruno, query: Evidence, z: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
-    """log p(z_i | query) − log p(z_i) for every element of a collection."""
-    parts = []
-    for part in z.unsqueeze(-2).split(max(1, _NUMBERS_AT_A_TIME // model.dim)):
-        given_query = model.process.step_log_prob(part, query)
-        parts.append((given_query - model.process.step_log_prob(part)).squeeze(-1))
-    return torch.cat(parts)
+def _log_prob(model: Bruno, z: Float[Tensor, "n dim"], query: Evidence | None = None) -> Float[Tensor, " n"]:
+    """log p(z_i | query) for every element of a collection; log p(z_i) without a query."""
+    parts = z.unsqueeze(-2).split(part_size(model.dim, z.device))
+    return torch.cat([model.process.step_log_prob(part, query).squeeze(-1) for part in parts])
 
 
 # --- quality ---------------------------------------------------------------------------------------------
@@ -169,7 +167,8 @@ class RetrievalResult:
     Attributes:
         queries: how many.
         shots: elements in each.
-        collection: elements ranked for each: all but the query's.
+        collection: elements ranked for each: all but the query's, and but those of its class turned another
+            way; the fewest, where that differs from class to class.
         chance: the precision of a random order, the mean share of the query's class in the collection.
         qualities: by method.
     """
@@ -187,84 +186,112 @@ def measure_retrieval(
     examples: Examples,
     *,
     queries: int,
-    shots: int,
+    shots: Sequence[int],
     at: Sequence[int] = (1, 5, 10),
+    rotations: bool = False,
     generator: Generator,
-) -> RetrievalResult:
+) -> tuple[RetrievalResult, ...]:
     """How well the rest of a class is found from a few of its elements, among all other elements.
 
-    Every query is a class drawn uniformly and then `shots` of its elements, none twice; these are taken out
-    of the collection. Beside the model's score stand the mean distance to the query's elements and the
-    distance to the nearest of them, on pixels and on latents.
+    Every query is a class drawn uniformly and then some of its elements, none twice; these are taken out of
+    the collection. Beside the model's score stand the mean distance to the query's elements and the distance
+    to the nearest of them, on pixels and on latents.
+
+    Args:
+        model: on the device where the work is to be done.
+        examples: the collection, encoded once, and its classes.
+        queries: how many.
+        shots: numbers of elements in a query. There is a result for each, as if it had been asked for alone:
+            larger queries hold the smaller ones.
+        at: numbers k of best elements to look at.
+        rotations: every class counts four times, turned by multiples of 90 degrees. A class turned another
+            way is left out of the collection for its queries: that of a symmetric character looks the same.
+        generator: of the queries; on any device.
     """
-    _check(model, examples, queries, shots, at)
-    index = Index.of(model, examples)
-    z = index.latents
-    x = examples.elements.to(z.device)
+    sizes = _collection_sizes(examples, queries, shots, at, rotations)
+    characters = len(examples.names)
+    if rotations:
+        examples = every_turn(examples)
+    z = Index.of(model, examples).latents
+    x, labels = examples.elements.to(z.device), examples.labels.to(z.device)
     # Columns of a table are brought to one scale, which pixels have.
     raw, values = ("pixels", x) if model.levels else ("columns", model.preprocessing(x)[0])
     spaces = {raw: values.flatten(1).to(z.dtype), "latents": z}
-    labels = examples.labels.to(z.device)
-    relevances: dict[str, list[Tensor]] = {}
+    prior = _log_prob(model, z)
+    rows: dict[int, dict[str, list[Tensor]]] = {shot: {} for shot in shots}
     for _ in range(queries):
-        chosen, label = _draw(examples, shots, generator)
-        chosen = chosen.to(z.device)
-        fits = {"BRUNO": _scores(model, Evidence.of(z[chosen]), z)}
-        for space, points in spaces.items():
-            distance = torch.cdist(points, points[chosen])
-            fits[f"mean distance, {space}"] = -distance.mean(1)
-            fits[f"nearest distance, {space}"] = -distance.amin(1)
-        for method, fit in fits.items():
-            fit[chosen] = -torch.inf
-            order = fit.argsort(descending=True, stable=True)[:-shots]
-            relevances.setdefault(method, []).append((labels[order] == label).cpu())
-    stacked = {method: torch.stack(parts) for method, parts in relevances.items()}
-    return RetrievalResult(
-        queries,
-        shots,
-        len(examples) - shots,
-        stacked["BRUNO"].double().mean().item(),
-        {method: _quality(relevant, at) for method, relevant in stacked.items()},
+        members, label = _draw(examples, generator)
+        members, of_class = members.to(z.device), labels == label
+        ranked = of_class | (labels % characters != label % characters)
+        for shot, by_method in rows.items():
+            chosen = members[:shot]
+            fits = {"BRUNO": _log_prob(model, z, Evidence.of(z[chosen])) - prior}
+            for space, points in spaces.items():
+                distance = torch.cdist(points, points[chosen])
+                fits[f"mean distance, {space}"] = -distance.mean(1)
+                fits[f"nearest distance, {space}"] = -distance.amin(1)
+            rest = ranked.index_fill(0, chosen, False)
+            for method, fit in fits.items():
+                order = fit[rest].argsort(descending=True, stable=True)
+                by_method.setdefault(method, []).append(_precisions(of_class[rest][order].cpu(), at))
+    return tuple(
+        RetrievalResult(
+            queries,
+            shot,
+            size,
+            torch.stack(rows[shot]["BRUNO"])[:, -1].mean().item(),
+            {method: _quality(torch.stack(found), at) for method, found in rows[shot].items()},
+        )
+        for shot, size in zip(shots, sizes, strict=True)
     )
 
 
-def _check(model: Bruno, examples: Examples, queries: int, shots: int, at: Sequence[int]) -> None:
+def _collection_sizes(
+    examples: Examples, queries: int, shots: Sequence[int], at: Sequence[int], rotations: bool
+) -> list[int]:
+    """How many elements are ranked, for each number of shots, if all that is asked for can be measured."""
     counts = examples.counts
     fewest = int(counts.min())
     if len(counts) < 2:
-        raise ValueError(
-            "`examples` must be of at least two classes, for one to be told apart; there is one."
-        )
-    if not 1 <= shots < fewest:
+        raise ValueError("`examples` must be of at least two classes, to tell one apart; there is one.")
+    wrong = [shot for shot in shots if not 1 <= shot < fewest]
+    if wrong or not shots:
         raise ValueError(
             f"`shots` must be from 1 to {fewest - 1}, one less than class "
-            f"{examples.names[int(counts.argmin())]!r} has, for one to be found; got {shots}."
+            f"{examples.names[int(counts.argmin())]!r} has, for one to be found; "
+            f"got {wrong[0] if wrong else 'none'}."
         )
     if queries < 2:
         raise ValueError(f"`queries` must be at least 2, for an error to be told; got {queries}.")
-    rest = len(examples) - shots
+    turned = 4 * len(examples) - 3 * int(counts.max())
+    sizes = [(turned if rotations else len(examples)) - shot for shot in shots]
     for k in at:
-        if not 1 <= k <= rest:
-            raise ValueError(f"`at` must be from 1 to the {rest} elements of the collection; got {k}.")
+        if not 1 <= k <= min(sizes):
+            raise ValueError(f"`at` must be from 1 to the {min(sizes)} elements of the collection; got {k}.")
+    return sizes
 
 
-def _draw(examples: Examples, shots: int, generator: Generator) -> tuple[Int[Tensor, " shots"], int]:
-    """A class, and the places of some of its elements."""
+def _draw(examples: Examples, generator: Generator) -> tuple[Int[Tensor, " members"], int]:
+    """A class, and the places of its elements in random order."""
     device = generator.device
     label = int(torch.randint(len(examples.names), (1,), generator=generator, device=device))
     members = (examples.labels == label).nonzero().squeeze(1)
-    return members[torch.randperm(len(members), generator=generator, device=device)[:shots].cpu()], label
+    return members[torch.randperm(len(members), generator=generator, device=device).cpu()], label
 
 
-def _quality(relevant: Bool[Tensor, "queries n"], at: Sequence[int]) -> Quality:
-    """From whether each place of a ranking, the best first, holds an element of the class."""
+def _precisions(relevant: Bool[Tensor, " n"], at: Sequence[int]) -> Float[Tensor, " measures"]:
+    """Of one ranking, the precision among the best k, for each k; its average precision; that of all.
+
+    `relevant` tells whether each place, the best first, holds an element of the class.
+    """
     found = relevant.double()
-    precision = found.cumsum(1) / torch.arange(1, found.shape[1] + 1)
-    average = (precision * found).sum(1) / found.sum(1)
-    error = precision.std(0) / len(relevant) ** 0.5
-    return Quality(
-        {k: precision[:, k - 1].mean().item() for k in at},
-        {k: error[k - 1].item() for k in at},
-        average.mean().item(),
-        average.std().item() / len(relevant) ** 0.5,
-    )
+    precision = found.cumsum(0) / torch.arange(1, len(found) + 1)
+    average = (precision * found).sum() / found.sum()
+    return torch.stack([*(precision[k - 1] for k in at), average, precision[-1]])
+
+
+def _quality(rows: Float[Tensor, "queries measures"], at: Sequence[int]) -> Quality:
+    """From the `_precisions` of each query."""
+    *means, average, _ = rows.mean(0).tolist()
+    *errors, error, _ = (rows.std(0) / len(rows) ** 0.5).tolist()
+    return Quality(dict(zip(at, means, strict=True)), dict(zip(at, errors, strict=True)), average, error)

@@ -1,0 +1,99 @@
+"""How well a query fits small sets: features of each image by itself, then each query with its supports."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from bruno.model import Bruno
+from bruno.process import Evidence
+
+Matching = Literal["nearest", "attention"]
+
+# Numbers of features scored at a time: enough to keep cores or device busy, in little memory.
+_NUMBERS_AT_A_TIME = 2**20
+_NUMBERS_AT_A_TIME_ON_A_GPU = 2**25
+
+
+class ByModel:
+    """log p(query | support) of latents, with fresh noise in each image or, if not `noisy`, with ½."""
+
+    def __init__(self, model: Bruno, threshold: float | None, *, noisy: bool = True) -> None:
+        self.model, self.device, self.noisy = model, model.process.mean.device, noisy
+        self.dimensions = dimensions_above(model, threshold)
+
+    def features(self, images: Tensor, noise: Generator) -> Float[Tensor, "images dim"]:
+        """Latents."""
+        return self.model.encode(images, noise if self.noisy else None).z
+
+    def scores(
+        self, support: Float[Tensor, "episodes way shot dim"], query: Float[Tensor, "episodes dim"]
+    ) -> Float[Tensor, "episodes way"]:
+        """log p(query | support), without the Jacobian: that is the same for all supports of a query."""
+        way = support.shape[1]
+        evidence = Evidence.of(support.flatten(0, 1), validate=False)
+        pairs = query.repeat_interleave(way, 0).unsqueeze(1)
+        steps = self.model.process.step_log_prob(pairs, evidence, dimensions=self.dimensions, validate=False)
+        return steps.view(-1, way)
+
+
+class ByPixels:
+    """The cosine of pixels, by the same two steps."""
+
+    def __init__(self, matching: Matching, levels: int, device: torch.device) -> None:
+        known = ("nearest", "attention") if levels else ("nearest",)
+        if matching not in known:
+            raise ValueError(f"`matching` must be {' or '.join(map(repr, known))}; got {matching!r}.")
+        self.matching, self.half, self.device = matching, levels / 2, device
+
+    def features(self, images: Tensor, noise: Generator) -> Float[Tensor, "images dim"]:
+        """Pixels, in "attention" 0 or 1, as vectors of length 1."""
+        pixels = images.flatten(1).float()
+        if self.matching == "attention":
+            pixels = (pixels >= self.half).float()
+        return F.normalize(pixels, dim=1)
+
+    def scores(
+        self, support: Float[Tensor, "episodes way shot dim"], query: Float[Tensor, "episodes dim"]
+    ) -> Float[Tensor, "episodes way"]:
+        """The largest cosine or, in "attention", log Σ exp(cosine)."""
+        cosine = (support @ query[:, None, :, None]).squeeze(-1)
+        return cosine.amax(-1) if self.matching == "nearest" else cosine.logsumexp(-1)
+
+
+Scorer = ByModel | ByPixels
+
+
+def scores_in_parts(
+    scorer: Scorer,
+    features: Float[Tensor, "images dim"],
+    support: Int[Tensor, "episodes way shot"],
+    query: Int[Tensor, " episodes"],
+) -> Float[Tensor, "episodes way"]:
+    """Scores of some episodes at a time: gathered, their features take much more memory than before."""
+    size = part_size(support[0].numel() * features.shape[1], features.device)
+    parts = zip(support.split(size), query.split(size), strict=True)
+    return torch.cat([scorer.scores(features[some], features[asked]) for some, asked in parts])
+
+
+def part_size(numbers: int, device: torch.device) -> int:
+    """How many things of so many numbers each to score at a time on this device."""
+    room = _NUMBERS_AT_A_TIME if device.type == "cpu" else _NUMBERS_AT_A_TIME_ON_A_GPU
+    return max(1, room // numbers)
+
+
+def dimensions_above(model: Bruno, threshold: float | None) -> Bool[Tensor, " dim"] | None:
+    """The mask of latent dimensions whose correlation exceeds a threshold, at least one; None for all."""
+    if threshold is None:
+        return None
+    dimensions = model.process.correlated(threshold)
+    if not dimensions.any():
+        most = model.process.correlation.max().item()
+        raise ValueError(
+            f"`threshold` must be below {most:.4g}, the largest correlation of the model; got {threshold}."
+        )
+    return dimensions

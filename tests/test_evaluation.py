@@ -1,0 +1,90 @@
+import pytest
+import torch
+
+from bruno import Bruno
+from bruno.config import FlowConfig, ModelConfig, ProcessConfig
+from bruno.data import Examples
+from bruno.evaluation import measure_bits_per_dim
+from bruno.sequences import SetSampler
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def rows() -> Examples:
+    """Seven classes of four rows each: real numbers have no noise, and a set is all of its class."""
+    labels = torch.arange(7).repeat(4)
+    return Examples(3 * torch.randn(7, 4)[labels] + torch.randn(28, 4), labels, tuple("abcdefg"))
+
+
+@pytest.fixture
+def model(rows) -> Bruno:
+    flow, process = FlowConfig(kind="dense", couplings=2, units=8), ProcessConfig(dof=10.0, correlation=0.5)
+    model = Bruno.from_config(ModelConfig(shape=(4,), levels=0, flow=flow, process=process))
+    model.initialise(rows.elements)
+    return model
+
+
+def joint_bits(model: Bruno, rows: Examples) -> torch.Tensor:
+    """Of all of each class: the mean over positions, whatever their order."""
+    sets = torch.stack([rows.elements[rows.labels == label] for label in range(len(rows.names))])
+    return model.bits_per_dim(model.log_prob(sets)).mean(1).double().detach()
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3, 16])
+def test_one_set_of_each_class_counts_every_class_once(model, rows, at_a_time):
+    result = measure_bits_per_dim(
+        model, SetSampler(rows), sets=None, length=4, generator=seeded(), at_a_time=at_a_time
+    )
+    expected = joint_bits(model, rows)
+    assert result.sets == 7
+    assert result.mean == pytest.approx(expected.mean().item(), rel=1e-5)
+    assert result.error == pytest.approx(expected.std().item() / 7**0.5, rel=1e-4)
+
+
+def test_with_every_class_once_only_elements_are_left_to_chance(model, rows):
+    def means(sets: int | None) -> torch.Tensor:
+        sampler = SetSampler(rows)
+        return torch.tensor(
+            [
+                measure_bits_per_dim(model, sampler, sets=sets, length=4, generator=seeded(seed)).mean
+                for seed in range(8)
+            ]
+        )
+
+    assert means(None).std() < 1e-5
+    assert means(7).std() > 0.01
+
+
+def test_drawn_sets_come_close_to_every_class_once(model, rows):
+    drawn = measure_bits_per_dim(model, SetSampler(rows), sets=400, length=4, generator=seeded())
+    assert drawn.sets == 400
+    assert abs(drawn.mean - joint_bits(model, rows).mean().item()) < 4 * drawn.error
+
+
+def test_positions_average_to_the_mean_and_the_first_is_the_prior(model, rows):
+    for sets in (None, 30):
+        result = measure_bits_per_dim(model, SetSampler(rows), sets=sets, length=3, generator=seeded())
+        assert len(result.by_position) == 3
+        assert result.mean == pytest.approx(sum(result.by_position) / 3)
+        assert result.first == result.by_position[0]
+        assert result.by_position[2] < result.first
+
+
+def test_turned_classes_count_too():
+    images = torch.zeros(6, 1, 2, 2, dtype=torch.uint8)
+    sampler = SetSampler(Examples(images, torch.arange(3).repeat(2), tuple("abc")), rotations=True)
+    model = Bruno.from_config(
+        ModelConfig(shape=(1, 2, 2), flow=FlowConfig(kind="dense", couplings=2, units=4))
+    )
+    assert measure_bits_per_dim(model, sampler, sets=None, length=2, generator=seeded()).sets == 12
+
+
+def test_one_set_tells_no_error(model, rows):
+    with pytest.raises(ValueError, match=r"`sets` must be at least 2, .*; got 1\."):
+        measure_bits_per_dim(model, SetSampler(rows), sets=1, length=2, generator=seeded())
+    alone = SetSampler(rows.of_classes([3]))
+    with pytest.raises(ValueError, match=r"`sets` must be .*None if there are at least 2 classes.*got 1\."):
+        measure_bits_per_dim(model, alone, sets=None, length=2, generator=seeded())
