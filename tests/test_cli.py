@@ -114,7 +114,7 @@ def test_the_demo_learns_and_shows_what_it_learnt(tmp_path, monkeypatch):
     assert ours[0] > pixels[0] + 0.02
     assert ours[1] > 0.9
     assert results["bits"].values["digits it never saw"]["mean"] < 2.5
-    assert results["samples"].picture
+    assert results["digits"].picture
     text = Path("runs/demo-2/report.html").read_text()
     assert all(result.title in text for result in results.values())
 

@@ -13,6 +13,8 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
+from bruno.tasks.analysis import Curve, ToyComparison
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -27,7 +29,7 @@ def visible(images: Tensor, levels: int) -> UInt8[Tensor, "*batch channels heigh
 
 def picture(pixels: UInt8[np.ndarray, "rows columns channels"]) -> bytes:
     """A PNG of pixels, enlarged by a whole number so that each stays a square."""
-    factor = max(1, _WIDTH // pixels.shape[1])
+    factor = max(1, _WIDTH // max(pixels.shape[:2]))
     image = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
     file = io.BytesIO()
@@ -78,8 +80,82 @@ def curves(
             axes.set_xscale("log")
         if "y" in logarithmic:
             axes.set_yscale("log")
+        if not logarithmic and all(float(value).is_integer() for xs, _ in lines.values() for value in xs):
+            axes.xaxis.get_major_locator().set_params(integer=True)
         if len(lines) > 1:
             axes.legend(frameon=False)
+    return file.getvalue()
+
+
+def points(xs: Sequence[float], ys: Sequence[float], x: str, y: str) -> bytes:
+    """A point for each pair, on logarithmic axes."""
+    with _axes(x, y) as (axes, file):
+        axes.plot(xs, ys, ".", color=_COLOURS[0], alpha=0.6, markersize=5)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    return file.getvalue()
+
+
+def scores_over_time(
+    scores: Sequence[float],
+    thresholds: Sequence[float | None],
+    outliers: Mapping[int, UInt8[Tensor, "channels height width"]],
+) -> bytes:
+    """Scores along a stream, those below the threshold marked; the elements in `outliers` (from 1) shown."""
+    with _axes("element of the stream", "score, nats", (7.0, 4.6 if outliers else 3.6)) as (axes, file):
+        place = np.arange(1, len(scores) + 1)
+        limit = np.array([math.nan if t is None else t for t in thresholds])
+        below = np.array(scores) < limit
+        axes.plot(place, scores, "o-", color=_COLOURS[0], markersize=3, linewidth=0.8)
+        axes.plot(place, limit, "--", color=_COLOURS[5], linewidth=0.8, label="threshold")
+        axes.plot(place[below], np.array(scores)[below], "o", color=_COLOURS[1], label="odd one out")
+        axes.legend(frameon=False)
+        for i, (number, image) in enumerate(outliers.items()):
+            inset = axes.inset_axes((i / 12, 1.06, 1 / 13, 0.16))
+            inset.imshow(image.cpu().movedim(0, -1).squeeze(-1), cmap="gray", vmin=0, vmax=255)
+            inset.set_title(str(number), fontsize=8, color=_COLOURS[1])
+            inset.set_axis_off()
+    return file.getvalue()
+
+
+def toy_figure(found: ToyComparison) -> bytes:
+    """What each process expects next, ± 2 standard deviations, over the observations."""
+    with _axes("", "", (7.0, 5.6)) as (axes, file):
+        figure = axes.figure
+        axes.remove()
+        kinds = [("Gaussian", found.gaussian)]
+        kinds += [(f"Student-t, {p.dof:g} degrees of freedom", p) for p in found.student_t]
+        panels = figure.subplots(len(kinds), 1, sharex=True, sharey=True)
+        place = np.arange(1, len(found.observations) + 1)
+        for panel, colour, (name, said) in zip(panels, _COLOURS, kinds, strict=False):
+            mean, spread = np.array(said.mean), 2 * np.sqrt(said.variance)
+            panel.fill_between(place, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+            panel.plot(place, mean, color=colour, linewidth=1)
+            panel.plot(place, found.observations, ".", color=_COLOURS[5], markersize=3)
+            panel.set_title(name, fontsize=9, loc="left")
+            panel.spines[["top", "right"]].set_visible(False)
+        panels[-1].set_xlabel("observation")
+    return file.getvalue()
+
+
+def study_curves(found: Sequence[Curve]) -> bytes:
+    """A panel for each variant, a line for each process."""
+    variants = list(dict.fromkeys(curve.variant for curve in found))
+    with _axes("", "", (7.0, 2.3 * math.ceil(len(variants) / 2))) as (axes, file):
+        figure = axes.figure
+        axes.remove()
+        panels = figure.subplots(math.ceil(len(variants) / 2), 2, sharex=True, squeeze=False).flat
+        everything = np.concatenate([curve.bits_per_dim for curve in found])
+        low, high = np.nanquantile(everything[np.isfinite(everything)], [0.0, 0.97])
+        for panel, variant in zip(panels, variants, strict=False):
+            for colour, curve in zip(_COLOURS, [c for c in found if c.variant == variant], strict=False):
+                panel.plot(curve.bits_per_dim, color=colour, linewidth=0.7, label=curve.process)
+            panel.set_ylim(low - 0.1, high + 0.3)
+            panel.set_title(variant, fontsize=9, loc="left")
+            panel.spines[["top", "right"]].set_visible(False)
+        figure.axes[0].legend(frameon=False, fontsize=8)
+        figure.supxlabel("step", fontsize=9)
+        figure.supylabel("bits/dim", fontsize=9)
     return file.getvalue()
 
 

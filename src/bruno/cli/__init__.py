@@ -9,8 +9,14 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from bruno.cli.classification import classify, fewshot
 from bruno.cli.demo import demo
+from bruno.cli.generation import sample
+from bruno.cli.inspection import inspect, study
 from bruno.cli.listing import list_data, list_presets
+from bruno.cli.pages import report
+from bruno.cli.retrieval import retrieve
+from bruno.cli.streams import anomaly
 from bruno.cli.training import evaluate, finetune, train
 from bruno.runs import TrainingFailedError
 
@@ -27,6 +33,17 @@ COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {
     "train": (train, "bruno train omniglot --data-dir DIR --minutes 20 --set process.kind=gaussian"),
     "finetune": (finetune, "bruno finetune runs/omniglot --minutes 5 --way 20 --shot 1"),
     "evaluate": (evaluate, "bruno evaluate runs/omniglot --split test --sets 500"),
+    "sample": (sample, "bruno sample runs/omniglot --given my-drawings --samples 8 --temperature 0.8"),
+    "fewshot": (fewshot, "bruno fewshot runs/omniglot --way 5,20 --shot 1,5"),
+    "classify": (classify, "bruno classify runs/omniglot photo.png --support my-classes --invert"),
+    "anomaly": (anomaly, "bruno anomaly runs/omniglot my-stream --typical my-set --rate 0.01 --keep-out"),
+    "retrieve": (
+        retrieve,
+        "bruno retrieve runs/omniglot --query my-examples --collection my-images --top 40",
+    ),
+    "inspect": (inspect, "bruno inspect runs/omniglot --data-dir DIR"),
+    "study": (study, "bruno study --data digits,fashion-mnist --data-dir DIR"),
+    "report": (report, "bruno report runs/omniglot"),
     "presets": (list_presets, "bruno presets"),
     "data": (list_data, "bruno data --data-dir DIR"),
 }

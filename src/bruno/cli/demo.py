@@ -11,11 +11,12 @@ import torch
 import typer
 
 from bruno.cli.options import choose_device, console, say
+from bruno.cli.pages import curve_of
 from bruno.cli.training import train_recipe
 from bruno.config import load_recipe, to_dict
 from bruno.data import Examples, load_examples
 from bruno.evaluation import measure_bits_per_dim
-from bruno.figures import learning_curve, picture, visible
+from bruno.figures import picture, visible
 from bruno.model import Bruno
 from bruno.report import Result, page, read_results
 from bruno.runs import Run
@@ -47,7 +48,7 @@ def demo(
         _samples(model, learnt, unseen, place, seed),
         _few_shot(model, unseen, seed),
         _bits(model, learnt, unseen, place, seed),
-        _curve(run),
+        curve_of(run.read_log()),
     ]
     for result in results:
         result.write(run.folder, config=to_dict(recipe), seed=seed)
@@ -67,17 +68,6 @@ def _free(folder: Path) -> Path:
         number += 1
         candidate = folder.with_name(f"{folder.name}-{number}")
     return candidate
-
-
-def _curve(run: Run) -> Result:
-    log = run.read_log()
-    return Result(
-        "learning-curve",
-        "Learning curve",
-        {"steps": log[-1]["index"], "seconds": log[-1]["seconds"]},
-        note=f"{log[-1]['index']:,} steps in {log[-1]['seconds']:.0f} s.",
-        picture=learning_curve(log),
-    )
 
 
 def _bits(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed: int) -> Result:
@@ -136,7 +126,7 @@ def _samples(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed
     images = visible(torch.stack(rows), model.levels)
     images[:, _SHOWN] = _BACKGROUND  # between what is given and what is drawn
     return Result(
-        "samples",
+        "digits",
         "More of the same",
         {"temperature": _TEMPERATURE},
         note=f"Left: {_SHOWN} examples of a digit. Right: new ones drawn given these. The last "

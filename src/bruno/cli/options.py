@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import distributed
 
-from bruno.config import Recipe
-from bruno.data import Examples, load_examples
+from bruno.checkpoint import load
+from bruno.config import Recipe, to_dict
+from bruno.data import ElementReader, Examples, load_examples
+from bruno.data.readers import read_images
+from bruno.model import Bruno
 from bruno.report import Result
+from bruno.runs import Run
 
 # In a group of processes the first one speaks for all.
 console = Console(quiet=int(os.environ.get("RANK", "0")) > 0)
 
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a training run.")]
+ModelPath = Annotated[Path, typer.Argument(help="The folder of a training run, or a model's file.")]
+OwnData = Annotated[
+    Path | None, typer.Option(help="Instead of the run's data: your folder of class folders.")
+]
+Split = Annotated[str, typer.Option(help="Which part of the run's data: train, validation, trainval, test.")]
+Invert = Annotated[bool, typer.Option("--invert", help="Dark ink on bright paper becomes bright ink.")]
+Temperature = Annotated[float, typer.Option(help="Below 1, samples stay closer to the mean of the latents.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets are; $BRUNO_DATA if left out.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where there is one.")]
 Checkpoint = Annotated[str, typer.Option(help="Which one of the run: last, or best on validation.")]
@@ -66,6 +81,66 @@ def held_out_examples(recipe: Recipe, split: str, data_dir: Path | None) -> Exam
     """A split to measure on: classes that a run was limited to are what it learnt from, in test all count."""
     limited = recipe.data.classes if split.startswith("train") else ()
     return examples_of(replace(recipe, data=replace(recipe.data, classes=limited)), split, data_dir)
+
+
+class Opened(NamedTuple):
+    """A trained model, what it was made from if that is known, and where its results go."""
+
+    model: Bruno
+    recipe: Recipe | None
+    folder: Path
+
+    def reader(self, *, invert: bool = False, skip_bad: bool = False) -> ElementReader:
+        """Of elements as this model takes them."""
+        return ElementReader(self.model.shape, self.model.levels, invert=invert, skip_bad=skip_bad)
+
+    def examples(self, split: str, data_dir: Path | None, data: Path | None = None) -> Examples:
+        """A split of the data of the run, or all classes of one's own folder of class folders."""
+        if data is not None:
+            channels, *size = self.model.shape
+            own = read_images(data, size=(size[0], size[1]), grey=channels == 1)
+            return replace(own, elements=self.reader().levelled(own.elements), levels=self.model.levels)
+        if self.recipe is None:
+            raise ValueError(f"`--data` must be given: {self.folder} does not say what it was trained on.")
+        return held_out_examples(self.recipe, split, data_dir)
+
+    def keep(self, result: Result, seed: int) -> None:
+        """Show a result and write it beside the model."""
+        say(result)
+        config = to_dict(self.recipe or self.model.config)
+        path = result.write(self.folder, config=config, seed=seed)
+        console.print(
+            f"written: {path}" + (f" and {path.with_suffix('.png').name}" if result.picture else "")
+        )
+
+
+def open_model(run: Path, checkpoint: str, device: str) -> Opened:
+    """The model of a training run, or one in a file of its own."""
+    place = choose_device(device)
+    if run.is_file():
+        model = load(run, device=place)
+        if not isinstance(model, Bruno):
+            raise ValueError(f"`run` must be a run or a model; {run} is a posterior.")
+        return Opened(model, None, run.with_suffix(""))
+    return Opened(Run(run).model(checkpoint, place), Run(run).recipe, run)
+
+
+@contextmanager
+def progress_bar(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A function to be told (done, total); a bar on a terminal, nothing elsewhere."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task(unit, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """1,5 or 480-500 as a person types it."""
+    try:
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+        return tuple(n for part in ends for n in range(part[0], part[-1] + 1))
+    except ValueError as error:
+        raise ValueError(f"`{option}` takes numbers, as 1,5 or 480-500; got {text!r}.") from error
 
 
 def say(result: Result) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 from torch import Tensor
 
 from bruno.data.readers import BROKEN, decode, is_image
@@ -41,10 +42,7 @@ class ElementReader:
         """Each image file, each image of a folder in the order of its name, each row of a CSV."""
         for path in map(Path, paths):
             if path.is_dir():
-                files = sorted(file for file in path.iterdir() if is_image(file.name))
-                if not files:
-                    raise ValueError(f"{path}: must be a folder of images; there is none in it.")
-                yield from self.read(files)
+                yield from self.read(self.files(path))
             elif not path.exists():
                 raise FileNotFoundError(f"{path}: there is no such file or folder.")
             elif self.levels:
@@ -52,6 +50,14 @@ class ElementReader:
             else:
                 with path.open(newline="") as file:
                     yield from self.read_lines(file, f"{path}, ")
+
+    @staticmethod
+    def files(folder: Path) -> list[Path]:
+        """The images of a folder, in the order of their names."""
+        files = sorted(file for file in folder.iterdir() if is_image(file.name))
+        if not files:
+            raise ValueError(f"{folder}: must be a folder of images; there is none in it.")
+        return files
 
     def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
         """As they come: the path of an image on each line, or a row of numbers; a header is passed over."""
@@ -73,6 +79,12 @@ class ElementReader:
             )
         return torch.stack([element.x for element in elements]), tuple(element.name for element in elements)
 
+    def levelled(self, pixels: UInt8[Tensor, "*batch"]) -> UInt8[Tensor, "*batch"]:
+        """Grey values from 0 to 255 on the model's levels."""
+        if self.levels == 256:
+            return pixels
+        return (pixels.double() * ((self.levels - 1) / 255)).round().to(torch.uint8)
+
     def _checked(self, name: str, source: Path | str) -> Iterator[Element]:
         try:
             yield Element(name, self._image(source) if isinstance(source, Path) else self._row(source))
@@ -84,10 +96,7 @@ class ElementReader:
     def _image(self, path: Path) -> Tensor:
         channels, height, width = self.shape
         pixels = torch.from_numpy(decode(path.read_bytes(), (height, width), channels == 1).copy())
-        pixels = 255 - pixels if self.invert else pixels
-        if self.levels == 256:
-            return pixels
-        return (pixels.double() * ((self.levels - 1) / 255)).round().to(torch.uint8)
+        return self.levelled(255 - pixels if self.invert else pixels)
 
     def _row(self, text: str) -> Tensor:
         numbers = [float(cell) for cell in next(csv.reader([text]))]

@@ -1,0 +1,164 @@
+"""`bruno fewshot` and `bruno classify`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor
+
+from bruno.cli.options import (
+    Checkpoint,
+    DataDir,
+    Device,
+    Invert,
+    ModelPath,
+    Opened,
+    OwnData,
+    Seed,
+    Split,
+    console,
+    numbers,
+    open_model,
+    progress_bar,
+)
+from bruno.data import Examples
+from bruno.report import Result
+from bruno.tasks.classification import classify as classify_elements
+from bruno.tasks.classification import fit_temperature
+from bruno.tasks.fewshot import FewShotResult, measure_few_shot, measure_pixels
+
+_EPISODES = 600  # to fit a temperature to, at least
+
+
+def fewshot(
+    run: ModelPath,
+    way: Annotated[str, typer.Option(help="Numbers of classes to choose from.")] = "5,20",
+    shot: Annotated[str, typer.Option(help="Numbers of examples of each class.")] = "1,5",
+    trials: Annotated[int, typer.Option(help="In each, every class is asked once.")] = 20,
+    threshold: Annotated[
+        float | None, typer.Option(help="Use only latent dimensions with a correlation above this.")
+    ] = None,
+    rotations: Annotated[
+        bool | None, typer.Option(help="Turned classes count as classes; as in training if left out.")
+    ] = None,
+    split: Split = "test",
+    data: OwnData = None,
+    data_dir: DataDir = None,
+    checkpoint: Checkpoint = "last",
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Accuracy at n-shot k-way classification, beside that of the nearest pixels on the same episodes."""
+    opened = open_model(run, checkpoint, device)
+    examples = opened.examples(split, data_dir, data)
+    turned = opened.recipe.data.rotations if rotations is None and opened.recipe else bool(rotations)
+    ways, shots = numbers("--way", way), numbers("--shot", shot)
+    place = opened.model.process.mean.device
+    with progress_bar("images") as progress:
+        ours = measure_few_shot(
+            opened.model,
+            examples,
+            ways=ways,
+            shots=shots,
+            trials=trials,
+            rotations=turned,
+            generator=torch.Generator().manual_seed(seed),
+            threshold=threshold,
+            progress=progress,
+        )
+    pixels = measure_pixels(
+        examples,
+        ways=ways,
+        shots=shots,
+        trials=trials,
+        rotations=turned,
+        generator=torch.Generator().manual_seed(seed),
+        device=place,
+    )
+    rows = tuple(
+        (f"{a.way}-way {a.shot}-shot", _per_cent(a), _per_cent(b), f"{100 / a.way:.1f}", f"{a.episodes:,}")
+        for a, b in zip(ours, pixels, strict=True)
+    )
+    values = {
+        "split": split if data is None else str(data),
+        "rotations": turned,
+        "threshold": threshold,
+        "bruno": [asdict(result) for result in ours],
+        "pixels": [asdict(result) for result in pixels],
+    }
+    columns = ("", "accuracy %", "nearest pixels %", "chance %", "episodes")
+    note = f"Mean of {trials} trials ± standard deviation from trial to trial."
+    opened.keep(Result(f"few-shot-{split}", "Few-shot classification", values, columns, rows, note), seed)
+
+
+def classify(
+    run: ModelPath,
+    images: Annotated[list[Path], typer.Argument(help="What to classify: files, or folders of them.")],
+    support: Annotated[Path, typer.Option(help="A folder of class folders: a few examples of each class.")],
+    prior: Annotated[
+        str,
+        typer.Option(help="How common each class is, by order of name, as 0.9,0.1; equal if left out."),
+    ] = "",
+    temperature: Annotated[
+        float, typer.Option(help="What log-probabilities are divided by; above 1 for less sure of itself.")
+    ] = 1.0,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit the temperature on the run's validation classes.")
+    ] = False,
+    data_dir: DataDir = None,
+    invert: Invert = False,
+    checkpoint: Checkpoint = "last",
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Which of your classes is it? Probabilities from a few examples of each."""
+    opened = open_model(run, checkpoint, device)
+    place = opened.model.process.mean.device
+    reader = opened.reader(invert=invert)
+    folders = sorted(path for path in support.glob("*") if path.is_dir()) if support.is_dir() else []
+    if len(folders) < 2:
+        raise ValueError(
+            f"`--support` must be a folder of at least two class folders; {support} has {len(folders)}."
+        )
+    sets = [reader.all([folder])[0].to(place) for folder in folders]
+    queries, names = reader.all(images)
+    if calibrate:
+        temperature = _fitted(opened.examples("validation", data_dir), opened, sets, seed)
+    shares = [float(share) for share in prior.split(",")] if prior else None
+    found = classify_elements(opened.model, sets, queries.to(place), prior=shares, temperature=temperature)
+    classes = [folder.name for folder in folders]
+    rows = tuple(
+        (Path(name).name, classes[label], *(f"{100 * p:.1f}" for p in probabilities))
+        for name, label, probabilities in zip(
+            names, found.labels.tolist(), found.probabilities.tolist(), strict=True
+        )
+    )
+    values = {"classes": classes, "temperature": temperature, "support": [len(some) for some in sets]}
+    values |= {"images": names, "probabilities": found.probabilities.tolist()}
+    columns = ("image", "class", *(f"{name} %" for name in classes))
+    opened.keep(Result("classification", "Which class is it?", values, columns, rows), seed)
+
+
+def _fitted(examples: Examples, opened: Opened, sets: list[Tensor], seed: int) -> float:
+    """The temperature for so many classes and examples of each as the user has."""
+    way, shot = min(len(sets), len(examples.names)), min(len(some) for some in sets)
+    rotations = opened.recipe is not None and opened.recipe.data.rotations
+    found = fit_temperature(
+        opened.model,
+        examples,
+        way=way,
+        shot=min(shot, int(examples.counts.min()) - 1),
+        trials=max(2, _EPISODES // (len(examples.names) * (4 if rotations else 1))),
+        rotations=rotations,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    console.print(f"temperature {found.temperature:.2f}, from {found.episodes} episodes")
+    return found.temperature
+
+
+def _per_cent(result: FewShotResult) -> str:
+    return f"{100 * result.accuracy:.1f} ± {100 * result.spread:.1f}"

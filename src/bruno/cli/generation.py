@@ -1,0 +1,156 @@
+"""`bruno sample`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+import typer
+from torch import Tensor
+
+from bruno.cli.options import (
+    Checkpoint,
+    DataDir,
+    Device,
+    Invert,
+    ModelPath,
+    Opened,
+    OwnData,
+    Seed,
+    Split,
+    Temperature,
+    console,
+    numbers,
+    open_model,
+)
+from bruno.figures import picture, visible
+from bruno.model import Bruno, Samples
+from bruno.report import Result
+from bruno.sequences import SetSampler
+from bruno.tasks.generation import grid, prefix_grid, prior_samples, samples_by_prefix, spread_by_repeats
+
+_REPEATS = (1, 2, 5, 10, 20)
+_GREY = 60  # between images
+
+
+def sample(
+    run: ModelPath,
+    given: Annotated[
+        list[Path] | None, typer.Option(help="Your own images, or a folder of them; may be repeated.")
+    ] = None,
+    prior: Annotated[bool, typer.Option("--prior", help="Given nothing at all.")] = False,
+    repeats: Annotated[
+        bool, typer.Option("--repeats", help="Given the first image again and again: the spread shrinks.")
+    ] = False,
+    samples: Annotated[int, typer.Option(help="How many to draw each time.")] = 8,
+    length: Annotated[int, typer.Option(help="Images of the set that is drawn if none are given.")] = 8,
+    prefixes: Annotated[
+        str, typer.Option(help="How many of the set to have seen, as 0,1,5 or 480-500; all if left out.")
+    ] = "",
+    temperature: Temperature = 1.0,
+    split: Split = "test",
+    data: OwnData = None,
+    data_dir: DataDir = None,
+    invert: Invert = False,
+    checkpoint: Checkpoint = "last",
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Draw more of the same: after each image of a set, from the prior, or given one image repeatedly."""
+    opened = open_model(run, checkpoint, device)
+    model = opened.model
+    if not model.levels:
+        raise ValueError("`run` must be a model of images to be shown; this one is of rows. Use Python.")
+    if prior and (repeats or given):
+        raise ValueError("`--prior` is given nothing; leave out --repeats and --given.")
+    noise = torch.Generator(model.process.mean.device).manual_seed(seed)
+    how = {"generator": noise, "temperature": temperature}
+    if prior:
+        drawn = _from_nothing(model, samples, how)
+    else:
+        x = _inputs(opened, given, split, data_dir, data, length, noise, invert)
+        if repeats:
+            drawn = _from_one_again_and_again(model, x[0], samples, how)
+        else:
+            drawn = _from_prefixes(model, x, samples, numbers("--prefixes", prefixes or f"0-{len(x)}"), how)
+    _keep(opened, drawn, temperature, seed)
+
+
+class Drawn(NamedTuple):
+    """A result, and the images behind it."""
+
+    result: Result
+    samples: Samples
+    seen: tuple[int, ...]
+    inputs: Tensor | None = None
+
+
+def _from_nothing(model: Bruno, samples: int, how: dict[str, Any]) -> Drawn:
+    drawn = prior_samples(model, samples, **how)
+    columns = math.ceil(math.sqrt(samples))
+    pixels = grid(visible(drawn.images, model.levels), columns, padding=1, background=_GREY)
+    result = Result("samples-prior", "Given nothing: samples from the prior", {}, picture=picture(pixels))
+    return Drawn(result, drawn, (0,))
+
+
+def _from_one_again_and_again(model: Bruno, image: Tensor, samples: int, how: dict[str, Any]) -> Drawn:
+    spread = spread_by_repeats(model, image, _REPEATS, samples=max(samples, 100), **how)
+    shown = visible(spread.samples.images, model.levels)[:, :samples]
+    top = visible(image, model.levels).expand(len(_REPEATS), *image.shape)
+    rows = tuple((str(n), f"{v:.4f}") for n, v in zip(spread.repeats, spread.variance, strict=True))
+    result = Result(
+        "samples-repeats",
+        "The same image again and again",
+        {"variance": spread.variance},
+        ("times seen", "mean variance of a pixel, from 0 to 1"),
+        rows,
+        "Top: the image that was seen. Below: samples once it was seen so often.",
+        picture(prefix_grid(top, shown, 1, _GREY)),
+    )
+    return Drawn(result, spread.samples, spread.repeats, image.unsqueeze(0))
+
+
+def _from_prefixes(
+    model: Bruno, x: Tensor, samples: int, lengths: tuple[int, ...], how: dict[str, Any]
+) -> Drawn:
+    if 0 in lengths[1:]:
+        raise ValueError(f"`--prefixes` must have 0 first, if at all; got {lengths}.")
+    found = samples_by_prefix(model, x, samples, lengths=lengths, **how)
+    above = visible(x[[n - 1 for n in lengths if n]], model.levels)  # the image that was seen last
+    pixels = prefix_grid(above, visible(found.samples.images, model.levels), 1, _GREY)
+    note = "Top: the images of the set, one by one. Below each: samples once it was seen, and all before it."
+    result = Result("samples", "More of the same", {}, note=note, picture=picture(pixels))
+    return Drawn(result, found.samples, found.lengths, x)
+
+
+def _inputs(
+    opened: Opened,
+    given: list[Path] | None,
+    split: str,
+    data_dir: Path | None,
+    data: Path | None,
+    length: int,
+    generator: torch.Generator,
+    invert: bool,
+) -> Tensor:
+    """The images to condition on: the user's own, or a set of one class."""
+    device = opened.model.process.mean.device
+    if given:
+        return opened.reader(invert=invert).all(given)[0].to(device)
+    return SetSampler(opened.examples(split, data_dir, data), device=device).sets(1, length, generator)[0]
+
+
+def _keep(opened: Opened, drawn: Drawn, temperature: float, seed: int) -> None:
+    """Picture and numbers beside the model, the images themselves as npz."""
+    values = {"seen": drawn.seen, "temperature": temperature, "clamped": drawn.samples.clamped}
+    opened.keep(replace(drawn.result, values={**drawn.result.values, **values}), seed)
+    arrays: dict[str, Any] = {"samples": drawn.samples.images.cpu().numpy(), "seen": np.array(drawn.seen)}
+    if drawn.inputs is not None:
+        arrays["inputs"] = drawn.inputs.cpu().numpy()
+    path = opened.folder / "results" / f"{drawn.result.name}.npz"
+    np.savez_compressed(path, **arrays)
+    console.print(f"the images themselves: {path}")

@@ -1,0 +1,47 @@
+"""`bruno report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bruno.cli.options import RunFolder, console
+from bruno.figures import learning_curve
+from bruno.report import Result, page, read_results
+from bruno.runs import Run
+
+
+def report(
+    run: RunFolder,
+    out: Annotated[Path | None, typer.Option(help="The page; RUN/report.html if left out.")] = None,
+) -> None:
+    """Gather all results of a run, and its learning curve, into one page that needs nothing else."""
+    results = read_results(run)
+    log = Run(run).read_log()
+    if not results and not log:
+        raise ValueError(f"`run` must be a run with a log or results; {run} has neither.")
+    path = out or run / "report.html"
+    curve = [curve_of(log)] if log else []
+    path.write_text(page(run.name, lead_of(run), [*results, *curve]))
+    console.print(f"written: {path}")
+
+
+def curve_of(log: list[dict[str, Any]]) -> Result:
+    """The learning curve of a run."""
+    last = log[-1]
+    return Result(
+        "learning-curve",
+        "Learning curve",
+        {"steps": last["index"], "seconds": last["seconds"]},
+        note=f"{last['index']:,} steps in {last['seconds']:.0f} s.",
+        picture=learning_curve(log),
+    )
+
+
+def lead_of(run: Path) -> str:
+    """What a run is, in a line."""
+    recipe = Run(run).recipe
+    parts = (recipe.data.name, f"{recipe.process.kind} process", f"{recipe.flow.kind} flow")
+    return ", ".join((*parts, f"seed {recipe.train.seed}"))

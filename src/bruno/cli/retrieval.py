@@ -1,0 +1,132 @@
+"""`bruno retrieve`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from torch import Tensor
+
+from bruno.cli.options import (
+    Checkpoint,
+    DataDir,
+    Device,
+    Invert,
+    ModelPath,
+    Opened,
+    OwnData,
+    Seed,
+    Split,
+    console,
+    numbers,
+    open_model,
+)
+from bruno.data import Examples
+from bruno.figures import picture, visible
+from bruno.report import Result
+from bruno.tasks.generation import grid
+from bruno.tasks.retrieval import Index, Quality, measure_retrieval, rank
+
+_COLUMNS = 10  # of the contact sheet
+_GREY = 60
+
+
+def retrieve(
+    run: ModelPath,
+    query: Annotated[Path | None, typer.Option(help="A folder of examples of what to look for.")] = None,
+    collection: Annotated[Path | None, typer.Option(help="The folder to look in.")] = None,
+    index: Annotated[
+        Path | None, typer.Option(help="Where the encoded collection is kept; COLLECTION.index if left out.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many to show.")] = 40,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="How well it works on held-out classes, beside distances.")
+    ] = False,
+    shot: Annotated[str, typer.Option(help="To measure: numbers of examples in a query.")] = "1,5",
+    queries: Annotated[int, typer.Option(help="To measure: how many.")] = 200,
+    split: Split = "test",
+    data: OwnData = None,
+    data_dir: DataDir = None,
+    invert: Invert = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read.")] = False,
+    checkpoint: Checkpoint = "last",
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """What fits these examples? Ranks a collection, encoded once, by log p(x | query) − log p(x)."""
+    opened = open_model(run, checkpoint, device)
+    if measure:
+        examples = opened.examples(split, data_dir, data)
+        opened.keep(_quality(opened, examples, numbers("--shot", shot), queries, seed), seed)
+        return
+    if query is None or collection is None:
+        raise ValueError("`--query` and `--collection` must both be given, or --measure; got neither or one.")
+    reader = opened.reader(invert=invert, skip_bad=skip_bad)
+    wanted = reader.all([query])[0].to(opened.model.process.mean.device)
+    encoded = _encoded(opened, collection, index or collection.with_suffix(".index"), invert, skip_bad)
+    ranking = rank(encoded, opened.model, wanted)
+    best = ranking.order[:top].tolist()
+    names, scores = [encoded.names[i] for i in best], ranking.scores[best].tolist()
+    sheet = b""
+    if opened.model.levels:
+        found = torch.stack([element.x for element in reader.read(names)])
+        sheet = picture(
+            _contact_sheet(visible(wanted.cpu(), opened.model.levels), visible(found, opened.model.levels))
+        )
+    rows = tuple(
+        (str(i), f"{s:+.1f}", n) for i, (n, s) in enumerate(zip(names, scores, strict=True), start=1)
+    )
+    values = {"query": str(query), "collection": len(encoded), "names": names, "scores": scores}
+    note = "Top: what was asked for. Below: the best of the collection, row by row."
+    result = Result("retrieval", "What fits best", values, ("rank", "score", "file"), rows, note, sheet)
+    opened.keep(result, seed)
+
+
+def _encoded(opened: Opened, collection: Path, path: Path, invert: bool, skip_bad: bool) -> Index:
+    """The collection's latents: from the index if it has these very files, else made and kept."""
+    reader = opened.reader(invert=invert, skip_bad=skip_bad)
+    if path.is_file():
+        kept = Index.load(path, model=opened.model)
+        if kept.names == tuple(str(file) for file in reader.files(collection)):
+            return kept
+        console.print(f"{collection} has changed: encoding it again")
+    x, names = reader.all([collection])
+    made = Index.of(opened.model, x, names)
+    made.save(path)
+    console.print(f"encoded {len(made)} once, kept in {path}")
+    return made
+
+
+def _contact_sheet(query: Tensor, found: Tensor) -> np.ndarray:
+    top, below = (grid(images, _COLUMNS, padding=1, background=_GREY) for images in (query, found))
+    between = np.full((3, *top.shape[1:]), _GREY, np.uint8)
+    return np.concatenate([top, between, below])
+
+
+def _quality(opened: Opened, examples: Examples, shots: tuple[int, ...], queries: int, seed: int) -> Result:
+    found = measure_retrieval(
+        opened.model,
+        examples,
+        queries=queries,
+        shots=shots,
+        rotations=opened.recipe is not None and opened.recipe.data.rotations,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    rows = tuple((method, *(_row(part.qualities[method]) for part in found)) for method in found[0].qualities)
+    chance = ("chance", *(f"{part.chance:.3f}" for part in found))
+    columns = (
+        "mean average precision (precision at 1, 5, 10)",
+        *(f"{part.shots} examples" for part in found),
+    )
+    note = f"{queries} queries in a collection of {found[0].collection} elements of held-out classes."
+    values = {"by_shots": [asdict(part) for part in found]}
+    return Result("retrieval-quality", "Finding the rest of a class", values, columns, (*rows, chance), note)
+
+
+def _row(quality: Quality) -> str:
+    at = ", ".join(f"{value:.2f}" for value in quality.precision.values())
+    return f"{quality.average_precision:.3f} ({at})"

@@ -1,0 +1,188 @@
+"""`bruno anomaly`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor
+
+from bruno.cli.options import (
+    Checkpoint,
+    DataDir,
+    Device,
+    Invert,
+    ModelPath,
+    Opened,
+    OwnData,
+    Seed,
+    Split,
+    console,
+    open_model,
+    progress_bar,
+)
+from bruno.data import Element, Examples
+from bruno.figures import scores_over_time, visible
+from bruno.model import Posterior
+from bruno.report import Result
+from bruno.sequences import SetSampler
+from bruno.tasks.anomaly import Detector, Scored, Thresholds, calibrate, leave_one_out_scores
+from bruno.tasks.anomaly_quality import measure_anomaly
+
+_SHOWN = 12  # outliers kept to be shown, the latest
+_STRANGERS = 0.1  # their share of a stream that is made up
+_LENGTH = 20  # of the sets that thresholds are calibrated on, and of those that quality is measured on
+
+
+def anomaly(
+    run: ModelPath,
+    stream: Annotated[
+        list[str] | None,
+        typer.Argument(help="Images, folders of them, a CSV of rows, or - for lines of standard input."),
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(help="Of false alarms, calibrated on clean sets of the run's validation data.")
+    ] = 0.01,
+    threshold: Annotated[
+        float | None, typer.Option(help="Flag scores below this, instead of calibrating.")
+    ] = None,
+    keep_out: Annotated[
+        bool, typer.Option("--keep-out", help="What is flagged does not enter the evidence.")
+    ] = False,
+    typical: Annotated[
+        Path | None, typer.Option(help="A folder (or CSV) of what is normal, seen before the stream begins.")
+    ] = None,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="A finished batch: score each given all the others.")
+    ] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="How well it works on held-out classes, beside other methods.")
+    ] = False,
+    sets: Annotated[int, typer.Option(help="To calibrate on, or to measure on.")] = 200,
+    split: Split = "test",
+    data: OwnData = None,
+    data_dir: DataDir = None,
+    invert: Invert = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over what cannot be read.")] = False,
+    checkpoint: Checkpoint = "last",
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Which is the odd one out? Scores each element of a stream by log p(x | before it) − log p(x)."""
+    opened = open_model(run, checkpoint, device)
+    place = opened.model.process.mean.device
+    noise = torch.Generator(place).manual_seed(seed)
+    if measure:
+        opened.keep(_quality(opened, opened.examples(split, data_dir, data), sets, noise), seed)
+        return
+    reader = opened.reader(invert=invert, skip_bad=skip_bad)
+    elements: Iterable[Element]
+    if stream:
+        elements = reader.read_lines(sys.stdin) if stream == ["-"] else reader.read(stream)
+    else:
+        elements = _made_up(SetSampler(opened.examples(split, data_dir, data), device=place), noise)
+    if batch:
+        found = _of_a_batch(opened, list(elements), threshold or 0.0)
+    else:
+        limit: float | Thresholds | None = threshold
+        if limit is None:
+            clean = SetSampler(opened.examples("validation", data_dir, data), device=place)
+            length = min(_LENGTH, clean.fewest)
+            limit = calibrate(opened.model, clean, rate=rate, length=length, sets=sets, generator=noise)
+        known = opened.model.prior()
+        if typical is not None:
+            known = opened.model.condition(reader.all([typical])[0].to(place))
+        found = _along(opened, Detector(opened.model, limit, keep_out=keep_out), known, elements)
+    for name in reader.skipped:
+        console.print(f"passed over {name}")
+    opened.keep(found, seed)
+
+
+def _made_up(sampler: SetSampler, generator: torch.Generator) -> Iterator[Element]:
+    """A set of one class with a few strangers in it, for want of a stream."""
+    sets = sampler.contaminated(1, min(4 * _LENGTH, sampler.fewest), _STRANGERS, generator)
+    for i, (x, stranger) in enumerate(zip(sets.x[0], sets.outlier[0].tolist(), strict=True), start=1):
+        yield Element(f"{i}, of another class" if stranger else str(i), x)
+
+
+def _along(opened: Opened, detector: Detector, known: Posterior, elements: Iterable[Element]) -> Result:
+    """Each is judged and said as it comes; only scores, and the outliers to be shown, are kept."""
+    names: list[str] = []
+    scored: list[Scored] = []
+    outliers: list[tuple[int, Tensor]] = []
+    for element in elements:
+        judged, known = detector.step(known, element.x.to(opened.model.process.mean.device))
+        names.append(element.name)
+        scored.append(judged)
+        if judged.outlier:
+            outliers = [*outliers[-_SHOWN + 1 :], (len(names), element.x)]
+        flag = "  odd one out" if judged.outlier else ""
+        console.print(f"{judged.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
+    thresholds = [judged.threshold for judged in scored]
+    return _result(opened, "anomaly", names, [s.score for s in scored], thresholds, outliers)
+
+
+def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Result:
+    """Each given all the others."""
+    if len(elements) < 2:
+        raise ValueError(f"`--batch` needs at least two elements; got {len(elements)}.")
+    x = torch.stack([element.x for element in elements]).to(opened.model.process.mean.device)
+    scores = leave_one_out_scores(opened.model, x).tolist()
+    outliers = [(i, elements[i - 1].x) for i, score in enumerate(scores, start=1) if score < threshold]
+    names = [element.name for element in elements]
+    return _result(opened, "anomaly-batch", names, scores, [threshold] * len(scores), outliers[-_SHOWN:])
+
+
+def _result(
+    opened: Opened,
+    name: str,
+    names: list[str],
+    scores: list[float],
+    thresholds: list[float | None],
+    outliers: list[tuple[int, Tensor]],
+) -> Result:
+    if not names:
+        raise ValueError("`stream` must hold at least one element; it is empty.")
+    flagged = [score < limit for score, limit in zip(scores, thresholds, strict=True) if limit is not None]
+    images = {}
+    if opened.model.levels:
+        images = {place: visible(x, opened.model.levels) for place, x in outliers}
+    return Result(
+        name,
+        "Which is the odd one out?",
+        {"names": names, "scores": scores, "thresholds": thresholds},
+        note=f"{sum(flagged)} of {len(names)} are below the threshold. The score is "
+        "log p(x | the others) − log p(x), in nats.",
+        picture=scores_over_time(scores, thresholds, images),
+    )
+
+
+def _quality(opened: Opened, examples: Examples, sets: int, generator: torch.Generator) -> Result:
+    rotations = opened.recipe is not None and opened.recipe.data.rotations
+    with progress_bar("sets") as progress:
+        found = measure_anomaly(
+            opened.model,
+            examples,
+            length=min(_LENGTH, int(examples.counts.min())),
+            sets=sets,
+            rotations=rotations,
+            generator=generator,
+            progress=progress,
+        )
+    rows = tuple(
+        (method, *(f"{q.area:.3f} / {q.average_precision:.3f}" for q in qualities))
+        for method in found[0].qualities
+        for qualities in [[part.qualities[method] for part in found]]
+    )
+    columns = (
+        "area under ROC / average precision",
+        *(f"{100 * part.rate:.0f} % strangers" for part in found),
+    )
+    note = f"{sets} sets of {found[0].length} elements of held-out classes."
+    values = {"contamination": [asdict(part) for part in found]}
+    return Result("anomaly-quality", "Finding strangers in sets", values, columns, rows, note)
