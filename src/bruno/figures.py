@@ -81,7 +81,7 @@ def curves(
         if "y" in logarithmic:
             axes.set_yscale("log")
         if not logarithmic and all(float(value).is_integer() for xs, _ in lines.values() for value in xs):
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.locator_params(axis="x", integer=True)
         if len(lines) > 1:
             axes.legend(frameon=False)
     return file.getvalue()
