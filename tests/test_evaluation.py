@@ -44,6 +44,15 @@ def test_one_set_of_each_class_counts_every_class_once(model, rows, at_a_time):
     assert result.error == pytest.approx(expected.std().item() / 7**0.5, rel=1e-4)
 
 
+def test_rounds_measure_every_class_so_often(model, rows):
+    once, thrice = (
+        measure_bits_per_dim(model, SetSampler(rows), sets=None, rounds=n, length=4, generator=seeded())
+        for n in (1, 3)
+    )
+    assert thrice.sets == 21
+    assert thrice.mean == pytest.approx(once.mean, rel=1e-5)
+
+
 def test_with_every_class_once_only_elements_are_left_to_chance(model, rows):
     def means(sets: int | None) -> torch.Tensor:
         sampler = SetSampler(rows)
@@ -86,5 +95,5 @@ def test_one_set_tells_no_error(model, rows):
     with pytest.raises(ValueError, match=r"`sets` must be at least 2, .*; got 1\."):
         measure_bits_per_dim(model, SetSampler(rows), sets=1, length=2, generator=seeded())
     alone = SetSampler(rows.of_classes([3]))
-    with pytest.raises(ValueError, match=r"`sets` must be .*None if there are at least 2 classes.*got 1\."):
+    with pytest.raises(ValueError, match=r"`sets` must be .*None with at least 2 classes.*got 1\."):
         measure_bits_per_dim(model, alone, sets=None, length=2, generator=seeded())

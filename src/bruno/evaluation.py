@@ -39,6 +39,7 @@ def measure_bits_per_dim(
     sets: int | None,
     length: int,
     generator: Generator,
+    rounds: int = 1,
     at_a_time: int = 16,
 ) -> BitsPerDim:
     """Bits/dim of sets of this length, with fresh noise.
@@ -46,23 +47,25 @@ def measure_bits_per_dim(
     Args:
         model: on the device of the sampler.
         sampler: of the classes to measure on.
-        sets: how many to draw, each of a class drawn uniformly; None for one set of every class. Classes
+        sets: how many to draw, each of a class drawn uniformly; None for every class equally often. Classes
             differ far more than sets of one class do, so that is the way to compare models.
         length: elements in a set.
         generator: of the sets and of the noise, on the same device.
+        rounds: sets of every class, if it is to be equally often.
         at_a_time: sets to encode at a time.
     """
-    number = sampler.classes if sets is None else sets
+    number = rounds * sampler.classes if sets is None else sets
     if number < 2:
         raise ValueError(
-            "`sets` must be at least 2, or None if there are at least 2 classes, for an error to be told; "
+            "`sets` must be at least 2, or None with at least 2 classes or rounds, for an error to be told; "
             f"got {number}."
         )
     parts = []
     for begin in range(0, number, at_a_time):
         end = min(begin + at_a_time, number)
         if sets is None:
-            x = sampler.sets_of(torch.arange(begin, end, device=sampler.counts.device), length, generator)
+            classes = torch.arange(begin, end, device=sampler.counts.device) % sampler.classes
+            x = sampler.sets_of(classes, length, generator)
         else:
             x = sampler.sets(end - begin, length, generator)
         parts.append(model.bits_per_dim(model.log_prob(x, generator)).double().cpu())

@@ -112,7 +112,7 @@ def scores_over_time(
         axes.legend(frameon=False)
         for i, (number, image) in enumerate(outliers.items()):
             inset = axes.inset_axes((i / 12, 1.06, 1 / 13, 0.16))
-            inset.imshow(image.cpu().movedim(0, -1).squeeze(-1), cmap="gray", vmin=0, vmax=255)
+            inset.imshow(image.cpu().movedim(0, -1).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255)
             inset.set_title(str(number), fontsize=8, color=_COLOURS[1])
             inset.set_axis_off()
     return file.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -37,7 +38,10 @@ from bruno.pace import Progress as Pace
 from bruno.report import Result
 from bruno.runs import Run
 from bruno.sequences import SetSampler
+from bruno.tasks.fewshot import measure_few_shot
 from bruno.training import Trainer
+
+_SETS = 200  # to measure bits/dim on, at least
 
 Steps = Annotated[int | None, typer.Option(help="How many steps, whatever the preset says.")]
 Minutes = Annotated[
@@ -95,6 +99,8 @@ def finetune(
     seed: Seed = 0,
     resume: Resume = False,
     checkpoint: Checkpoint = "last",
+    split: Annotated[str, typer.Option(help="Where before and after are compared.")] = "validation",
+    trials: Annotated[int, typer.Option(help="Of few-shot classification, to compare; 0 for none.")] = 5,
     device: Device = "auto",
     save_every: SaveEvery = 60.0,
 ) -> None:
@@ -109,14 +115,21 @@ def finetune(
         place = choose_device(device)
         model = before.model(checkpoint, place)
         trainer = _trainer(model, recipe, examples_of(recipe, recipe.data.split, data_dir), place)
-        measure = _validation(recipe, data_dir, place, 0)
-        _run_to_the_end(after, recipe, trainer, measure, resume=resume, save_every=save_every)
+        _run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
+        if trials and trainer.rank == 0:
+            examples = held_out_examples(recipe, split, data_dir)
+            models = {"before": before.model(checkpoint, place), "after": after.model("last", place)}
+            result = _compared(models, recipe, examples, split, trials, seed)
+            say(result)
+            result.write(after.folder, config=to_dict(recipe), seed=seed)
 
 
 def evaluate(
     run: RunFolder,
     split: Annotated[str, typer.Option(help="train, validation, trainval or test.")] = "test",
-    sets: Annotated[int, typer.Option(help="How many sets to draw.")] = 200,
+    sets: Annotated[
+        int | None, typer.Option(help="How many sets to draw; if left out, each class equally often.")
+    ] = None,
     checkpoint: Checkpoint = "last",
     data_dir: DataDir = None,
     device: Device = "auto",
@@ -130,6 +143,7 @@ def evaluate(
         model,
         SetSampler(examples, device=place),
         sets=sets,
+        rounds=_rounds(examples),
         length=min(recipe.train.length, int(examples.counts.min())),
         generator=torch.Generator(place).manual_seed(seed),
     )
@@ -164,6 +178,49 @@ def train_recipe(
     model = Bruno.from_config(recipe.model(examples.shape, examples.levels)).to(device)
     trainer = _trainer(model, recipe, examples, device)
     _run_to_the_end(run, recipe, trainer, measure, resume=resume, save_every=save_every)
+
+
+def _compared(
+    models: dict[str, Bruno], recipe: Recipe, examples: Examples, split: str, trials: int, seed: int
+) -> Result:
+    """Bits/dim and few-shot accuracy of models, side by side, on classes that none was trained on."""
+    columns = []
+    values = {}
+    fewest = int(examples.counts.min())
+    for name, model in models.items():
+        device = model.process.mean.device
+        bits = measure_bits_per_dim(
+            model,
+            SetSampler(examples, device=device),
+            sets=None,
+            rounds=_rounds(examples),
+            length=min(recipe.train.length, fewest),
+            generator=torch.Generator(device).manual_seed(seed),
+        )
+        accuracy = measure_few_shot(
+            model,
+            examples,
+            ways=sorted({min(way, len(examples.names)) for way in (5, 20)}),
+            shots=sorted({min(shot, fewest - 1) for shot in (1, 5)}),
+            trials=trials,
+            rotations=recipe.data.rotations,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        values[name] = {"bits_per_dim": asdict(bits), "few_shot": [asdict(result) for result in accuracy]}
+        columns.append(
+            {"bits/dim": f"{bits.mean:.4f} ± {bits.error:.4f}"}
+            | {
+                f"{r.way}-way {r.shot}-shot, %": f"{100 * r.accuracy:.1f} ± {100 * r.spread:.1f}"
+                for r in accuracy
+            }
+        )
+    rows = tuple((what, *(column[what] for column in columns)) for what in columns[0])
+    return Result(f"finetuning-{split}", f"What fine-tuning changed, on {split}", values, ("", *models), rows)
+
+
+def _rounds(examples: Examples) -> int:
+    """How often to measure every class: once where there are many, oftener where there are few."""
+    return math.ceil(_SETS / len(examples.names))
 
 
 def _length_overrides(steps: int | None, minutes: float | None) -> list[str]:

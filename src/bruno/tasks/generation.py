@@ -211,7 +211,7 @@ def prefix_grid(
     samples: UInt8[Tensor, "columns samples channels height width"],
     padding: int = 2,
     background: int = 255,
-) -> UInt8[np.ndarray, "rows columns channels"]:
+) -> UInt8[np.ndarray, "picture_rows picture_columns channels"]:
     """The paper's picture: the inputs on top, and below each what was drawn once the model had seen it too.
 
     With one column more than there are inputs, the first has no input above it: it is drawn from the prior.
@@ -223,6 +223,7 @@ def prefix_grid(
             f"images of the same shape; got {tuple(samples.shape)} for inputs {tuple(inputs.shape)}."
         )
     nothing = inputs.new_full((columns - len(inputs), channels, *inputs.shape[2:]), background)
-    top = torch.cat([nothing, inputs]).unsqueeze(0)
-    cells = torch.cat([top.to(samples.device), samples.transpose(0, 1)])
-    return grid(cells.flatten(0, 1), columns, padding, background)
+    top = grid(torch.cat([nothing, inputs]), columns, padding, background)
+    below = grid(samples.transpose(0, 1).flatten(0, 1), columns, padding, background)
+    between = np.full((padding, *top.shape[1:]), background, np.uint8)  # sets the inputs apart
+    return np.concatenate([top, between, below])

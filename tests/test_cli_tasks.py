@@ -1,0 +1,214 @@
+"""The four jobs from the command line, with a model of digits and with files as a user has them."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from bruno.cli import app
+from bruno.data import load_examples
+
+DIGITS = ("2", "5", "8")  # which the model never saw
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    if result.exception:
+        raise result.exception
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of digits, with their images as files of another size beside it."""
+    folder = tmp_path_factory.mktemp("tasks")
+    run("train", "digits", "--steps", "800", "--out", folder / "run", "--device", "cpu", "--validate", "0")
+    unseen = load_examples("digits", "test")
+    for label, name in enumerate(DIGITS):
+        images = unseen.elements[unseen.labels == label][:40, 0].numpy()
+        for part, some in (("support", images[:5]), ("collection", images[5:25]), ("queries", images[25:35])):
+            place = folder / part / (name if part != "collection" else "")
+            place.mkdir(parents=True, exist_ok=True)
+            for i, pixels in enumerate(some):
+                image = Image.fromarray((pixels * (255 / 16)).astype(np.uint8))
+                image.resize((24, 24)).save(place / f"{name}-{i:02d}.png")
+    return folder
+
+
+def result(trained: Path, name: str) -> dict:
+    record = json.loads((trained / "run" / "results" / f"{name}.json").read_text())
+    assert record["config"]["data"]["name"] == "digits"
+    assert record["provenance"]["packages"]["torch"]
+    return record["values"]
+
+
+def picture(trained: Path, name: str) -> np.ndarray:
+    with Image.open(trained / "run" / "results" / f"{name}.png") as image:
+        return np.asarray(image.convert("L"))
+
+
+@pytest.mark.slow
+def test_samples_from_nothing_from_a_set_and_from_one_image_again(trained):
+    run("sample", trained / "run", "--prior", "--samples", "9")
+    with np.load(trained / "run" / "results" / "samples-prior.npz") as file:
+        assert file["samples"].shape == (9, 1, 8, 8)
+    run("sample", trained / "run", "--given", trained / "support" / "2", "--samples", "3")
+    with np.load(trained / "run" / "results" / "samples.npz") as file:
+        assert file["samples"].shape == (6, 3, 1, 8, 8)
+        assert file["inputs"].shape == (5, 1, 8, 8)
+        assert file["seen"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert 0 < file["samples"].max() <= 16
+    output = run("sample", trained / "run", "--repeats", "--given", trained / "support" / "5" / "5-00.png")
+    assert "mean variance of a pixel" in output
+    variance = result(trained, "samples-repeats")["variance"]
+    assert variance[-1] < variance[0]
+    run("sample", trained / "run", "--length", "100", "--prefixes", "98-100", "--samples", "2")
+    assert result(trained, "samples")["seen"] == [98, 99, 100]
+    assert picture(trained, "samples").std() > 10
+
+
+@pytest.mark.slow
+def test_few_shot_beats_chance_and_says_how_often_it_was_asked(trained):
+    output = run("fewshot", trained / "run", "--way", "3", "--shot", "1,5", "--trials", "20")
+    assert "3-way 5-shot" in output
+    values = result(trained, "few-shot-test")
+    assert [r["episodes"] for r in values["bruno"]] == [240, 240]  # three digits, four turns, twenty trials
+    assert values["bruno"][0]["accuracy"] > 0.6
+    assert values["bruno"][1]["accuracy"] > 0.85
+
+
+@pytest.mark.slow
+def test_ones_own_images_are_classified(trained):
+    for name in DIGITS:
+        run("classify", trained / "run", trained / "queries" / name, "--support", trained / "support")
+        values = result(trained, "classification")
+        given_to = np.argmax(values["probabilities"], 1)
+        assert (given_to == DIGITS.index(name)).mean() >= 0.7
+        assert np.allclose(np.sum(values["probabilities"], 1), 1)
+    sure = "0.998,0.001,0.001"
+    run(
+        "classify",
+        trained / "run",
+        trained / "queries" / "8",
+        "--support",
+        trained / "support",
+        "--prior",
+        sure,
+    )
+    biased = np.array(result(trained, "classification")["probabilities"])
+    assert (biased[:, 0] > np.array(values["probabilities"])[:, 0]).all()
+    output = run(
+        "classify",
+        trained / "run",
+        trained / "queries" / "8",
+        "--support",
+        trained / "support",
+        "--calibrate",
+    )
+    assert re.search(r"temperature \d+\.\d+, from \d+ episodes", output)
+    assert 0.1 < result(trained, "classification")["temperature"] < 10
+
+
+@pytest.mark.slow
+def test_the_odd_one_out_is_flagged_in_a_folder_and_on_standard_input(trained, tmp_path):
+    stream = tmp_path / "stream"
+    shutil.copytree(trained / "queries" / "5", stream)
+    shutil.copy(trained / "queries" / "2" / "2-05.png", stream / "5-04-stranger.png")
+    judge = [trained / "run", "--typical", trained / "support" / "5", "--threshold", "10"]
+    assert "5-04-stranger.png  odd one out" in run("anomaly", *judge, stream)
+    values = result(trained, "anomaly")
+    assert values["names"][np.argmin(values["scores"])].endswith("5-04-stranger.png")
+    piped = subprocess.run(
+        [sys.executable, "-m", "bruno", "anomaly", *map(str, judge), "-"],
+        input="".join(f"{path}\n" for path in sorted(stream.iterdir())),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "5-04-stranger.png  odd one out" in piped.stdout
+    assert result(trained, "anomaly")["scores"] == values["scores"]
+    run("anomaly", trained / "run", stream, "--batch")
+    batch = result(trained, "anomaly-batch")
+    assert batch["names"][np.argmin(batch["scores"])].endswith("stranger.png")
+    assert picture(trained, "anomaly").std() > 5
+
+
+@pytest.mark.slow
+def test_a_calibrated_stream_and_its_quality(trained):
+    output = run("anomaly", trained / "run", "--sets", "100")
+    assert "of another class  odd one out" in output
+    run("anomaly", trained / "run", "--measure", "--sets", "12")
+    for part in result(trained, "anomaly-quality")["contamination"]:
+        assert "IsolationForest, pixels" in part["qualities"]
+        assert part["qualities"]["BRUNO, leave one out"]["area"] > 0.7
+
+
+@pytest.mark.slow
+def test_a_collection_is_ranked_and_encoded_once(trained):
+    where = ["--query", trained / "support" / "8", "--collection", trained / "collection", "--top", "10"]
+    assert "encoded 60 once" in run("retrieve", trained / "run", *where)
+    names = result(trained, "retrieval")["names"]
+    assert sum(Path(name).name.startswith("8") for name in names) >= 7
+    assert "encoded" not in run("retrieve", trained / "run", *where)
+    assert result(trained, "retrieval")["names"] == names
+    shutil.copy(trained / "queries" / "8" / "8-00.png", trained / "collection" / "8-new.png")
+    assert "has changed: encoding it again" in run("retrieve", trained / "run", *where)
+    output = run("retrieve", trained / "run", "--measure", "--queries", "20", "--shot", "1,5")
+    assert "chance" in output
+    by_shots = result(trained, "retrieval-quality")["by_shots"]
+    assert by_shots[1]["qualities"]["BRUNO"]["average_precision"] > by_shots[1]["chance"] + 0.2
+
+
+@pytest.mark.slow
+def test_inspection_and_one_page_of_everything(trained):
+    run("inspect", trained / "run", "--sets", "20")
+    names = ("correlations", "degrees-of-freedom", "toy-comparison", "gain-by-position")
+    for name in names:
+        result(trained, name)
+        assert picture(trained, name).std() > 3
+    run("report", trained / "run")
+    text = (trained / "run" / "report.html").read_text()
+    assert "Learning curve" in text
+    assert text.count("data:image/png;base64") >= len(names) + 1
+    assert "http" not in text
+
+
+@pytest.mark.slow
+def test_the_study_runs_and_is_drawn(tmp_path):
+    run("study", "--out", tmp_path, "--steps", "2", "--device", "cpu")
+    record = json.loads((tmp_path / "results" / "study-digits.json").read_text())
+    assert len(record["rows"]) == len(record["values"]["curves"]) == 12
+    assert (tmp_path / "results" / "study-digits.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sample", "RUN", "--prior", "--repeats"], "`--prior` is given nothing"),
+        (["sample", "RUN", "--given", "nowhere.png"], "nowhere.png: there is no such file"),
+        (["sample", "RUN", "--prefixes", "1,0"], "`--prefixes` must have 0 first"),
+        (["sample", "RUN", "--prefixes", "a"], "`--prefixes` takes numbers, as 1,5 or 480-500; got 'a'"),
+        (["fewshot", "RUN", "--way", "30"], "got 30"),
+        (["fewshot", "RUN", "--way", "3", "--shot", "1000"], "1000"),
+        (["classify", "RUN", "queries/2", "--support", "queries/2"], "at least two class folders"),
+        (["classify", "RUN", "run/log.jsonl", "--support", "support"], "log.jsonl: cannot be used"),
+        (["anomaly", "RUN", "run/results"], "must be a folder of images; there is none in it"),
+        (["retrieve", "RUN", "--query", "support/2"], "`--query` and `--collection` must both be given"),
+        (["report", "support"], "has neither"),
+    ],
+)
+def test_mistakes_are_told(trained, arguments, message, monkeypatch):
+    monkeypatch.chdir(trained)
+    Path("run/results").mkdir(exist_ok=True)
+    for path in Path("run/results").glob("*.png"):
+        path.unlink()
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
+        run(*("run" if word == "RUN" else word for word in arguments))
