@@ -26,9 +26,10 @@ from bruno import Bruno
 from bruno.config import Recipe, TrainConfig, load_recipe
 from bruno.data import Examples
 from bruno.flow import AffineCoupling
+from bruno.optimisation import make_optimiser
 from bruno.provenance import provenance
 from bruno.sequences import SetSampler
-from bruno.training import Trainer, make_optimiser
+from bruno.training import Trainer
 
 RESULTS = Path(__file__).parents[1] / "results"
 PROTOTYPE = ["flow.squeeze_first=true", "flow.blocks=4", "flow.units=512", "train.optimiser=adamw"]

@@ -6,8 +6,9 @@ import torch
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.config import TrainConfig, from_dict
 from bruno.data import Examples, load_examples
+from bruno.optimisation import make_optimiser, rate_factor
 from bruno.sequences import SetSampler
-from bruno.training import Trainer, episode_log_probs, make_optimiser, rate_factor, train
+from bruno.training import Trainer, episode_log_probs, train
 
 TINY = ModelConfig(
     (1, 8, 8), flow=FlowConfig("dense", couplings=4, units=32), process=ProcessConfig(dof=50.0)

@@ -13,7 +13,8 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from bruno.tasks.analysis import Curve, ToyComparison
+from bruno.tasks.analysis import ToyComparison
+from bruno.tasks.study import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

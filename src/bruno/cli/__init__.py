@@ -11,13 +11,14 @@ from rich.console import Console
 
 from bruno.cli.classification import classify, fewshot
 from bruno.cli.demo import demo
+from bruno.cli.finetuning import finetune
 from bruno.cli.generation import sample
 from bruno.cli.inspection import inspect, study
 from bruno.cli.listing import list_data, list_presets
 from bruno.cli.pages import report
 from bruno.cli.retrieval import retrieve
 from bruno.cli.streams import anomaly
-from bruno.cli.training import evaluate, finetune, train
+from bruno.cli.training import evaluate, train
 from bruno.runs import TrainingFailedError
 
 app = typer.Typer(

@@ -32,10 +32,10 @@ from bruno.tasks.analysis import (
     correlation_and_dof,
     dimensions_by_correlation,
     log_prob_by_position,
-    stability_study,
     toy_comparison,
     toy_observations,
 )
+from bruno.tasks.study import stability_study
 
 _LENGTH = 20
 

@@ -29,7 +29,7 @@ from bruno.cli.options import (
     held_out_examples,
     say,
 )
-from bruno.config import Recipe, load_recipe, override, to_dict
+from bruno.config import Recipe, load_recipe, to_dict
 from bruno.data import Examples
 from bruno.evaluation import measure_bits_per_dim
 from bruno.figures import curves
@@ -38,7 +38,6 @@ from bruno.pace import Progress as Pace
 from bruno.report import Result
 from bruno.runs import Run
 from bruno.sequences import SetSampler
-from bruno.tasks.fewshot import measure_few_shot
 from bruno.training import Trainer
 
 _SETS = 200  # to measure bits/dim on, at least
@@ -71,57 +70,16 @@ def train(
     ] = False,
 ) -> None:
     """Train a model from a preset or a recipe of your own, into a folder from which it can be resumed."""
-    overrides = [*(settings or []), *_length_overrides(steps, minutes)]
+    overrides = [*(settings or []), *length_overrides(steps, minutes)]
     overrides += [f"train.seed={seed}"] if seed is not None else []
     overrides += ["data.skip_bad=true"] if skip_bad else []
     recipe = load_recipe(preset, overrides)
     run = Run(out or Path("runs") / Path(preset).stem)
-    with _processes():
+    with process_group():
         place = choose_device(device)
         examples = examples_of(recipe, recipe.data.split, data_dir)
         measure = _validation(recipe, data_dir, place, validate)
         train_recipe(run, recipe, examples, place, measure, resume=resume, save_every=save_every)
-
-
-def finetune(
-    run: RunFolder,
-    settings: Settings = None,
-    data_dir: DataDir = None,
-    out: Annotated[Path | None, typer.Option(help="The new run's folder; RUN-finetuned if left out.")] = None,
-    way: Annotated[int, typer.Option(help="Classes in an episode.")] = 20,
-    shot: Annotated[int, typer.Option(help="Examples of each class in an episode.")] = 1,
-    episodes: Annotated[int, typer.Option(help="Episodes in a step.")] = 16,
-    generative: Annotated[
-        float, typer.Option(help="Weight of bits/dim beside the episodes' cross-entropy; 0 for none.")
-    ] = 1.0,
-    steps: Steps = None,
-    minutes: Minutes = None,
-    seed: Seed = 0,
-    resume: Resume = False,
-    checkpoint: Checkpoint = "last",
-    split: Annotated[str, typer.Option(help="Where before and after are compared.")] = "validation",
-    trials: Annotated[int, typer.Option(help="Of few-shot classification, to compare; 0 for none.")] = 5,
-    device: Device = "auto",
-    save_every: SaveEvery = 60.0,
-) -> None:
-    """Train a run's model further to tell classes apart: k-way n-shot episodes, beside the density itself."""
-    before = Run(run)
-    episodes_only = {"discriminative": 1.0, "generative": generative, "episodes": episodes}
-    values = to_dict(before.recipe)
-    values["train"] |= {**episodes_only, "way": way, "shot": shot, "seed": seed, "minutes": 0.0}
-    recipe = override(Recipe, values, [*(settings or []), *_length_overrides(steps, minutes)])
-    after = Run(out or run.with_name(f"{run.name}-finetuned"))
-    with _processes():
-        place = choose_device(device)
-        model = before.model(checkpoint, place)
-        trainer = _trainer(model, recipe, examples_of(recipe, recipe.data.split, data_dir), place)
-        _run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
-        if trials and trainer.rank == 0:
-            examples = held_out_examples(recipe, split, data_dir)
-            models = {"before": before.model(checkpoint, place), "after": after.model("last", place)}
-            result = _compared(models, recipe, examples, split, trials, seed)
-            say(result)
-            result.write(after.folder, config=to_dict(recipe), seed=seed)
 
 
 def evaluate(
@@ -143,7 +101,7 @@ def evaluate(
         model,
         SetSampler(examples, device=place),
         sets=sets,
-        rounds=_rounds(examples),
+        rounds=rounds_of(examples),
         length=min(recipe.train.length, int(examples.counts.min())),
         generator=torch.Generator(place).manual_seed(seed),
     )
@@ -176,54 +134,17 @@ def train_recipe(
     """A fresh model of these examples, trained to the end of its recipe."""
     torch.manual_seed(recipe.train.seed)
     model = Bruno.from_config(recipe.model(examples.shape, examples.levels)).to(device)
-    trainer = _trainer(model, recipe, examples, device)
-    _run_to_the_end(run, recipe, trainer, measure, resume=resume, save_every=save_every)
+    trainer = trainer_of(model, recipe, examples, device)
+    run_to_the_end(run, recipe, trainer, measure, resume=resume, save_every=save_every)
 
 
-def _compared(
-    models: dict[str, Bruno], recipe: Recipe, examples: Examples, split: str, trials: int, seed: int
-) -> Result:
-    """Bits/dim and few-shot accuracy of models, side by side, on classes that none was trained on."""
-    columns = []
-    values = {}
-    fewest = int(examples.counts.min())
-    for name, model in models.items():
-        device = model.process.mean.device
-        bits = measure_bits_per_dim(
-            model,
-            SetSampler(examples, device=device),
-            sets=None,
-            rounds=_rounds(examples),
-            length=min(recipe.train.length, fewest),
-            generator=torch.Generator(device).manual_seed(seed),
-        )
-        accuracy = measure_few_shot(
-            model,
-            examples,
-            ways=sorted({min(way, len(examples.names)) for way in (5, 20)}),
-            shots=sorted({min(shot, fewest - 1) for shot in (1, 5)}),
-            trials=trials,
-            rotations=recipe.data.rotations,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        values[name] = {"bits_per_dim": asdict(bits), "few_shot": [asdict(result) for result in accuracy]}
-        columns.append(
-            {"bits/dim": f"{bits.mean:.4f} ± {bits.error:.4f}"}
-            | {
-                f"{r.way}-way {r.shot}-shot, %": f"{100 * r.accuracy:.1f} ± {100 * r.spread:.1f}"
-                for r in accuracy
-            }
-        )
-    rows = tuple((what, *(column[what] for column in columns)) for what in columns[0])
-    return Result(f"finetuning-{split}", f"What fine-tuning changed, on {split}", values, ("", *models), rows)
-
-
-def _rounds(examples: Examples) -> int:
+def rounds_of(examples: Examples) -> int:
     """How often to measure every class: once where there are many, oftener where there are few."""
     return math.ceil(_SETS / len(examples.names))
 
 
-def _length_overrides(steps: int | None, minutes: float | None) -> list[str]:
+def length_overrides(steps: int | None, minutes: float | None) -> list[str]:
+    """What --steps or --minutes change in a recipe."""
     if steps is not None and minutes is not None:
         raise ValueError(f"`--steps` and `--minutes` exclude each other; got {steps} and {minutes}.")
     if minutes is not None and minutes <= 0:
@@ -231,7 +152,8 @@ def _length_overrides(steps: int | None, minutes: float | None) -> list[str]:
     return [f"train.{k}={v}" for k, v in (("steps", steps), ("minutes", minutes)) if v is not None]
 
 
-def _trainer(model: Bruno, recipe: Recipe, examples: Examples, device: str) -> Trainer:
+def trainer_of(model: Bruno, recipe: Recipe, examples: Examples, device: str) -> Trainer:
+    """A trainer of a model on a recipe's examples."""
     sampler = SetSampler(examples, rotations=recipe.data.rotations, device=device)
     return Trainer(model, sampler, recipe.train)
 
@@ -255,7 +177,7 @@ def _validation(
     return measure
 
 
-def _run_to_the_end(
+def run_to_the_end(
     run: Run,
     recipe: Recipe,
     trainer: Trainer,
@@ -308,7 +230,7 @@ def _duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def _processes() -> Iterator[None]:
+def process_group() -> Iterator[None]:
     """The group that torchrun's processes form, if any, ends with the command."""
     try:
         yield
