@@ -167,6 +167,32 @@ def test_a_collection_is_ranked_and_encoded_once(trained):
 
 
 @pytest.mark.slow
+def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    means = generator.normal(60, 5, (31, 1, 3))
+    rows = means + generator.normal(0, 1, (31, 30, 3))
+    rows[30, 25, 0] += 8
+    text = "".join(f"m{m},{a:.3f},{b:.3f},{c:.3f}\n" for m in range(30) for a, b, c in rows[m])
+    Path("machines.csv").write_text("machine,heat,speed,weight\n" + text)
+    Path("stream.csv").write_text("heat,speed,weight\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows[30]))
+    data = '[data]\nname = "machines.csv"\ngroup = "machine"\n'
+    flow = '[flow]\nkind = "dense"\ncouplings = 2\nunits = 16\n'
+    train = "[train]\nsteps = 250\nrate = 1e-2\nclip = 10.0\n"
+    Path("machines.toml").write_text(data + flow + train)
+    run("train", "machines.toml", "--device", "cpu")
+    output = run("anomaly", "runs/machines", "stream.csv", "--threshold", "-3")
+    assert "stream.csv, line 27  odd one out" in output
+    assert output.count("odd one out") == 1
+    run("sample", "runs/machines", "--given", "stream.csv", "--prefixes", "0,30", "--samples", "50")
+    with np.load("runs/machines/results/samples.npz") as file:
+        assert file["samples"].shape == (2, 50, 3)
+        assert np.abs(file["samples"][1].mean(0) - rows[30].mean(0)).max() < 1
+    run("fewshot", "runs/machines", "--way", "3", "--shot", "5", "--trials", "5")
+    run("retrieve", "runs/machines", "--measure", "--queries", "5", "--data", "machines.csv")
+
+
+@pytest.mark.slow
 def test_inspection_and_one_page_of_everything(trained):
     run("inspect", trained / "run", "--sets", "20")
     names = ("correlations", "degrees-of-freedom", "toy-comparison", "gain-by-position")

@@ -63,8 +63,6 @@ def sample(
     """Draw more of the same: after each image of a set, from the prior, or given one image repeatedly."""
     opened = open_model(run, checkpoint, device)
     model = opened.model
-    if not model.levels:
-        raise ValueError("`run` must be a model of images to be shown; this one is of rows. Use Python.")
     if prior and (repeats or given):
         raise ValueError("`--prior` is given nothing; leave out --repeats and --given.")
     noise = torch.Generator(model.process.mean.device).manual_seed(seed)
@@ -91,16 +89,17 @@ class Drawn(NamedTuple):
 
 def _from_nothing(model: Bruno, samples: int, how: dict[str, Any]) -> Drawn:
     drawn = prior_samples(model, samples, **how)
-    columns = math.ceil(math.sqrt(samples))
-    pixels = grid(visible(drawn.images, model.levels), columns, padding=1, background=_GREY)
-    result = Result("samples-prior", "Given nothing: samples from the prior", {}, picture=picture(pixels))
+    shown = b""
+    if model.levels:
+        columns = math.ceil(math.sqrt(samples))
+        shown = picture(grid(visible(drawn.images, model.levels), columns, padding=1, background=_GREY))
+    result = Result("samples-prior", "Given nothing: samples from the prior", {}, picture=shown)
     return Drawn(result, drawn, (0,))
 
 
 def _from_one_again_and_again(model: Bruno, image: Tensor, samples: int, how: dict[str, Any]) -> Drawn:
     spread = spread_by_repeats(model, image, _REPEATS, samples=max(samples, 100), **how)
-    shown = visible(spread.samples.images, model.levels)[:, :samples]
-    top = visible(image, model.levels).expand(len(_REPEATS), *image.shape)
+    above = image.expand(len(_REPEATS), *image.shape)
     rows = tuple((str(n), f"{v:.4f}") for n, v in zip(spread.repeats, spread.variance, strict=True))
     result = Result(
         "samples-repeats",
@@ -109,7 +108,7 @@ def _from_one_again_and_again(model: Bruno, image: Tensor, samples: int, how: di
         ("times seen", "mean variance of a pixel, from 0 to 1"),
         rows,
         "Top: the image that was seen. Below: samples once it was seen so often.",
-        picture(prefix_grid(top, shown, 1, _GREY)),
+        _by_column(model, above, spread.samples, samples),
     )
     return Drawn(result, spread.samples, spread.repeats, image.unsqueeze(0))
 
@@ -120,11 +119,20 @@ def _from_prefixes(
     if 0 in lengths[1:]:
         raise ValueError(f"`--prefixes` must have 0 first, if at all; got {lengths}.")
     found = samples_by_prefix(model, x, samples, lengths=lengths, **how)
-    above = visible(x[[n - 1 for n in lengths if n]], model.levels)  # the image that was seen last
-    pixels = prefix_grid(above, visible(found.samples.images, model.levels), 1, _GREY)
+    above = x[[n - 1 for n in lengths if n]]  # the element that was seen last
     note = "Top: the images of the set, one by one. Below each: samples once it was seen, and all before it."
-    result = Result("samples", "More of the same", {}, note=note, picture=picture(pixels))
+    result = Result(
+        "samples", "More of the same", {}, note=note, picture=_by_column(model, above, found.samples)
+    )
     return Drawn(result, found.samples, found.lengths, x)
+
+
+def _by_column(model: Bruno, above: Tensor, drawn: Samples, most: int | None = None) -> bytes:
+    """A column for each number of elements seen, the last of them above it; rows have no picture."""
+    if not model.levels:
+        return b""
+    shown = visible(drawn.images, model.levels)[:, :most]
+    return picture(prefix_grid(visible(above, model.levels), shown, 1, _GREY))
 
 
 def _inputs(
@@ -148,9 +156,10 @@ def _keep(opened: Opened, drawn: Drawn, temperature: float, seed: int) -> None:
     """Picture and numbers beside the model, the images themselves as npz."""
     values = {"seen": drawn.seen, "temperature": temperature, "clamped": drawn.samples.clamped}
     opened.keep(replace(drawn.result, values={**drawn.result.values, **values}), seed)
-    arrays: dict[str, Any] = {"samples": drawn.samples.images.cpu().numpy(), "seen": np.array(drawn.seen)}
+    drawn_elements = drawn.samples.images if opened.model.levels else drawn.samples.x
+    arrays: dict[str, Any] = {"samples": drawn_elements.cpu().numpy(), "seen": np.array(drawn.seen)}
     if drawn.inputs is not None:
         arrays["inputs"] = drawn.inputs.cpu().numpy()
     path = opened.folder / "results" / f"{drawn.result.name}.npz"
     np.savez_compressed(path, **arrays)
-    console.print(f"the images themselves: {path}")
+    console.print(f"the samples themselves: {path}")

@@ -20,7 +20,7 @@ from torch import distributed
 from bruno.checkpoint import load
 from bruno.config import Recipe, to_dict
 from bruno.data import ElementReader, Examples, load_examples
-from bruno.data.readers import read_images
+from bruno.data.readers import read_csv, read_images
 from bruno.model import Bruno
 from bruno.report import Result
 from bruno.runs import Run
@@ -95,8 +95,10 @@ class Opened(NamedTuple):
         return ElementReader(self.model.shape, self.model.levels, invert=invert, skip_bad=skip_bad)
 
     def examples(self, split: str, data_dir: Path | None, data: Path | None = None) -> Examples:
-        """A split of the data of the run, or all classes of one's own folder of class folders."""
+        """A split of the data of the run, or all classes of one's own folder of class folders, or CSV."""
         if data is not None:
+            if not self.model.levels:
+                return read_csv(data, self.recipe.data.group if self.recipe else "")
             channels, *size = self.model.shape
             own = read_images(data, size=(size[0], size[1]), grey=channels == 1)
             return replace(own, elements=self.reader().levelled(own.elements), levels=self.model.levels)

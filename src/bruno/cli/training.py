@@ -203,8 +203,10 @@ def run_to_the_end(
     if trainer.rank == 0:
         save(run.model(device=trainer.device), run.folder / "model.safetensors")
     if pace is not None:
-        speed = f"{pace.elements_per_second:,.0f} elements/s"
-        console.print(f"{trainer.index:,} steps in {_duration(pace.seconds)}, {speed} at the end")
+        speed = f"{1000 * pace.step_seconds:.0f} ms a step, {pace.elements_per_second:,.0f} elements/s"
+        console.print(
+            f"{trainer.index:,} steps in {_duration(pace.seconds)}; at last {speed}, {_memory(pace.memory)}"
+        )
     console.print(f"the model is in {run.folder / 'model.safetensors'}")
 
 
@@ -215,12 +217,16 @@ def _shown(run: Iterator[Pace]) -> Iterator[Pace]:
         task = bar.add_task("starting", total=1.0)
         for pace in run:
             share = pace.seconds / max(1e-9, pace.seconds + pace.seconds_left)
-            words = [f"step {pace.index:,}", f"{pace.elements_per_second:,.0f}/s"]
+            words = [f"step {pace.index:,}", f"{pace.elements_per_second:,.0f}/s", _memory(pace.memory)]
             words += [f"{pace.bits_per_dim:.3f} bits/dim"] if pace.bits_per_dim == pace.bits_per_dim else []
             words += [f"{100 * pace.accuracy:.0f} % right"] if pace.accuracy == pace.accuracy else []
             words += [f"{_duration(pace.seconds_left)} left"]
             bar.update(task, completed=share, description=" · ".join(words))
             yield pace
+
+
+def _memory(amount: int) -> str:
+    return f"{amount / 2**30:.1f} GiB"
 
 
 def _duration(seconds: float) -> str:
