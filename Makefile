@@ -22,6 +22,7 @@ format: .venv/.ready
 bench: .venv/.ready ## the tables of results/, measured again on this machine
 	$(BIN)/python benchmarks/process.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/fewshot.py
 
 # Pinned versions: constraints.txt names every package, so that two machines install the same ones.
 .venv/.ready: pyproject.toml constraints.txt

@@ -150,7 +150,8 @@ def study_curves(found: Sequence[Curve]) -> bytes:
         low, high = np.nanquantile(everything[np.isfinite(everything)], [0.0, 0.97])
         for panel, variant in zip(panels, variants, strict=False):
             for colour, curve in zip(_COLOURS, [c for c in found if c.variant == variant], strict=False):
-                panel.plot(curve.bits_per_dim, color=colour, linewidth=0.7, label=curve.process)
+                panel.plot(curve.bits_per_dim, color=colour, linewidth=0.5, alpha=0.25)
+                panel.plot(_smoothed(curve.bits_per_dim, 5), color=colour, linewidth=1, label=curve.process)
             panel.set_ylim(low - 0.1, high + 0.3)
             panel.set_title(variant, fontsize=9, loc="left")
             panel.spines[["top", "right"]].set_visible(False)
