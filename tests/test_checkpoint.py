@@ -3,7 +3,9 @@ import torch
 from test_model import MODELS, elements, trained
 
 import bruno
-from bruno import Bruno
+from bruno import Bruno, FlowConfig, ModelConfig
+from bruno.checkpoint import read_about
+from bruno.pretrained import pretrained_names
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -97,3 +99,28 @@ class TestMistakes:
             bruno.save(model, tmp_path / "model")
         with pytest.raises(TypeError, match=r"must be a Bruno or a Posterior; got int"):
             bruno.save(3, tmp_path / "model")
+
+
+def test_half_precision_halves_the_file_and_loads_as_float32(tmp_path):
+    model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=256)))
+    x = torch.randint(0, 256, (40, 1, 8, 8))
+    model.initialise(x)
+    bruno.save(model, tmp_path / "whole")
+    bruno.save(model, tmp_path / "half", half=True, about={"seed": 3})
+    assert (tmp_path / "half").stat().st_size < 0.55 * (tmp_path / "whole").stat().st_size
+    half = bruno.load(tmp_path / "half")
+    assert all(p.dtype == torch.float32 for p in half.parameters())
+    assert torch.equal(half.process.correlation, model.process.correlation)
+    torch.testing.assert_close(half.encode(x).z, model.encode(x).z, rtol=0.01, atol=0.01)
+    assert read_about(tmp_path / "half") == {"seed": 3}
+    assert read_about(tmp_path / "whole") == {}
+
+
+def test_models_that_come_with_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr("bruno.pretrained._WEIGHTS", tmp_path)
+    model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=8)))
+    bruno.save(model, tmp_path / "tiny.safetensors")
+    assert pretrained_names() == ("tiny",)
+    assert bruno.pretrained("tiny").fingerprint() == model.fingerprint()
+    with pytest.raises(ValueError, match=r"`name` must be of tiny; got 'tinny'"):
+        bruno.pretrained("tinny")

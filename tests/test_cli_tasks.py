@@ -207,6 +207,18 @@ def test_inspection_and_one_page_of_everything(trained):
 
 
 @pytest.mark.slow
+def test_an_exported_model_needs_no_run(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("export", trained / "run", "model.safetensors", "--half")
+    run("fewshot", "model.safetensors", "--way", "3", "--shot", "5", "--trials", "20")
+    run("fewshot", trained / "run", "--way", "3", "--shot", "5", "--trials", "20")
+    record = json.loads((tmp_path / "model" / "results" / "few-shot-test.json").read_text())
+    exported, original = record["values"], result(trained, "few-shot-test")
+    assert exported["bruno"][0]["accuracy"] == pytest.approx(original["bruno"][0]["accuracy"], abs=0.02)
+    run("sample", "model.safetensors", "--prior", "--samples", "4")
+
+
+@pytest.mark.slow
 def test_the_study_runs_and_is_drawn(tmp_path):
     run("study", "--out", tmp_path, "--steps", "2", "--device", "cpu")
     record = json.loads((tmp_path / "results" / "study-digits.json").read_text())
@@ -229,6 +241,7 @@ def test_the_study_runs_and_is_drawn(tmp_path):
         (["anomaly", "RUN", "run/results"], "must be a folder of images; there is none in it"),
         (["retrieve", "RUN", "--query", "support/2"], "`--query` and `--collection` must both be given"),
         (["report", "support"], "has neither"),
+        (["sample", "nowhere"], "`run` must be a run's folder, a model's file, or of"),
     ],
 )
 def test_mistakes_are_told(trained, arguments, message, monkeypatch):

@@ -11,6 +11,7 @@ SOURCE = Path(bruno.__file__).parent
 ORDER = [
     "bruno.provenance",
     "bruno.data.examples",
+    "bruno.data.drawn",
     "bruno.data.readers",
     "bruno.data.elements",
     "bruno.data.sources",
@@ -32,6 +33,7 @@ ORDER = [
     "bruno.process",
     "bruno.model",
     "bruno.checkpoint",
+    "bruno.pretrained",
     "bruno.capture",
     "bruno.optimisation",
     "bruno.training",
@@ -61,6 +63,7 @@ ORDER = [
     "bruno.cli.streams",
     "bruno.cli.retrieval",
     "bruno.cli.inspection",
+    "bruno.cli.exporting",
     "bruno.cli.demo",
     "bruno.cli",
     "bruno.__main__",

@@ -3,6 +3,7 @@
 from bruno.checkpoint import load, save
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig
 from bruno.model import Bruno, Posterior
+from bruno.pretrained import pretrained
 from bruno.process import Evidence, GaussianProcess, StudentTProcess
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ProcessConfig",
     "StudentTProcess",
     "load",
+    "pretrained",
     "save",
 ]
 __version__ = "0.1.0"

@@ -18,8 +18,17 @@ from bruno.process import Evidence
 _FORMAT = 1
 
 
-def save(thing: Bruno | Posterior, path: str | Path) -> None:
-    """Write a model or a posterior to a file, whole or not at all."""
+def save(
+    thing: Bruno | Posterior, path: str | Path, *, half: bool = False, about: dict[str, Any] | None = None
+) -> None:
+    """Write a model or a posterior to a file, whole or not at all.
+
+    Args:
+        thing: a model that was built from a config, or a posterior of one.
+        path: the file.
+        half: the weights of a model's flow in half precision, half the size; loading widens them again.
+        about: what else the file is to say of a model, ready for JSON; `read_about` gives it back.
+    """
     if isinstance(thing, Posterior):
         evidence = thing.evidence
         tensors = {name: getattr(evidence, name) for name in ("count", "mean", "scatter")}
@@ -31,7 +40,12 @@ def save(thing: Bruno | Posterior, path: str | Path) -> None:
                 "has a flow of its own. Save its state_dict() instead."
             )
         tensors = thing.state_dict()
-        header = {"kind": "model", "config": to_dict(thing.config)}
+        if half:  # the process is small, and its parameters range widely
+            tensors = {
+                n: t.half() if n in dict(thing.named_parameters()) and n.startswith("flow.") else t
+                for n, t in tensors.items()
+            }
+        header = {"kind": "model", "config": to_dict(thing.config), "about": about or {}}
     else:
         raise TypeError(f"`thing` must be a Bruno or a Posterior; got {type(thing).__name__}.")
     write(Path(path), tensors, header)
@@ -61,6 +75,12 @@ def load(
             f"got {model.fingerprint()}."
         )
     return Posterior(model, Evidence(**tensors))
+
+
+def read_about(path: str | Path) -> dict[str, Any]:
+    """What a model's file says of it."""
+    about: dict[str, Any] = read(Path(path), "cpu")[1].get("about", {})
+    return about
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from bruno.cli.classification import classify, fewshot
 from bruno.cli.demo import demo
+from bruno.cli.exporting import export
 from bruno.cli.finetuning import finetune
 from bruno.cli.generation import sample
 from bruno.cli.inspection import inspect, study
@@ -45,6 +46,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {
     "inspect": (inspect, "bruno inspect runs/omniglot --data-dir DIR"),
     "study": (study, "bruno study --data digits,fashion-mnist --data-dir DIR"),
     "report": (report, "bruno report runs/omniglot"),
+    "export": (export, "bruno export runs/omniglot omniglot.safetensors --half"),
     "presets": (list_presets, "bruno presets"),
     "data": (list_data, "bruno data --data-dir DIR"),
 }

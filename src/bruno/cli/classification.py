@@ -15,9 +15,9 @@ from bruno.cli.options import (
     DataDir,
     Device,
     Invert,
-    ModelPath,
+    ModelName,
     Opened,
-    OwnData,
+    OtherData,
     Seed,
     Split,
     console,
@@ -35,7 +35,7 @@ _EPISODES = 600  # to fit a temperature to, at least
 
 
 def fewshot(
-    run: ModelPath,
+    run: ModelName,
     way: Annotated[str, typer.Option(help="Numbers of classes to choose from.")] = "5,20",
     shot: Annotated[str, typer.Option(help="Numbers of examples of each class.")] = "1,5",
     trials: Annotated[int, typer.Option(help="In each, every class is asked once.")] = 20,
@@ -46,7 +46,7 @@ def fewshot(
         bool | None, typer.Option(help="Turned classes count as classes; as in training if left out.")
     ] = None,
     split: Split = "test",
-    data: OwnData = None,
+    data: OtherData = None,
     data_dir: DataDir = None,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
@@ -84,7 +84,7 @@ def fewshot(
         for a, b in zip(ours, pixels, strict=True)
     )
     values = {
-        "split": split if data is None else str(data),
+        "split": split if data is None else data,
         "rotations": turned,
         "threshold": threshold,
         "bruno": [asdict(result) for result in ours],
@@ -96,7 +96,7 @@ def fewshot(
 
 
 def classify(
-    run: ModelPath,
+    run: ModelName,
     images: Annotated[list[Path], typer.Argument(help="What to classify: files, or folders of them.")],
     support: Annotated[Path, typer.Option(help="A folder of class folders: a few examples of each class.")],
     prior: Annotated[

@@ -17,9 +17,9 @@ from bruno.cli.options import (
     DataDir,
     Device,
     Invert,
-    ModelPath,
+    ModelName,
     Opened,
-    OwnData,
+    OtherData,
     Seed,
     Split,
     Temperature,
@@ -38,7 +38,7 @@ _GREY = 60  # between images
 
 
 def sample(
-    run: ModelPath,
+    run: ModelName,
     given: Annotated[
         list[Path] | None, typer.Option(help="Your own images, or a folder of them; may be repeated.")
     ] = None,
@@ -53,7 +53,7 @@ def sample(
     ] = "",
     temperature: Temperature = 1.0,
     split: Split = "test",
-    data: OwnData = None,
+    data: OtherData = None,
     data_dir: DataDir = None,
     invert: Invert = False,
     checkpoint: Checkpoint = "last",
@@ -140,7 +140,7 @@ def _inputs(
     given: list[Path] | None,
     split: str,
     data_dir: Path | None,
-    data: Path | None,
+    data: str | None,
     length: int,
     generator: torch.Generator,
     invert: bool,

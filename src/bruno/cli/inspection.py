@@ -13,9 +13,9 @@ from bruno.cli.options import (
     Checkpoint,
     DataDir,
     Device,
-    ModelPath,
+    ModelName,
     Opened,
-    OwnData,
+    OtherData,
     Seed,
     Split,
     choose_device,
@@ -41,10 +41,10 @@ _LENGTH = 20
 
 
 def inspect(
-    run: ModelPath,
+    run: ModelName,
     sets: Annotated[int, typer.Option(help="How many to draw for predictions by position.")] = 200,
     split: Split = "test",
-    data: OwnData = None,
+    data: OtherData = None,
     data_dir: DataDir = None,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",

@@ -17,11 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import distributed
 
-from bruno.checkpoint import load
-from bruno.config import Recipe, to_dict
-from bruno.data import ElementReader, Examples, load_examples
+from bruno.checkpoint import load, read_about
+from bruno.config import Recipe, from_dict, to_dict
+from bruno.data import SOURCES, ElementReader, Examples, load_examples
 from bruno.data.readers import read_csv, read_images
 from bruno.model import Bruno
+from bruno.pretrained import pretrained_names, pretrained_path
 from bruno.report import Result
 from bruno.runs import Run
 
@@ -29,9 +30,11 @@ from bruno.runs import Run
 console = Console(quiet=int(os.environ.get("RANK", "0")) > 0)
 
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a training run.")]
-ModelPath = Annotated[Path, typer.Argument(help="The folder of a training run, or a model's file.")]
-OwnData = Annotated[
-    Path | None, typer.Option(help="Instead of the run's data: your folder of class folders.")
+ModelName = Annotated[
+    str, typer.Argument(help="A run's folder, a model's file, or a model that comes with the package.")
+]
+OtherData = Annotated[
+    str | None, typer.Option(help="Not the run's data: a named set, or your own folder of class folders.")
 ]
 Split = Annotated[str, typer.Option(help="Which part of the run's data: train, validation, trainval, test.")]
 Invert = Annotated[bool, typer.Option("--invert", help="Dark ink on bright paper becomes bright ink.")]
@@ -94,17 +97,21 @@ class Opened(NamedTuple):
         """Of elements as this model takes them."""
         return ElementReader(self.model.shape, self.model.levels, invert=invert, skip_bad=skip_bad)
 
-    def examples(self, split: str, data_dir: Path | None, data: Path | None = None) -> Examples:
-        """A split of the data of the run, or all classes of one's own folder of class folders, or CSV."""
-        if data is not None:
-            if not self.model.levels:
-                return read_csv(data, self.recipe.data.group if self.recipe else "")
-            channels, *size = self.model.shape
-            own = read_images(data, size=(size[0], size[1]), grey=channels == 1)
-            return replace(own, elements=self.reader().levelled(own.elements), levels=self.model.levels)
-        if self.recipe is None:
-            raise ValueError(f"`--data` must be given: {self.folder} does not say what it was trained on.")
-        return held_out_examples(self.recipe, split, data_dir)
+    def examples(self, split: str, data_dir: Path | None, data: str | None = None) -> Examples:
+        """A split of the data of the run or of a named set, or all of one's own class folders, or CSV."""
+        if data is None:
+            if self.recipe is None:
+                raise ValueError(
+                    f"`--data` must be given: {self.folder} does not say what it was trained on."
+                )
+            return held_out_examples(self.recipe, split, data_dir)
+        if data in SOURCES:
+            return load_examples(data, split, data_dir=data_dir)
+        if not self.model.levels:
+            return read_csv(Path(data), self.recipe.data.group if self.recipe else "")
+        channels, *size = self.model.shape
+        own = read_images(Path(data), size=(size[0], size[1]), grey=channels == 1)
+        return replace(own, elements=self.reader().levelled(own.elements), levels=self.model.levels)
 
     def keep(self, result: Result, seed: int) -> None:
         """Show a result and write it beside the model."""
@@ -116,15 +123,22 @@ class Opened(NamedTuple):
         )
 
 
-def open_model(run: Path, checkpoint: str, device: str) -> Opened:
-    """The model of a training run, or one in a file of its own."""
-    place = choose_device(device)
-    if run.is_file():
-        model = load(run, device=place)
-        if not isinstance(model, Bruno):
-            raise ValueError(f"`run` must be a run or a model; {run} is a posterior.")
-        return Opened(model, None, run.with_suffix(""))
-    return Opened(Run(run).model(checkpoint, place), Run(run).recipe, run)
+def open_model(run: str, checkpoint: str, device: str) -> Opened:
+    """The model of a training run, one in a file of its own, or one that comes with the package."""
+    place, path = choose_device(device), Path(run)
+    if path.is_dir():
+        return Opened(Run(path).model(checkpoint, place), Run(path).recipe, path)
+    folder = path.with_suffix("")
+    if run in pretrained_names():
+        path, folder = pretrained_path(run), Path("runs") / f"pretrained-{run}"
+    if not path.is_file():
+        known = ", ".join(pretrained_names()) or "none yet"
+        raise ValueError(f"`run` must be a run's folder, a model's file, or of {known}; there is no {run}.")
+    model = load(path, device=place)
+    if not isinstance(model, Bruno):
+        raise ValueError(f"`run` must be a run or a model; {run} is a posterior.")
+    made_from = read_about(path).get("recipe")
+    return Opened(model, from_dict(Recipe, made_from) if made_from else None, folder)
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from bruno.cli.options import (
     DataDir,
     Device,
     Invert,
-    ModelPath,
+    ModelName,
     Opened,
-    OwnData,
+    OtherData,
     Seed,
     Split,
     console,
@@ -36,7 +36,7 @@ _GREY = 60
 
 
 def retrieve(
-    run: ModelPath,
+    run: ModelName,
     query: Annotated[Path | None, typer.Option(help="A folder of examples of what to look for.")] = None,
     collection: Annotated[Path | None, typer.Option(help="The folder to look in.")] = None,
     index: Annotated[
@@ -49,7 +49,7 @@ def retrieve(
     shot: Annotated[str, typer.Option(help="To measure: numbers of examples in a query.")] = "1,5",
     queries: Annotated[int, typer.Option(help="To measure: how many.")] = 200,
     split: Split = "test",
-    data: OwnData = None,
+    data: OtherData = None,
     data_dir: DataDir = None,
     invert: Invert = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read.")] = False,

@@ -17,9 +17,9 @@ from bruno.cli.options import (
     DataDir,
     Device,
     Invert,
-    ModelPath,
+    ModelName,
     Opened,
-    OwnData,
+    OtherData,
     Seed,
     Split,
     console,
@@ -40,7 +40,7 @@ _LENGTH = 20  # of the sets that thresholds are calibrated on, and of those that
 
 
 def anomaly(
-    run: ModelPath,
+    run: ModelName,
     stream: Annotated[
         list[str] | None,
         typer.Argument(help="Images, folders of them, a CSV of rows, or - for lines of standard input."),
@@ -65,7 +65,7 @@ def anomaly(
     ] = False,
     sets: Annotated[int, typer.Option(help="To calibrate on, or to measure on.")] = 200,
     split: Split = "test",
-    data: OwnData = None,
+    data: OtherData = None,
     data_dir: DataDir = None,
     invert: Invert = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over what cannot be read.")] = False,

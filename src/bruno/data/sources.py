@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bruno.data.drawn import draw_characters
 from bruno.data.examples import Examples, concatenated
 from bruno.data.readers import read_cifar10, read_csv, read_idx, read_images, read_npz
 
@@ -273,6 +274,12 @@ _OMNIGLOT = "https://github.com/brendenlake/omniglot/raw/master/python/"
 
 SOURCES = {
     "digits": Source("scikit-learn's handwritten digits, built in", (), _read_digits, _split_digits),
+    "drawn": Source(
+        "40 characters from the project's own pen, 28 × 28, built in",
+        (),
+        lambda _: draw_characters(),
+        lambda examples, split: examples,
+    ),
     "omniglot": Source(
         "Omniglot, 1,623 characters by 20 hands, 28 × 28",
         (
