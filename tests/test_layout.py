@@ -33,7 +33,7 @@ ORDER = [
     "bruno.process",
     "bruno.model",
     "bruno.checkpoint",
-    "bruno.pretrained",
+    "bruno.shipped",
     "bruno.capture",
     "bruno.optimisation",
     "bruno.training",

@@ -3,8 +3,8 @@
 from bruno.checkpoint import load, save
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig
 from bruno.model import Bruno, Posterior
-from bruno.pretrained import pretrained
 from bruno.process import Evidence, GaussianProcess, StudentTProcess
+from bruno.shipped import pretrained
 
 __all__ = [
     "Bruno",

@@ -22,9 +22,9 @@ from bruno.config import Recipe, from_dict, to_dict
 from bruno.data import SOURCES, ElementReader, Examples, load_examples
 from bruno.data.readers import read_csv, read_images
 from bruno.model import Bruno
-from bruno.pretrained import pretrained_names, pretrained_path
 from bruno.report import Result
 from bruno.runs import Run
+from bruno.shipped import pretrained_names, pretrained_path
 
 # In a group of processes the first one speaks for all.
 console = Console(quiet=int(os.environ.get("RANK", "0")) > 0)
