@@ -17,6 +17,7 @@ ORDER = [
     "bruno.data.sources",
     "bruno.data",
     "bruno.sequences",
+    "bruno.augmentation",
     "bruno.config",
     "bruno.flow.bijection",
     "bruno.flow.networks",

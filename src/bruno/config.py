@@ -105,6 +105,8 @@ class TrainConfig:
     final_rate: float = 0.0  # as a share of the rate
     clip: float = 0.0  # largest norm of the gradient; 0 for none
     ema: float = 0.0  # how much the averaged weights keep at each step; 0 for no averaging
+    mirror: bool = False  # every other set, as a whole
+    shift: int = 0  # move each image by up to so many pixels
     precision: str = "bfloat16"
     graph: bool = True
     seed: int = 0
@@ -126,6 +128,7 @@ class TrainConfig:
             "minutes",
         ):
             check_at_least(f"train.{name}", getattr(self, name), 0)
+        check_at_least("train.shift", self.shift, 0)
         for name in ("warmup", "final_rate", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`train.{name}` must be from 0 up to 1; got {getattr(self, name)}.")

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,6 +14,7 @@ from torch import Generator, Tensor, distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from bruno.augmentation import augmented_episodes, augmented_sets
 from bruno.capture import CapturedStep
 from bruno.config import TrainConfig
 from bruno.flow import set_compiled, set_network_dtype
@@ -114,6 +116,13 @@ class Trainer:
         self.device = model.process.mean.device
         self.generator = Generator(self.device).manual_seed(config.seed)
         self.optimiser = make_optimiser(model, config)
+        self._augmentation: dict[str, Any] = {
+            "mirror": config.mirror,
+            "shift": config.shift,
+            "generator": self.generator,
+        }
+        if (config.mirror or config.shift) and len(model.shape) != 3:
+            raise ValueError(f"`train.mirror` and `train.shift` are for images; got elements {model.shape}.")
         self.average: Average | None = None
         self._parameters = list(model.parameters())
         self._factor, self._keep = torch.zeros((2,), device=self.device).unbind()
@@ -243,10 +252,16 @@ class Trainer:
         config, generator = self.config, self.generator
         sets, episodes = None, None
         if config.generative:
-            sets = self._share(self._noisy(self.sampler.sets(config.batch, config.length, generator)))
+            drawn = augmented_sets(
+                self.sampler.sets(config.batch, config.length, generator), **self._augmentation
+            )
+            sets = self._share(self._noisy(drawn))
         if config.discriminative:
-            drawn = self.sampler.episodes(config.episodes, config.way, config.shot, generator)
-            episodes = Episodes(*(self._share(self._noisy(x)) for x in drawn))
+            tasks = augmented_episodes(
+                self.sampler.episodes(config.episodes, config.way, config.shot, generator),
+                **self._augmentation,
+            )
+            episodes = Episodes(*(self._share(self._noisy(x)) for x in tasks))
         return sets, episodes
 
     def _noisy(self, x: Tensor) -> Tensor:
