@@ -124,3 +124,10 @@ def test_models_that_come_with_the_package(tmp_path, monkeypatch):
     assert bruno.pretrained("tiny").fingerprint() == model.fingerprint()
     with pytest.raises(ValueError, match=r"`name` must be of tiny; got 'tinny'"):
         bruno.pretrained("tinny")
+
+
+def test_others_may_read_a_model_as_any_other_file(tmp_path):
+    (tmp_path / "plain").write_text("")
+    model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=8)))
+    bruno.save(model, tmp_path / "model")
+    assert (tmp_path / "model").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -95,6 +95,36 @@ def test_finetuning_starts_from_the_run_and_can_be_resumed(tmp_path, monkeypatch
     assert "mean" in run("evaluate", "run-finetuned", "--sets", "4", "--device", "cpu")
 
 
+def test_a_mistake_in_finetuning_leaves_nothing_in_the_way(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "2", "--out", "run", *SMALL)
+    tune = ["finetune", "run", "--steps", "2", "--episodes", "2", "--trials", "0", "--device", "cpu"]
+    with pytest.raises(ValueError, match=r"`train.way` must be from 2 to the 7 classes; got 20"):
+        run(*tune, "--way", "20")
+    run(*tune, "--way", "3")
+
+
+def test_a_resumed_run_is_as_long_as_it_was_planned(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    original = bruno.training.Trainer.advance
+
+    def interrupted(self, count, progress):
+        if self.index == 2:
+            raise KeyboardInterrupt
+        return original(self, count, progress)
+
+    monkeypatch.setattr("bruno.training.Trainer.advance", interrupted)
+    run("train", "digits", "--steps", "4", "--out", "run", "--save-every", "0", *SMALL, code=130)
+    monkeypatch.setattr("bruno.training.Trainer.advance", original)
+    assert "4 steps in" in run("train", "digits", "--out", "run", "--resume", *SMALL)
+    assert "it was finished, after 4 steps" in run("train", "digits", "--out", "run", "--resume", *SMALL)
+    assert "5 steps in" in run("train", "digits", "--out", "run", "--resume", "--steps", "5", *SMALL)
+
+
+def test_the_version_is_told():
+    assert run("--version").strip() == f"bruno {bruno.__version__}"
+
+
 def test_the_best_checkpoint_can_be_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run("train", "digits", "--steps", "3", "--out", "run", "--save-every", "0", *SMALL)
@@ -171,11 +201,18 @@ def test_lists(tmp_path):
         (["train", "digits", "--set", "flow"], "`--set` takes key.sub=value"),
         (["train", "digits", "--steps", "0"], "`train.steps` must be at least 1; got 0"),
         (["train", "digits", "--resume", "--out", "empty"], "`--resume` needs a checkpoint; empty has none"),
-        (["evaluate", "nowhere"], "nowhere has no recipe.json"),
-        (["finetune", "nowhere"], "nowhere has no recipe.json"),
+        (["evaluate", "nowhere"], "there is no nowhere"),
+        (["finetune", "nowhere"], "there is no nowhere"),
         (["train", "digits", "--steps", "3", "--minutes", "1"], "exclude each other; got 3 and 1.0"),
+        (
+            ["train", "omniglot", "--data-dir", "typo"],
+            "`--data-dir` must be a folder that is there; there is no typo",
+        ),
+        (["evaluate", "nowhere", "--sets", "1"], "`--sets` must be at least 2"),
+        (["finetune", "nowhere", "--trials", "1"], "`--trials` must be at least 2"),
+        (["report", "nowhere"], "there is no nowhere"),
         (["train", "digits", "--minutes", "-1"], "`--minutes` must be above 0; got -1.0"),
-        (["train", "digits", "--set", "train.length=500"], "`n` must be from 1 to"),
+        (["train", "digits", "--set", "train.length=500"], "`train.length` must be from 1 to"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, message, tmp_path):

@@ -76,6 +76,7 @@ def test_samples_from_nothing_from_a_set_and_from_one_image_again(trained):
 
 @pytest.mark.slow
 def test_few_shot_beats_chance_and_says_how_often_it_was_asked(trained):
+    assert "3-way 1-shot" in run("fewshot", trained / "run", "--trials", "2")  # there are no 5 or 20
     output = run("fewshot", trained / "run", "--way", "3", "--shot", "1,5", "--trials", "20")
     assert "3-way 5-shot" in output
     values = result(trained, "few-shot-test")
@@ -224,6 +225,8 @@ def test_the_study_runs_and_is_drawn(tmp_path):
     record = json.loads((tmp_path / "results" / "study-digits.json").read_text())
     assert len(record["rows"]) == len(record["values"]["curves"]) == 12
     assert (tmp_path / "results" / "study-digits.png").stat().st_size > 1000
+    run("report", tmp_path)
+    assert "What upsets training, on digits" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -83,3 +83,9 @@ def test_curves_have_errors_and_logarithmic_axes():
     plain = curves(lines, "x", "y")
     assert plain != curves(lines, "x", "y", logarithmic="x")
     assert plain != curves(lines, "x", "y", errors={"a": [0.1, 0.1, 0.1]})
+
+
+def test_a_long_table_is_folded_away():
+    rows = tuple((str(i), "x") for i in range(20))
+    assert "<details>" in page("t", "", [result(rows=rows)])
+    assert "<details>" not in page("t", "", [result(rows=rows[:5])])

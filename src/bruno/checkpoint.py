@@ -89,6 +89,9 @@ def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) 
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save_file({name: tensor.detach().clone() for name, tensor in tensors.items()}, beside, metadata)
+        mask = os.umask(0)  # there is no other way to ask for it
+        os.umask(mask)
+        beside.chmod(0o666 & ~mask)  # as any other file: safetensors lets nobody else read its own
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

@@ -109,7 +109,8 @@ def scores_over_time(
         below = np.array(scores) < limit
         axes.plot(place, scores, "o-", color=_COLOURS[0], markersize=3, linewidth=0.8)
         axes.plot(place, limit, "--", color=_COLOURS[5], linewidth=0.8, label="threshold")
-        axes.plot(place[below], np.array(scores)[below], "o", color=_COLOURS[1], label="odd one out")
+        if below.any():
+            axes.plot(place[below], np.array(scores)[below], "o", color=_COLOURS[1], label="odd one out")
         axes.legend(frameon=False)
         for i, (number, image) in enumerate(outliers.items()):
             inset = axes.inset_axes((i / 12, 1.06, 1 / 13, 0.16))

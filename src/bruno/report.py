@@ -13,6 +13,7 @@ from typing import Any
 from bruno.provenance import provenance
 
 _FOLDER = "results"
+_LONG = 12  # rows of a table that is folded away
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def _section(result: Result) -> str:
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(c)}</td>' for c in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return table if len(rows) <= _LONG else f"<details><summary>the numbers</summary>{table}</details>"
 
 
 _PAGE = """<!doctype html>

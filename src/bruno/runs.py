@@ -82,6 +82,8 @@ class Run:
     def recipe(self) -> Recipe:
         """What the run was made from."""
         path = self.folder / _RECIPE
+        if not self.folder.is_dir():
+            raise ValueError(f"`run` must be the folder of a training run; there is no {self.folder}.")
         if not path.is_file():
             raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no {_RECIPE}.")
         return from_dict(Recipe, json.loads(path.read_text()))

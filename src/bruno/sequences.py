@@ -65,7 +65,7 @@ class SetSampler:
         Classes go from 0 to below `classes`. With rotations, the class c turned t times by 90 degrees is
         number t · (how many there are unturned) + c.
         """
-        self._check_enough(n, "n")
+        self.check_enough(n, "n")
         turns = None
         if self.rotations:
             turns, classes = classes // len(self.counts), classes % len(self.counts)
@@ -73,9 +73,7 @@ class SetSampler:
 
     def episodes(self, batch: int, way: int, shot: int, generator: Generator) -> Episodes:
         """Tasks with `way` different classes each; a class and its rotation never meet in one task."""
-        self._check_enough(shot + 1, "shot + 1")
-        if not 2 <= way <= len(self.counts):
-            raise ValueError(f"`way` must be from 2 to the {len(self.counts)} classes; got {way}.")
+        self.check_episodes(way, shot)
         keys = torch.rand((batch, len(self.counts)), generator=generator, device=self.counts.device)
         classes = keys.topk(way, 1).indices
         index = self.distinct(classes.flatten(), shot + 1, generator).view(batch, way, shot + 1)
@@ -88,7 +86,7 @@ class SetSampler:
             raise ValueError(f"`rate` must be from 0 up to 1; got {rate}.")
         if len(self.counts) < 2:
             raise ValueError("`contaminated` needs at least two classes; there is one.")
-        self._check_enough(n, "n")
+        self.check_enough(n, "n")
         device = self.counts.device
         classes = torch.randint(len(self.counts), (batch,), generator=generator, device=device)
         index = self.distinct(classes, n, generator)
@@ -99,6 +97,12 @@ class SetSampler:
         strangers = self.starts[others] + places.long().minimum(self.counts[others] - 1)
         x = self.elements[torch.where(outlier, strangers, index)]
         return ContaminatedSets(self.turned(x, self._turns((batch,), generator)), outlier)
+
+    def check_episodes(self, way: int, shot: int, prefix: str = "") -> None:
+        """Raise unless there are so many classes and every class has so many elements and a query."""
+        self.check_enough(shot + 1, f"{prefix}shot + 1")
+        if not 2 <= way <= len(self.counts):
+            raise ValueError(f"`{prefix}way` must be from 2 to the {len(self.counts)} classes; got {way}.")
 
     def distinct(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
         """The places in `elements` of n different elements of each class, rotations not counted.
@@ -127,7 +131,8 @@ class SetSampler:
         x = torch.where(turns >= 2, x.flip(-2, -1), x)
         return torch.where(turns % 2 == 1, x.transpose(-2, -1).flip(-2), x)
 
-    def _check_enough(self, n: int, name: str) -> None:
+    def check_enough(self, n: int, name: str) -> None:
+        """Raise unless every class has n elements; `name` is what the caller calls n."""
         if not 1 <= n <= self.fewest:
             where = self.names[int(self.counts.argmin())]
             raise ValueError(f"`{name}` must be from 1 to {self.fewest}, what class {where!r} has; got {n}.")

@@ -113,6 +113,10 @@ class Trainer:
                 raise ValueError(
                     f"`train.{name}` must be a multiple of {self.processes} processes; got {size}."
                 )
+        if config.generative:
+            sampler.check_enough(config.length, "train.length")
+        if config.discriminative:
+            sampler.check_episodes(config.way, config.shot, "train.")
         self.device = model.process.mean.device
         self.generator = Generator(self.device).manual_seed(config.seed)
         self.optimiser = make_optimiser(model, config)

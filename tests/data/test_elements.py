@@ -54,7 +54,7 @@ def test_rows_of_numbers_come_from_a_table_or_from_lines(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: folder / "notes.txt", r"notes.txt: cannot be used"),
+        (lambda folder: folder / "notes.txt", r"notes.txt: cannot be used: it is not an image"),
         (lambda folder: folder / "empty", r"empty: must be a folder of images; there is none"),
     ],
 )

@@ -88,7 +88,9 @@ def test_nothing_to_read(tmp_path):
     with pytest.raises(ValueError, match=r"no images in class folders were found"):
         read_images(tmp_path)
     (tmp_path / "cut.zip").write_bytes(as_zip(tmp_path, FILES).read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"cut.zip: is not a folder, zip or tar, or is cut short"):
+    with pytest.raises(
+        ValueError, match=r"cut.zip: must be a folder, zip or tar of class folders, an .npz or a .csv"
+    ):
         read_images(tmp_path / "cut.zip")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from bruno import __version__
 from bruno.cli.classification import classify, fewshot
 from bruno.cli.demo import demo
 from bruno.cli.exporting import export
@@ -28,6 +29,24 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
+
+
+def _say_version(wanted: bool) -> bool:
+    if wanted:
+        print(f"bruno {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Say which version this is.", callback=_say_version, is_eager=True),
+    ] = False,
+) -> None:
+    """What all commands have in common."""
+
 
 # Each command with an example of how to type it.
 COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {

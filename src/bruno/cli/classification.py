@@ -36,7 +36,9 @@ _EPISODES = 600  # to fit a temperature to, at least
 
 def fewshot(
     run: ModelName,
-    way: Annotated[str, typer.Option(help="Numbers of classes to choose from.")] = "5,20",
+    way: Annotated[
+        str, typer.Option(help="Numbers of classes to choose from; 5,20 if left out and there are so many.")
+    ] = "",
     shot: Annotated[str, typer.Option(help="Numbers of examples of each class.")] = "1,5",
     trials: Annotated[int, typer.Option(help="In each, every class is asked once.")] = 20,
     threshold: Annotated[
@@ -56,7 +58,9 @@ def fewshot(
     opened = open_model(run, checkpoint, device)
     examples = opened.examples(split, data_dir, data)
     turned = opened.recipe.data.rotations if rotations is None and opened.recipe else bool(rotations)
-    ways, shots = numbers("--way", way), numbers("--shot", shot)
+    most = len(examples.names)
+    ways = numbers("--way", way) if way else tuple(sorted({min(5, most), min(20, most)}))
+    shots = numbers("--shot", shot)
     place = opened.model.process.mean.device
     with progress_bar("images") as progress:
         ours = measure_few_shot(

@@ -17,6 +17,7 @@ from bruno.cli.options import (
     Seed,
     Settings,
     choose_device,
+    console,
     examples_of,
     held_out_examples,
     say,
@@ -64,6 +65,8 @@ def finetune(
     save_every: SaveEvery = 60.0,
 ) -> None:
     """Train a run's model further to tell classes apart: k-way n-shot episodes, beside the density itself."""
+    if trials == 1:
+        raise ValueError("`--trials` must be at least 2, for a spread to be told, or 0 for none; got 1.")
     before = Run(run)
     episodes_only = {"discriminative": 1.0, "generative": generative, "episodes": episodes}
     values = to_dict(before.recipe)
@@ -80,7 +83,8 @@ def finetune(
             models = {"before": before.model(checkpoint, place), "after": after.model("last", place)}
             result = _compared(models, recipe, examples, split, trials, seed)
             say(result)
-            result.write(after.folder, config=to_dict(recipe), seed=seed)
+            path = result.write(after.folder, config=to_dict(recipe), seed=seed)
+            console.print(f"written: {path}")
 
 
 def _compared(

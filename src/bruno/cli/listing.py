@@ -19,7 +19,8 @@ def list_presets() -> None:
 
 def list_data(data_dir: DataDir = None) -> None:
     """The named data sets: what is there, what is missing, and where to get it."""
-    table = Table("data set", "what it is", "file", "where")
+    table = Table("data set", "what it is", "file")
+    table.add_column("where", overflow="fold")
     for name, source in SOURCES.items():
         files = locate(name, data_dir)
         table.add_row(name, source.title, *([] if files else ["", "built in"]))

@@ -20,6 +20,8 @@ def report(
     """Gather all results of a run, and its learning curve, into one page that needs nothing else."""
     results = read_results(run)
     log = Run(run).read_log()
+    if not run.is_dir():
+        raise ValueError(f"`run` must be a folder; there is no {run}.")
     if not results and not log:
         raise ValueError(f"`run` must be a run with a log or results; {run} has neither.")
     path = out or run / "report.html"
@@ -42,6 +44,9 @@ def curve_of(log: list[dict[str, Any]]) -> Result:
 
 def lead_of(run: Path) -> str:
     """What a run is, in a line."""
-    recipe = Run(run).recipe
+    try:
+        recipe = Run(run).recipe
+    except ValueError:  # results of no run, as those of the study
+        return ""
     parts = (recipe.data.name, f"{recipe.process.kind} process", f"{recipe.flow.kind} flow")
     return ", ".join((*parts, f"seed {recipe.train.seed}"))

@@ -63,7 +63,7 @@ def anomaly(
     measure: Annotated[
         bool, typer.Option("--measure", help="How well it works on held-out classes, beside other methods.")
     ] = False,
-    sets: Annotated[int, typer.Option(help="To calibrate on, or to measure on.")] = 200,
+    sets: Annotated[int, typer.Option(help="To calibrate on, or to measure on.")] = 500,
     split: Split = "test",
     data: OtherData = None,
     data_dir: DataDir = None,
@@ -148,7 +148,9 @@ def _result(
 ) -> Result:
     if not names:
         raise ValueError("`stream` must hold at least one element; it is empty.")
-    flagged = [score < limit for score, limit in zip(scores, thresholds, strict=True) if limit is not None]
+    flagged = sum(s < limit for s, limit in zip(scores, thresholds, strict=True) if limit is not None)
+    given = "all others" if name == "anomaly-batch" else "those before it"
+    latest = f" The latest {_SHOWN} of them are shown." if flagged > _SHOWN else ""
     images = {}
     if opened.model.levels:
         images = {place: visible(x, opened.model.levels) for place, x in outliers}
@@ -156,8 +158,8 @@ def _result(
         name,
         "Which is the odd one out?",
         {"names": names, "scores": scores, "thresholds": thresholds},
-        note=f"{sum(flagged)} of {len(names)} are below the threshold. The score is "
-        "log p(x | the others) − log p(x), in nats.",
+        note=f"{flagged} of {len(names)} are below the threshold.{latest} The score is "
+        f"log p(x | {given}) − log p(x), in nats.",
         picture=scores_over_time(scores, thresholds, images),
     )
 

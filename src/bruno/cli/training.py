@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -75,6 +75,10 @@ def train(
     overrides += ["data.skip_bad=true"] if skip_bad else []
     recipe = load_recipe(preset, overrides)
     run = Run(out or Path("runs") / Path(preset).stem)
+    if resume and run.checkpoints and steps is None and minutes is None:  # as long as it was planned
+        planned = run.recipe.train
+        own = replace(recipe.train, steps=planned.steps, minutes=planned.minutes)
+        recipe = replace(recipe, train=own)
     with process_group():
         place = choose_device(device)
         examples = examples_of(recipe, recipe.data.split, data_dir)
@@ -94,6 +98,8 @@ def evaluate(
     seed: Seed = 0,
 ) -> None:
     """Bits/dim of a run's model, without rotations: at the first position, for each, and their mean."""
+    if sets is not None and sets < 2:
+        raise ValueError(f"`--sets` must be at least 2, for an error to be told; got {sets}.")
     place, recipe = choose_device(device), Run(run).recipe
     model = Run(run).model(checkpoint, place)
     examples = held_out_examples(recipe, split, data_dir)
@@ -118,7 +124,7 @@ def evaluate(
         curves({split: (positions, result.by_position)}, "position in the set", "bits/dim"),
     )
     say(found)
-    found.write(run, config=to_dict(recipe), seed=seed)
+    console.print(f"written: {found.write(run, config=to_dict(recipe), seed=seed)}")
 
 
 def train_recipe(
@@ -202,11 +208,12 @@ def run_to_the_end(
         raise typer.Exit(128 + run.stop_signal)
     if trainer.rank == 0:
         save(run.model(device=trainer.device), run.folder / "model.safetensors")
-    if pace is not None:
+    if pace is None:
+        console.print(f"it was finished, after {trainer.index:,} steps; for more, name --steps or --minutes")
+    else:
+        count = f"{trainer.index:,} step{'s' * (trainer.index != 1)} in {_duration(pace.seconds)}"
         speed = f"{1000 * pace.step_seconds:.0f} ms a step, {pace.elements_per_second:,.0f} elements/s"
-        console.print(
-            f"{trainer.index:,} steps in {_duration(pace.seconds)}; at last {speed}, {_memory(pace.memory)}"
-        )
+        console.print(f"{count}; at last {speed}, {_memory(pace.memory)}")
     console.print(f"the model is in {run.folder / 'model.safetensors'}")
 
 

@@ -56,7 +56,7 @@ class ElementReader:
         """The images of a folder, in the order of their names."""
         files = sorted(file for file in folder.iterdir() if is_image(file.name))
         if not files:
-            raise ValueError(f"{folder}: must be a folder of images; there is none in it.")
+            raise ValueError(f"{folder}: must be a folder of images; there is none in it (not below it).")
         return files
 
     def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:

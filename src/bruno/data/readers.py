@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from bruno.data.examples import Examples
 
@@ -185,7 +185,11 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
                     assert file is not None
                     yield _inside(name, skip), file.read()
     except (*BROKEN, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
-        raise ValueError(f"{path}: is not a folder, zip or tar, or is cut short: {error}.") from error
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{path}: must be a folder, zip or tar of class folders, an .npz or a .csv; it is none of "
+            f"these, or is cut short: {reason}."
+        ) from error
 
 
 def is_image(name: str) -> bool:
@@ -206,7 +210,11 @@ def _inside(name: str, skip: int) -> str:
 
 def decode(content: bytes, size: int | tuple[int, int] | None, grey: bool) -> NDArray[np.uint8]:
     """An image file as (channels, height, width), uint8."""
-    with Image.open(io.BytesIO(content)) as file:
+    try:
+        opened = Image.open(io.BytesIO(content))
+    except UnidentifiedImageError as error:
+        raise ValueError("it is not an image") from error
+    with opened as file:
         image = file.convert("L" if grey else "RGB")
         if size is not None:
             height, width = (size, size) if isinstance(size, int) else size

@@ -133,6 +133,8 @@ def _parsed(name: str, source: Source, data_dir: Path | None, download: bool) ->
 
 
 def _folders(data_dir: Path | None) -> list[Path]:
+    if data_dir is not None and not data_dir.is_dir():
+        raise ValueError(f"`--data-dir` must be a folder that is there; there is no {data_dir}.")
     named = (
         [data_dir] if data_dir else [Path(os.environ["BRUNO_DATA"])] if os.environ.get("BRUNO_DATA") else []
     )
@@ -148,7 +150,7 @@ def _find(remote: Remote, data_dir: Path | None) -> Path | None:
 
 
 def _fetch(name: str, remote: Remote, data_dir: Path | None, download: bool) -> Path:
-    place = _folders(data_dir)[0]
+    place = _folders(data_dir)[0]  # where people put files; downloads go to the cache
     problems = ["downloading is switched off"]
     if download:
         import pooch  # type: ignore[import-untyped]  # only here: everything else works without it
@@ -156,7 +158,7 @@ def _fetch(name: str, remote: Remote, data_dir: Path | None, download: bool) -> 
         problems = []
         for url in remote.mirrors:
             try:
-                target = place / remote.path
+                target = cache_dir() / remote.path
                 got = pooch.retrieve(
                     url, f"sha256:{remote.sha256}", target.name, target.parent, progressbar=True
                 )
