@@ -1,4 +1,8 @@
+import functools
+import hashlib
 import os
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -75,6 +79,31 @@ def test_what_is_missing_is_named_with_its_place(tmp_path):
         load_examples("nowhere")
     with pytest.raises(ValueError, match=r"`split` must be one of train"):
         load_examples("digits", "dev")
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Serves a folder on this machine: (folder, address)."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=folder)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield folder, f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+def test_what_is_missing_is_downloaded_from_the_first_mirror_that_has_it(server, tmp_path, cache, capsys):
+    folder, address = server
+    (folder / "file.bin").write_bytes(b"data" * 1000)
+    digest = hashlib.sha256(b"data" * 1000).hexdigest()
+    remote = Remote("x/file.bin", digest, (f"{address}/nothing.bin", f"{address}/file.bin"))
+    (tmp_path / "mine").mkdir()
+    path = _fetch("x", remote, tmp_path / "mine", download=True)
+    assert path.read_bytes() == b"data" * 1000
+    assert path.is_relative_to(cache)
+    assert not any((tmp_path / "mine").iterdir())  # a user's folder is only read
+    assert "100%" in capsys.readouterr().err
 
 
 def test_a_download_with_the_wrong_hash_or_no_network_is_refused(tmp_path):
