@@ -188,6 +188,9 @@ def test_a_signal_saves_and_stops(number, tmp_path):
 
 def test_lists(tmp_path):
     assert "omniglot-paper" in run("presets")
+    settings = run("presets", "digits").splitlines()
+    assert 'data.name="digits"' in settings
+    assert load_recipe("omniglot", settings) == load_recipe("digits")  # all of them, as --set takes them
     output = run("data", "--data-dir", tmp_path)
     assert "built in" in output
     assert "missing" in output

@@ -140,6 +140,9 @@ def test_other_settings_are_refused_but_more_steps_are_not(sampler, tmp_path):
     with pytest.raises(ValueError, match=r"`batch` must be as the run .* began, 4; got 8"):
         run.resume(trainer(sampler, TrainConfig(**{**vars(TRAIN), "batch": 8})))
     assert run.resume(trainer(sampler, TrainConfig(**{**vars(TRAIN), "steps": 50})))
+    wider = Bruno.from_config(replace(MODEL, flow=replace(MODEL.flow, units=17)))
+    with pytest.raises(ValueError, match=r"`flow.units` must be as the run .* began, 16; got 17"):
+        run.resume(Trainer(wider, sampler, TRAIN))
 
 
 def test_the_log_is_json_lines(sampler, tmp_path):

@@ -252,6 +252,14 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with keys as --set has them: ``flow.filters``."""
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        result |= flat(value, f"{path}{name}.") if isinstance(value, dict) else {f"{path}{name}": value}
+    return result
+
+
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """A setting is one of a few words."""
     if value not in choices:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bruno.checkpoint import read, write
-from bruno.config import ModelConfig, Recipe, check_choice, from_dict, to_dict
+from bruno.config import ModelConfig, Recipe, check_choice, flat, from_dict, to_dict
 from bruno.model import Bruno
 from bruno.pace import Pace, Progress, agreed
 from bruno.provenance import provenance
@@ -245,11 +245,11 @@ class Run:
     def _check_same(path: Path, header: dict[str, Any], trainer: Trainer) -> None:
         """A run goes on with the settings that it began with; only its length may change."""
         for name, mine in (("config", trainer.model.config), ("train", trainer.config)):
-            saved = dict(header[name] or {})
-            now = json.loads(json.dumps(to_dict(mine))) if mine else {}
-            for key in sorted(set(saved) | set(now)):
-                if key not in ("steps", "minutes") and saved.get(key) != now.get(key):
+            saved = flat(header[name] or {})
+            now = flat(json.loads(json.dumps(to_dict(mine)))) if mine else {}
+            for key in saved.keys() & now.keys() - {"steps", "minutes"}:
+                if saved[key] != now[key]:
                     raise ValueError(
-                        f"`{key}` must be as the run {path.parent.name} began, {saved.get(key)}; got "
-                        f"{now.get(key)}. Start another run for other settings."
+                        f"`{key}` must be as the run {path.parent.name} began, {saved[key]}; got "
+                        f"{now[key]}. Start another run for other settings."
                     )

@@ -52,7 +52,7 @@ def _options(
 COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {
     "demo": (demo, "bruno demo"),
     "train": (train, "bruno train omniglot --data-dir DIR --minutes 20 --set process.kind=gaussian"),
-    "finetune": (finetune, "bruno finetune runs/omniglot --minutes 5 --way 20 --shot 1"),
+    "finetune": (finetune, "bruno finetune runs/omniglot --data-dir DIR --minutes 5 --way 20 --shot 1"),
     "evaluate": (evaluate, "bruno evaluate runs/omniglot --split test --sets 500"),
     "sample": (sample, "bruno sample runs/omniglot --given my-drawings --samples 8 --temperature 0.8"),
     "fewshot": (fewshot, "bruno fewshot runs/omniglot --way 5,20 --shot 1,5"),
@@ -66,7 +66,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {
     "study": (study, "bruno study --data digits,fashion-mnist --data-dir DIR"),
     "report": (report, "bruno report runs/omniglot"),
     "export": (export, "bruno export runs/omniglot omniglot.safetensors --half"),
-    "presets": (list_presets, "bruno presets"),
+    "presets": (list_presets, "bruno presets omniglot"),
     "data": (list_data, "bruno data --data-dir DIR"),
 }
 for _name, (_command, _example) in COMMANDS.items():

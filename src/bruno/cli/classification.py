@@ -40,7 +40,7 @@ def fewshot(
         str, typer.Option(help="Numbers of classes to choose from; 5,20 if left out and there are so many.")
     ] = "",
     shot: Annotated[str, typer.Option(help="Numbers of examples of each class.")] = "1,5",
-    trials: Annotated[int, typer.Option(help="In each, every class is asked once.")] = 20,
+    trials: Annotated[int, typer.Option(help="How many; in each, every class is asked once.")] = 20,
     threshold: Annotated[
         float | None, typer.Option(help="Use only latent dimensions with a correlation above this.")
     ] = None,

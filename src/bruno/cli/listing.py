@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from typing import Annotated
+
+import typer
 from rich.table import Table
 
 from bruno.cli.options import DataDir, console
-from bruno.config import presets
+from bruno.config import flat, load_recipe, presets, to_dict
 from bruno.data import SOURCES, locate
 
 
-def list_presets() -> None:
-    """The recipes that come with the package."""
+def list_presets(
+    name: Annotated[
+        str | None, typer.Argument(help="A preset or a TOML file: show all its settings.")
+    ] = None,
+) -> None:
+    """The recipes that come with the package, or all settings of one, as --set takes them."""
+    if name is not None:
+        for key, value in flat(to_dict(load_recipe(name))).items():
+            console.print(f"{key}={json.dumps(value)}", highlight=False, soft_wrap=True)
+        return
     table = Table("preset", "what it is")
     for name, title in presets().items():
         table.add_row(name, title)

@@ -42,9 +42,12 @@ Temperature = Annotated[float, typer.Option(help="Below 1, samples stay closer t
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets are; $BRUNO_DATA if left out.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where there is one.")]
 Checkpoint = Annotated[str, typer.Option(help="Which one of the run: last, or best on validation.")]
-Seed = Annotated[int, typer.Option(help="Of all random numbers.")]
+Seed = Annotated[int, typer.Option(help="The seed of all random numbers.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="section.key=value, as flow.filters=32; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set", help="section.key=value, as flow.filters=32 (see `bruno presets NAME`); may be repeated."
+    ),
 ]
 
 

@@ -42,7 +42,7 @@ from bruno.training import Trainer
 
 _SETS = 200  # to measure bits/dim on, at least
 
-Steps = Annotated[int | None, typer.Option(help="How many steps, whatever the preset says.")]
+Steps = Annotated[int | None, typer.Option(help="How many steps; the recipe's number if left out.")]
 Minutes = Annotated[
     float | None, typer.Option(help="How long instead: the schedule is planned to end on time.")
 ]
@@ -60,7 +60,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/PRESET if left out.")] = None,
     steps: Steps = None,
     minutes: Minutes = None,
-    seed: Annotated[int | None, typer.Option(help="Of all random numbers.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The seed of all random numbers; the recipe's if left out.")
+    ] = None,
     resume: Resume = False,
     device: Device = "auto",
     save_every: SaveEvery = 60.0,
