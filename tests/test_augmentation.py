@@ -73,4 +73,4 @@ def test_rows_are_neither_mirrored_nor_moved():
     rows = Examples(torch.randn(20, 4), torch.arange(20) // 10, ("a", "b"))
     model = Bruno.from_config(ModelConfig((4,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))
     with pytest.raises(ValueError, match=r"`train.mirror` and `train.shift` are for images"):
-        Trainer(model, SetSampler(rows), TrainConfig(shift=1))
+        Trainer(model, SetSampler(rows), TrainConfig(shift=1, length=5))
