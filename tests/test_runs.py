@@ -172,6 +172,11 @@ def test_a_run_of_minutes_ends_on_time(sampler, tmp_path):
     assert seen[-1].rate < 0.1 * config.rate
 
 
+def test_a_run_of_minutes_wastes_no_step_at_a_rate_of_zero(sampler, tmp_path):
+    config = TrainConfig(minutes=0.5 / 60, batch=4, length=5, warmup=0.5)
+    assert min(progress.rate for progress in Run(tmp_path).train(trainer(sampler, config))) > 0
+
+
 def test_a_resumed_run_of_minutes_spends_what_is_left(sampler, tmp_path):
     config = TrainConfig(minutes=2 / 60, batch=4, length=5)
     for progress in Run(tmp_path).train(trainer(sampler, config), save_every=0.0):

@@ -38,6 +38,16 @@ def test_bits_fall(sampler, process, optimiser):
     assert [step.index for step in steps] == list(range(1, 61))
 
 
+def test_episodes_alone_need_no_sets_of_the_length(sampler):
+    few = load_examples("digits")
+    few = few.of_classes(range(3))
+    keep = torch.cat([torch.where(few.labels == label)[0][:4] for label in range(3)])
+    small = SetSampler(Examples(few.elements[keep], few.labels[keep], few.names, levels=few.levels))
+    config = TrainConfig(steps=2, generative=0.0, discriminative=1.0, episodes=2, way=3, shot=2, length=20)
+    model = fresh(ModelConfig((1, 8, 8), levels=17, flow=TINY.flow))
+    assert [step.skipped for step in train(model, small, config)] == [False, False]
+
+
 @pytest.mark.slow
 def test_episodes_teach_to_tell_classes_apart(sampler):
     model = fresh()

@@ -16,6 +16,8 @@ from bruno.training import Trainer
 
 T = TypeVar("T")
 
+_BEGUN = 1e-3  # of a run of minutes, at least: at 0 a rate that warms up would waste the first steps
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -70,7 +72,8 @@ class Pace:
         trainer = self._trainer
         count = at_a_time if self._planned else min(at_a_time, trainer.config.steps - trainer.index)
         begun = time.monotonic()
-        steps = trainer.advance(count, self._share() if self._planned else None)
+        share = max(self._share(), _BEGUN) if self._planned else None
+        steps = trainer.advance(count, share)
         taken = time.monotonic() - begun
         spent_here = time.monotonic() - self._begun
         trainer.seconds = self._spent_before + spent_here

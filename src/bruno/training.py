@@ -138,7 +138,8 @@ class Trainer:
         if self._run is not None:
             return
         if not self._initialised:
-            first = self._noisy(self.sampler.sets(self.config.batch, self.config.length, self.generator))
+            length = min(self.config.length, self.sampler.fewest)
+            first = self._noisy(self.sampler.sets(self.config.batch, length, self.generator))
             if self.rank == 0:
                 self.model.initialise(first)
             self._initialised = True
