@@ -39,6 +39,11 @@ def test_what_is_written_is_read_again(tmp_path):
     assert {"command", "commit", "hardware", "packages"} <= record["provenance"].keys()
 
 
+def test_what_is_not_finite_is_null(tmp_path):
+    path = result(values={"curve": (1.0, float("nan"), float("inf"))}).write(tmp_path, config={}, seed=0)
+    assert json.loads(path.read_text())["values"] == {"curve": [1.0, None, None]}
+
+
 def test_a_run_without_results_has_none(tmp_path):
     assert read_results(tmp_path) == []
 

@@ -77,10 +77,7 @@ def curves(
             if errors and name in errors:
                 low, high = (np.array(ys) + sign * np.array(errors[name]) for sign in (-1, 1))
                 axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-        if "x" in logarithmic:
-            axes.set_xscale("log")
-        if "y" in logarithmic:
-            axes.set_yscale("log")
+        _logarithmic(axes, logarithmic)
         if not logarithmic and all(float(value).is_integer() for xs, _ in lines.values() for value in xs):
             axes.locator_params(axis="x", integer=True)
         if len(lines) > 1:
@@ -92,8 +89,7 @@ def points(xs: Sequence[float], ys: Sequence[float], x: str, y: str) -> bytes:
     """A point for each pair, on logarithmic axes."""
     with _axes(x, y) as (axes, file):
         axes.plot(xs, ys, ".", color=_COLOURS[0], alpha=0.6, markersize=5)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        _logarithmic(axes, "xy")
     return file.getvalue()
 
 
@@ -183,6 +179,21 @@ class _axes:  # noqa: N801 a context manager that reads as one: with _axes(...) 
 
     def __exit__(self, *exception: object) -> None:
         self.figure.savefig(self.file, format="png")
+
+
+def _logarithmic(axes: Axes, which: str) -> None:
+    """Logarithmic axes, with ticks as plain numbers: 0.5, not 5 · 10⁻¹."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
+    for name in which:
+        getattr(axes, f"set_{name}scale")("log")
+        axis = getattr(axes, f"{name}axis")
+        axis.set_major_formatter(Plain())
+        axis.set_minor_formatter(Plain(minor_thresholds=(1.5, 0.4)))
 
 
 def _column(log: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:

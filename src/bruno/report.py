@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,8 +56,17 @@ class Result:
             "provenance": provenance(seed),
         }
         path = folder / f"{self.name}.json"
-        path.write_text(json.dumps(record, indent=2) + "\n")
+        path.write_text(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n")
         return path
+
+
+def _finite(value: Any) -> Any:
+    """With null for what JSON has no word for: NaN and infinity, as of a model that diverged."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_results(run: Path) -> list[Result]:

@@ -98,7 +98,9 @@ def _correlations(opened: Opened) -> Result:
     above = {
         threshold: int(opened.model.process.correlated(threshold).sum()) for threshold in (0.01, 0.1, 0.5)
     }
-    shown = [(t, n) for t, n in zip(found.thresholds, found.dimensions, strict=True) if n]
+    least = opened.model.process.correlation.min().item() / 2  # below it there is nothing to see
+    by_threshold = zip(found.thresholds, found.dimensions, strict=True)
+    shown = [(t, n) for t, n in by_threshold if n and t > least]
     line = ([t for t, _ in shown], [float(n) for _, n in shown])
     return Result(
         "correlations",
