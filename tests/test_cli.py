@@ -88,6 +88,9 @@ def test_finetuning_starts_from_the_run_and_can_be_resumed(tmp_path, monkeypatch
     assert still.fingerprint() == before.fingerprint()
     run(*tune, "--steps", "2")
     run(*tune, "--steps", "4", "--resume")
+    assert "it was finished, after 4 steps" in run(
+        *tune, "--resume"
+    )  # not the number of the run it came from
     log = [json.loads(line) for line in Path("run-finetuned/log.jsonl").read_text().splitlines()]
     assert [line["index"] for line in log] == [1, 2, 3, 4]
     assert all(line["accuracy"] is not None and line["bits_per_dim"] is not None for line in log)

@@ -142,6 +142,17 @@ def test_the_odd_one_out_is_flagged_in_a_folder_and_on_standard_input(trained, t
 
 
 @pytest.mark.slow
+def test_of_a_long_stream_only_the_latest_is_kept(trained, monkeypatch):
+    monkeypatch.setattr("bruno.cli.streams._KEPT", 4)
+    run(
+        "anomaly", trained / "run", trained / "queries" / "5", trained / "queries" / "2", "--threshold", "100"
+    )
+    values = result(trained, "anomaly")
+    assert (values["elements"], values["outliers"]) == (20, 19)  # the first is not judged
+    assert [Path(name).name for name in values["names"]] == [f"2-0{i}.png" for i in range(6, 10)]
+
+
+@pytest.mark.slow
 def test_a_calibrated_stream_and_its_quality(trained):
     output = run("anomaly", trained / "run", "--sets", "100")
     assert "of another class  odd one out" in output

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")
+BACKGROUND = 60  # the grey between images
 _WIDTH = 900  # pixels that a picture of images is enlarged to, at most
 
 
@@ -97,10 +98,14 @@ def scores_over_time(
     scores: Sequence[float],
     thresholds: Sequence[float | None],
     outliers: Mapping[int, UInt8[Tensor, "channels height width"]],
+    first: int = 1,
 ) -> bytes:
-    """Scores along a stream, those below the threshold marked; the elements in `outliers` (from 1) shown."""
+    """Scores along a stream from its `first` element on, those below the threshold marked.
+
+    The elements in `outliers`, by their place in the stream, are shown.
+    """
     with _axes("element of the stream", "score, nats", (7.0, 4.6 if outliers else 3.6)) as (axes, file):
-        place = np.arange(1, len(scores) + 1)
+        place = np.arange(first, first + len(scores))
         limit = np.array([math.nan if t is None else t for t in thresholds])
         below = np.array(scores) < limit
         axes.plot(place, scores, "o-", color=_COLOURS[0], markersize=3, linewidth=0.8)

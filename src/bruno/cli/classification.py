@@ -57,11 +57,11 @@ def fewshot(
     """Accuracy at n-shot k-way classification, beside that of the nearest pixels on the same episodes."""
     opened = open_model(run, checkpoint, device)
     examples = opened.examples(split, data_dir, data)
-    turned = opened.recipe.data.rotations if rotations is None and opened.recipe else bool(rotations)
+    turned = opened.rotations if rotations is None else rotations
     most = len(examples.names)
     ways = numbers("--way", way) if way else tuple(sorted({min(5, most), min(20, most)}))
     shots = numbers("--shot", shot)
-    place = opened.model.process.mean.device
+    place = opened.device
     with progress_bar("images") as progress:
         ours = measure_few_shot(
             opened.model,
@@ -121,7 +121,7 @@ def classify(
 ) -> None:
     """Which of your classes is it? Probabilities from a few examples of each."""
     opened = open_model(run, checkpoint, device)
-    place = opened.model.process.mean.device
+    place = opened.device
     reader = opened.reader(invert=invert)
     folders = sorted(path for path in support.glob("*") if path.is_dir()) if support.is_dir() else []
     if len(folders) < 2:
@@ -150,14 +150,13 @@ def classify(
 def _fitted(examples: Examples, opened: Opened, sets: list[Tensor], seed: int) -> float:
     """The temperature for so many classes and examples of each as the user has."""
     way, shot = min(len(sets), len(examples.names)), min(len(some) for some in sets)
-    rotations = opened.recipe is not None and opened.recipe.data.rotations
     found = fit_temperature(
         opened.model,
         examples,
         way=way,
         shot=min(shot, int(examples.counts.min()) - 1),
-        trials=max(2, _EPISODES // (len(examples.names) * (4 if rotations else 1))),
-        rotations=rotations,
+        trials=max(2, _EPISODES // (len(examples.names) * (4 if opened.rotations else 1))),
+        rotations=opened.rotations,
         generator=torch.Generator().manual_seed(seed),
     )
     console.print(f"temperature {found.temperature:.2f}, from {found.episodes} episodes")

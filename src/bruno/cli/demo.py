@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
-from bruno.cli.options import choose_device, console, say
+from bruno.cli.options import Seed, choose_device, console, say
 from bruno.cli.pages import curve_of
 from bruno.cli.training import train_recipe
 from bruno.config import load_recipe, to_dict
 from bruno.data import Examples, load_examples
 from bruno.evaluation import measure_bits_per_dim
-from bruno.figures import picture, visible
+from bruno.figures import BACKGROUND, picture, visible
 from bruno.model import Bruno
 from bruno.report import Result, page, read_results
 from bruno.runs import Run
@@ -26,7 +26,6 @@ from bruno.tasks.generation import draw, grid
 
 _SHOWN = 6  # examples given, and samples drawn, of each digit
 _TEMPERATURE = 0.8
-_BACKGROUND = 60
 
 
 def demo(
@@ -34,7 +33,7 @@ def demo(
         "runs/demo"
     ),
     show: Annotated[bool, typer.Option(help="Open the page in a browser at the end.")] = sys.stdout.isatty(),
-    seed: Annotated[int, typer.Option(help="Of all random numbers.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Train on handwritten digits, three of them held out, and show what was learnt: no data needed."""
     place = choose_device("auto")
@@ -89,14 +88,9 @@ def _bits(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed: i
 
 
 def _few_shot(model: Bruno, unseen: Examples, seed: int) -> Result:
-    settings = {"ways": (len(unseen.names),), "shots": (1, 5), "trials": 300}
-    ours, pixels = (
-        measure(generator=torch.Generator().manual_seed(seed), **settings)
-        for measure in (
-            lambda **kwargs: measure_few_shot(model, unseen, **kwargs),
-            lambda **kwargs: measure_pixels(unseen, **kwargs),
-        )
-    )
+    settings: dict[str, Any] = {"ways": (len(unseen.names),), "shots": (1, 5), "trials": 300}
+    ours = measure_few_shot(model, unseen, generator=torch.Generator().manual_seed(seed), **settings)
+    pixels = measure_pixels(unseen, generator=torch.Generator().manual_seed(seed), **settings)
     rows = tuple(
         (
             f"{a.way}-way {a.shot}-shot",
@@ -124,12 +118,12 @@ def _samples(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed
             drawn = draw(model.condition(given), _SHOWN, generator=generator, temperature=_TEMPERATURE)
             rows.append(torch.cat([given, torch.zeros_like(given[:1]), drawn.images]))
     images = visible(torch.stack(rows), model.levels)
-    images[:, _SHOWN] = _BACKGROUND  # between what is given and what is drawn
+    images[:, _SHOWN] = BACKGROUND  # between what is given and what is drawn
     return Result(
         "digits",
         "More of the same",
         {"temperature": _TEMPERATURE},
         note=f"Left: {_SHOWN} examples of a digit. Right: new ones drawn given these. The last "
         f"{len(unseen.names)} rows are digits that the model never saw.",
-        picture=picture(grid(images.flatten(0, 1), 2 * _SHOWN + 1, padding=1, background=_BACKGROUND)),
+        picture=picture(grid(images.flatten(0, 1), 2 * _SHOWN + 1, padding=1, background=BACKGROUND)),
     )

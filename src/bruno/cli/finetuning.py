@@ -27,6 +27,7 @@ from bruno.cli.training import (
     Resume,
     SaveEvery,
     Steps,
+    as_planned,
     length_overrides,
     process_group,
     rounds_of,
@@ -73,6 +74,8 @@ def finetune(
     values["train"] |= {**episodes_only, "way": way, "shot": shot, "seed": seed, "minutes": 0.0}
     recipe = override(Recipe, values, [*(settings or []), *length_overrides(steps, minutes)])
     after = Run(out or run.with_name(f"{run.name}-finetuned"))
+    if resume and steps is None and minutes is None:
+        recipe = as_planned(recipe, after)
     with process_group():
         place = choose_device(device)
         model = before.model(checkpoint, place)

@@ -27,14 +27,13 @@ from bruno.cli.options import (
     numbers,
     open_model,
 )
-from bruno.figures import picture, visible
+from bruno.figures import BACKGROUND, picture, visible
 from bruno.model import Bruno, Samples
 from bruno.report import Result
 from bruno.sequences import SetSampler
 from bruno.tasks.generation import grid, prefix_grid, prior_samples, samples_by_prefix, spread_by_repeats
 
 _REPEATS = (1, 2, 5, 10, 20)
-_GREY = 60  # between images
 
 
 def sample(
@@ -92,7 +91,7 @@ def _from_nothing(model: Bruno, samples: int, how: dict[str, Any]) -> Drawn:
     shown = b""
     if model.levels:
         columns = math.ceil(math.sqrt(samples))
-        shown = picture(grid(visible(drawn.images, model.levels), columns, padding=1, background=_GREY))
+        shown = picture(grid(visible(drawn.images, model.levels), columns, padding=1, background=BACKGROUND))
     result = Result("samples-prior", "Given nothing: samples from the prior", {}, picture=shown)
     return Drawn(result, drawn, (0,))
 
@@ -132,7 +131,7 @@ def _by_column(model: Bruno, above: Tensor, drawn: Samples, most: int | None = N
     if not model.levels:
         return b""
     shown = visible(drawn.images, model.levels)[:, :most]
-    return picture(prefix_grid(visible(above, model.levels), shown, 1, _GREY))
+    return picture(prefix_grid(visible(above, model.levels), shown, 1, BACKGROUND))
 
 
 def _inputs(

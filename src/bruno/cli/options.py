@@ -96,6 +96,16 @@ class Opened(NamedTuple):
     recipe: Recipe | None
     folder: Path
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.process.mean.device
+
+    @property
+    def rotations(self) -> bool:
+        """Whether turned classes counted as classes in training."""
+        return self.recipe is not None and self.recipe.data.rotations
+
     def reader(self, *, invert: bool = False, skip_bad: bool = False) -> ElementReader:
         """Of elements as this model takes them."""
         return ElementReader(self.model.shape, self.model.levels, invert=invert, skip_bad=skip_bad)

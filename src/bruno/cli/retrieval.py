@@ -26,13 +26,12 @@ from bruno.cli.options import (
     open_model,
 )
 from bruno.data import Examples
-from bruno.figures import picture, visible
+from bruno.figures import BACKGROUND, picture, visible
 from bruno.report import Result
 from bruno.tasks.generation import grid
 from bruno.tasks.retrieval import Index, Quality, measure_retrieval, rank
 
 _COLUMNS = 10  # of the contact sheet
-_GREY = 60
 
 
 def retrieve(
@@ -66,7 +65,7 @@ def retrieve(
     if query is None or collection is None:
         raise ValueError("`--query` and `--collection` must both be given, or --measure; got neither or one.")
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
-    wanted = reader.all([query])[0].to(opened.model.process.mean.device)
+    wanted = reader.all([query])[0].to(opened.device)
     encoded = _encoded(opened, collection, index or collection.with_suffix(".index"), invert, skip_bad)
     ranking = rank(encoded, opened.model, wanted)
     best = ranking.order[:top].tolist()
@@ -102,8 +101,8 @@ def _encoded(opened: Opened, collection: Path, path: Path, invert: bool, skip_ba
 
 
 def _contact_sheet(query: Tensor, found: Tensor) -> np.ndarray:
-    top, below = (grid(images, _COLUMNS, padding=1, background=_GREY) for images in (query, found))
-    between = np.full((3, *top.shape[1:]), _GREY, np.uint8)
+    top, below = (grid(images, _COLUMNS, padding=1, background=BACKGROUND) for images in (query, found))
+    between = np.full((3, *top.shape[1:]), BACKGROUND, np.uint8)
     return np.concatenate([top, between, below])
 
 
@@ -113,7 +112,7 @@ def _quality(opened: Opened, examples: Examples, shots: tuple[int, ...], queries
         examples,
         queries=queries,
         shots=shots,
-        rotations=opened.recipe is not None and opened.recipe.data.rotations,
+        rotations=opened.rotations,
         generator=torch.Generator().manual_seed(seed),
     )
     rows = tuple((method, *(_row(part.qualities[method]) for part in found)) for method in found[0].qualities)

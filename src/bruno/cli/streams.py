@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +36,7 @@ from bruno.tasks.anomaly import Detector, Scored, Thresholds, calibrate, leave_o
 from bruno.tasks.anomaly_quality import measure_anomaly
 
 _SHOWN = 12  # outliers kept to be shown, the latest
+_KEPT = 10_000  # scores of a stream, the latest
 _STRANGERS = 0.1  # their share of a stream that is made up
 _LENGTH = 20  # of the sets that thresholds are calibrated on, and of those that quality is measured on
 
@@ -75,7 +77,7 @@ def anomaly(
 ) -> None:
     """Which is the odd one out? Scores each element of a stream by log p(x | before it) − log p(x)."""
     opened = open_model(run, checkpoint, device)
-    place = opened.model.process.mean.device
+    place = opened.device
     noise = torch.Generator(place).manual_seed(seed)
     if measure:
         opened.keep(_quality(opened, opened.examples(split, data_dir, data), sets, noise), seed)
@@ -111,44 +113,49 @@ def _made_up(sampler: SetSampler, generator: torch.Generator) -> Iterator[Elemen
 
 
 def _along(opened: Opened, detector: Detector, known: Posterior, elements: Iterable[Element]) -> Result:
-    """Each is judged and said as it comes; only scores, and the outliers to be shown, are kept."""
-    names: list[str] = []
-    scored: list[Scored] = []
-    outliers: list[tuple[int, Tensor]] = []
-    for element in elements:
-        judged, known = detector.step(known, element.x.to(opened.model.process.mean.device))
-        names.append(element.name)
-        scored.append(judged)
+    """Each is judged and said as it comes; a stream may go on for ever, so only the latest are kept."""
+    count = flagged = 0
+    latest: deque[tuple[str, Scored]] = deque(maxlen=_KEPT)
+    outliers: deque[tuple[int, Tensor]] = deque(maxlen=_SHOWN)
+    for count, element in enumerate(elements, start=1):
+        judged, known = detector.step(known, element.x.to(opened.device))
+        latest.append((element.name, judged))
         if judged.outlier:
-            outliers = [*outliers[-_SHOWN + 1 :], (len(names), element.x)]
+            flagged += 1
+            outliers.append((count, element.x))
         flag = "  odd one out" if judged.outlier else ""
         console.print(f"{judged.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
-    thresholds = [judged.threshold for judged in scored]
-    return _result(opened, "anomaly", names, [s.score for s in scored], thresholds, outliers)
+    names, scored = [name for name, _ in latest], [judged for _, judged in latest]
+    scores, thresholds = [judged.score for judged in scored], [judged.threshold for judged in scored]
+    return _result(opened, "anomaly", count, flagged, names, scores, thresholds, outliers)
 
 
 def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Result:
     """Each given all the others."""
     if len(elements) < 2:
         raise ValueError(f"`--batch` needs at least two elements; got {len(elements)}.")
-    x = torch.stack([element.x for element in elements]).to(opened.model.process.mean.device)
+    x = torch.stack([element.x for element in elements]).to(opened.device)
     scores = leave_one_out_scores(opened.model, x).tolist()
     outliers = [(i, elements[i - 1].x) for i, score in enumerate(scores, start=1) if score < threshold]
     names = [element.name for element in elements]
-    return _result(opened, "anomaly-batch", names, scores, [threshold] * len(scores), outliers[-_SHOWN:])
+    limits: list[float | None] = [threshold] * len(scores)
+    count, flagged = len(elements), len(outliers)
+    return _result(opened, "anomaly-batch", count, flagged, names, scores, limits, outliers[-_SHOWN:])
 
 
 def _result(
     opened: Opened,
     name: str,
+    count: int,
+    flagged: int,
     names: list[str],
     scores: list[float],
     thresholds: list[float | None],
-    outliers: list[tuple[int, Tensor]],
+    outliers: Iterable[tuple[int, Tensor]],
 ) -> Result:
-    if not names:
+    """Of `count` elements, of which the latest are named and scored, and the latest outliers shown."""
+    if not count:
         raise ValueError("`stream` must hold at least one element; it is empty.")
-    flagged = sum(s < limit for s, limit in zip(scores, thresholds, strict=True) if limit is not None)
     given = "all others" if name == "anomaly-batch" else "those before it"
     latest = f" The latest {_SHOWN} of them are shown." if flagged > _SHOWN else ""
     images = {}
@@ -157,22 +164,21 @@ def _result(
     return Result(
         name,
         "Which is the odd one out?",
-        {"names": names, "scores": scores, "thresholds": thresholds},
-        note=f"{flagged} of {len(names)} are below the threshold.{latest} The score is "
+        {"elements": count, "outliers": flagged, "names": names, "scores": scores, "thresholds": thresholds},
+        note=f"{flagged} of {count} are below the threshold.{latest} The score is "
         f"log p(x | {given}) − log p(x), in nats.",
-        picture=scores_over_time(scores, thresholds, images),
+        picture=scores_over_time(scores, thresholds, images, first=count - len(scores) + 1),
     )
 
 
 def _quality(opened: Opened, examples: Examples, sets: int, generator: torch.Generator) -> Result:
-    rotations = opened.recipe is not None and opened.recipe.data.rotations
     with progress_bar("sets") as progress:
         found = measure_anomaly(
             opened.model,
             examples,
             length=min(_LENGTH, int(examples.counts.min())),
             sets=sets,
-            rotations=rotations,
+            rotations=opened.rotations,
             generator=generator,
             progress=progress,
         )

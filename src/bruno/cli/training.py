@@ -77,10 +77,8 @@ def train(
     overrides += ["data.skip_bad=true"] if skip_bad else []
     recipe = load_recipe(preset, overrides)
     run = Run(out or Path("runs") / Path(preset).stem)
-    if resume and run.checkpoints and steps is None and minutes is None:  # as long as it was planned
-        planned = run.recipe.train
-        own = replace(recipe.train, steps=planned.steps, minutes=planned.minutes)
-        recipe = replace(recipe, train=own)
+    if resume and steps is None and minutes is None:
+        recipe = as_planned(recipe, run)
     with process_group():
         place = choose_device(device)
         examples = examples_of(recipe, recipe.data.split, data_dir)
@@ -127,6 +125,14 @@ def evaluate(
     )
     say(found)
     console.print(f"written: {found.write(run, config=to_dict(recipe), seed=seed)}")
+
+
+def as_planned(recipe: Recipe, run: Run) -> Recipe:
+    """A recipe with the length that a run to be resumed was planned with."""
+    if not run.checkpoints:
+        return recipe
+    planned = run.recipe.train
+    return replace(recipe, train=replace(recipe.train, steps=planned.steps, minutes=planned.minutes))
 
 
 def train_recipe(
