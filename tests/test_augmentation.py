@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bruno import Bruno, FlowConfig, ModelConfig
-from bruno.augmentation import augmented_episodes, augmented_sets, mirrored, shifted
+from bruno.augmentation import augmented_sets, mirrored, shifted
 from bruno.config import TrainConfig
 from bruno.data import Examples, load_examples
 from bruno.sequences import SetSampler
@@ -47,12 +47,15 @@ def test_support_and_query_of_a_class_are_mirrored_alike():
     image = torch.zeros(1, 4, 4, dtype=torch.uint8)
     image[:, :, 0] = 9
     examples = Examples(image.expand(60, 1, 4, 4).clone(), torch.arange(60) // 6, tuple("abcdefghij"))
-    episodes = SetSampler(examples).episodes(6, 5, 2, seeded())
-    support, query = augmented_episodes(episodes, mirror=True, shift=0, generator=seeded())
-    left = support[:, :, 0, 0, 0, 0] == 9
-    assert 5 < left.sum() < 25
-    for part in (support[:, :, 1], query):
-        assert torch.equal(part[:, :, 0, 0, 0] == 9, left)
+    model = Bruno.from_config(ModelConfig((1, 4, 4), flow=FlowConfig("dense", couplings=2, units=8)))
+    config = TrainConfig(
+        generative=0.0, discriminative=1.0, episodes=6, way=5, shot=2, queries=3, mirror=True
+    )
+    _, tasks = Trainer(model, SetSampler(examples), config)._draw()
+    left = tasks[..., 0, 0, 0] > 8
+    assert left.shape == (6, 5, 5)
+    assert 25 < left.sum() < 125
+    assert torch.equal(left, left[:, :, :1].expand(6, 5, 5))
 
 
 def test_training_sees_mirrored_and_moved_images():

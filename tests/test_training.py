@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from bruno.config import TrainConfig, from_dict
 from bruno.data import Examples, load_examples
 from bruno.optimisation import make_optimiser, rate_factor
 from bruno.sequences import SetSampler
-from bruno.training import Trainer, episode_log_probs, train
+from bruno.training import Objective, Trainer, episode_log_probs, train
 
 TINY = ModelConfig(
     (1, 8, 8), flow=FlowConfig("dense", couplings=4, units=32), process=ProcessConfig(dof=50.0)
@@ -60,13 +61,27 @@ def test_episodes_teach_to_tell_classes_apart(sampler):
 
 def test_episode_scores_are_those_of_posteriors(sampler):
     model = fresh().double()
-    episodes = sampler.episodes(3, 4, 2, torch.Generator().manual_seed(0))
-    scores = episode_log_probs(model, episodes)
-    assert scores.shape == (3, 4, 4)
-    posterior = model.condition(episodes.support[1])
-    expected = posterior.score(episodes.query[1].unsqueeze(1))
+    tasks = sampler.tasks(3, 4, 5, torch.Generator().manual_seed(0))
+    scores = episode_log_probs(model.process, model.encode(tasks).z, 2)
+    assert scores.shape == (3, 4, 3, 4)
+    posterior = model.condition(tasks[1, :, :2])
+    expected = posterior.score(tasks[1, :, 2:].unsqueeze(2))
     difference = scores[1] - expected  # the prior of a query is the same under every class
-    torch.testing.assert_close(difference, difference[:, :1].expand(4, 4))
+    torch.testing.assert_close(difference, difference[..., :1].expand(4, 3, 4))
+
+
+def test_shared_images_count_for_both_losses(sampler):
+    config = TrainConfig(discriminative=0.5, episodes=2, way=3, shot=2, queries=4, shared=True)
+    assert config.elements == 36
+    trainer = Trainer(fresh(), sampler, config)
+    sets, tasks = trainer._draw()
+    assert sets is None
+    loss, bits, accuracy = Objective(trainer.model, config)(None, tasks)
+    alone = replace(config, shared=False)
+    expected, *_ = Objective(trainer.model, alone)(tasks.flatten(0, 1), tasks)
+    torch.testing.assert_close(loss, expected)
+    assert loss > bits
+    assert 0 <= accuracy <= 1
 
 
 def test_both_losses_add_up(sampler):
@@ -162,6 +177,7 @@ def test_rows_of_a_table_are_trained_on_too():
         ({"optimiser": "sgd"}, "`train.optimiser` must be 'adamw' or 'adam' or 'rmsprop'; got 'sgd'"),
         ({"way": 1}, "`train.way` must be at least 2; got 1"),
         ({"generative": 0.0}, "got 0 for both"),
+        ({"shared": True}, "`train.shared` needs weights above 0 for both losses"),
         ({"warmup": 1.5}, "`train.warmup` must be from 0 up to 1; got 1.5"),
         ({"decay": "exponential"}, "`train.final_rate` must be above 0"),
         ({"stepz": 3}, r"did you mean `steps`\?"),

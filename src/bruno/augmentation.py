@@ -7,8 +7,6 @@ from jaxtyping import UInt8
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from bruno.sequences import Episodes
-
 
 def mirrored(x: UInt8[Tensor, "sets n channels height width"], generator: Generator) -> Tensor:
     """Every other set at random with left and right changed: a mirrored class is one more class."""
@@ -32,11 +30,3 @@ def augmented_sets(x: Tensor, *, mirror: bool, shift: int, generator: Generator)
     """Sets (sets, n, channels, height, width) of a training step."""
     x = mirrored(x, generator) if mirror else x
     return shifted(x, shift, generator) if shift else x
-
-
-def augmented_episodes(episodes: Episodes, *, mirror: bool, shift: int, generator: Generator) -> Episodes:
-    """Episodes of a training step: a class's support and query are mirrored alike."""
-    batch, way, shot = episodes.support.shape[:3]
-    x = torch.cat([episodes.support, episodes.query.unsqueeze(2)], 2).flatten(0, 1)
-    x = augmented_sets(x, mirror=mirror, shift=shift, generator=generator).unflatten(0, (batch, way))
-    return Episodes(x[:, :, :shot], x[:, :, shot])

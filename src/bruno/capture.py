@@ -22,26 +22,29 @@ class CapturedStep:
     Args:
         step: takes nothing, works in place, and returns a tensor, which the next call overwrites.
         generator: on the GPU.
+
+    Attributes:
+        stream: that the step runs in.
     """
 
     def __init__(self, step: Callable[[], Tensor], generator: Generator) -> None:
         self._step, self._generator = step, generator
         self._eager = _EAGER_STEPS_DISTRIBUTED if torch.distributed.is_initialized() else _EAGER_STEPS
-        self._stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream()
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> Tensor:  # noqa: D102
         if self._eager:
             self._eager -= 1
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
                 result = self._step()
-            torch.cuda.current_stream().wait_stream(self._stream)
+            torch.cuda.current_stream().wait_stream(self.stream)
             return result
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
             graph.register_generator_state(self._generator)
-            with torch.cuda.graph(graph, stream=self._stream):
+            with torch.cuda.graph(graph, stream=self.stream):
                 self._result = self._step()
             self._graph = graph
         self._graph.replay()

@@ -96,6 +96,8 @@ class TrainConfig:
     episodes: int = 8
     way: int = 20
     shot: int = 1
+    queries: int = 1  # of each class of an episode
+    shared: bool = False  # bits/dim are those of the episodes' classes: an image counts for both losses
     optimiser: str = "adamw"
     rate: float = 1e-3
     process_rate: float = 3.0
@@ -115,7 +117,7 @@ class TrainConfig:
         check_choice("train.optimiser", self.optimiser, ("adamw", "adam", "rmsprop"))
         check_choice("train.decay", self.decay, ("linear", "cosine", "exponential", "none"))
         check_choice("train.precision", self.precision, ("float32", "bfloat16"))
-        for name in ("steps", "batch", "length", "episodes", "shot"):
+        for name in ("steps", "batch", "length", "episodes", "shot", "queries"):
             check_at_least(f"train.{name}", getattr(self, name), 1)
         check_at_least("train.way", self.way, 2)
         for name in (
@@ -134,8 +136,16 @@ class TrainConfig:
                 raise ValueError(f"`train.{name}` must be from 0 up to 1; got {getattr(self, name)}.")
         if not self.generative and not self.discriminative:
             raise ValueError("`train.generative` or `train.discriminative` must be above 0; got 0 for both.")
+        if self.shared and not (self.generative and self.discriminative):
+            raise ValueError("`train.shared` needs weights above 0 for both losses; one of them is 0.")
         if self.decay == "exponential" and not self.final_rate:
             raise ValueError("`train.final_rate` must be above 0 for an exponential decay; got 0.")
+
+    @property
+    def elements(self) -> int:
+        """How many are encoded in a step."""
+        sets = self.batch * self.length * bool(self.generative and not self.shared)
+        return sets + self.episodes * self.way * (self.shot + self.queries) * bool(self.discriminative)
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,7 @@ class Pace:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._planned = trainer, 60 * trainer.config.minutes
         self._begun, self._spent_before, self._first = time.monotonic(), trainer.seconds, trainer.index
-        config = trainer.config
-        self._elements = config.batch * config.length * bool(config.generative)
-        self._elements += config.episodes * config.way * (config.shot + 1) * bool(config.discriminative)
+        self._elements = trainer.config.elements
 
     def done(self) -> bool:
         """Whether all steps are taken, or all minutes spent."""

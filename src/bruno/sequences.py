@@ -72,13 +72,20 @@ class SetSampler:
         return self.turned(self.elements[self.distinct(classes, n, generator)], turns)
 
     def episodes(self, batch: int, way: int, shot: int, generator: Generator) -> Episodes:
-        """Tasks with `way` different classes each; a class and its rotation never meet in one task."""
+        """Tasks with a support and one query of each class."""
         self.check_episodes(way, shot)
+        x = self.tasks(batch, way, shot + 1, generator)
+        return Episodes(x[:, :, :shot], x[:, :, shot])
+
+    def tasks(self, batch: int, way: int, n: int, generator: Generator) -> Tensor:
+        """(batch, way, n, *shape): n elements of each of `way` different classes, as often as `batch`.
+
+        A class and its rotation never meet in one task.
+        """
         keys = torch.rand((batch, len(self.counts)), generator=generator, device=self.counts.device)
         classes = keys.topk(way, 1).indices
-        index = self.distinct(classes.flatten(), shot + 1, generator).view(batch, way, shot + 1)
-        x = self.turned(self.elements[index], self._turns((batch, way), generator))
-        return Episodes(x[:, :, :shot], x[:, :, shot])
+        index = self.distinct(classes.flatten(), n, generator).view(batch, way, n)
+        return self.turned(self.elements[index], self._turns((batch, way), generator))
 
     def contaminated(self, batch: int, n: int, rate: float, generator: Generator) -> ContaminatedSets:
         """Sets in which each element is, with this rate, replaced by one of another class."""
@@ -98,9 +105,9 @@ class SetSampler:
         x = self.elements[torch.where(outlier, strangers, index)]
         return ContaminatedSets(self.turned(x, self._turns((batch,), generator)), outlier)
 
-    def check_episodes(self, way: int, shot: int, prefix: str = "") -> None:
-        """Raise unless there are so many classes and every class has so many elements and a query."""
-        self.check_enough(shot + 1, f"{prefix}shot + 1")
+    def check_episodes(self, way: int, shot: int, queries: int = 1, prefix: str = "") -> None:
+        """Raise unless there are so many classes and every class has so many elements and queries."""
+        self.check_enough(shot + queries, f"{prefix}shot + {queries}")
         if not 2 <= way <= len(self.counts):
             raise ValueError(f"`{prefix}way` must be from 2 to the {len(self.counts)} classes; got {way}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator
@@ -14,15 +15,15 @@ from torch import Generator, Tensor, distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from bruno.augmentation import augmented_episodes, augmented_sets
+from bruno.augmentation import augmented_sets
 from bruno.capture import CapturedStep
 from bruno.config import TrainConfig
 from bruno.flow import set_compiled, set_network_dtype
 from bruno.model import Bruno
 from bruno.optimisation import Average, make_optimiser, rate_factor
 from bruno.preprocessing import dequantise
-from bruno.process import Evidence
-from bruno.sequences import Episodes, SetSampler
+from bruno.process import Evidence, ExchangeableProcess
+from bruno.sequences import SetSampler
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,17 @@ class Step:
 
 
 def episode_log_probs(
-    model: Bruno, episodes: Episodes, generator: Generator | None = None
-) -> Float[Tensor, "batch way way"]:
-    """log p(query i | support k) of latents, for every query i and class k of each task.
+    process: ExchangeableProcess, z: Float[Tensor, "batch way n dim"], shot: int
+) -> Float[Tensor, "batch way queries way"]:
+    """log p(query j of class i | support of class k) for all i, j and k of each task.
 
-    The Jacobian of a query is the same under every class, so it is left out.
+    The support are the first `shot` of a class, the queries all others. This is the density of latents: the
+    Jacobian of a query is the same under every class.
     """
-    batch, way, shot = episodes.support.shape[:3]
-    x = torch.cat([episodes.support, episodes.query.unsqueeze(2)], 2)
-    z = model.encode(x, generator, validate=False).z
-    support, query = z[:, :, :shot], z[:, :, shot]
+    support, query = z[:, :, :shot], z[:, :, shot:]
     evidence = Evidence.of(support, validate=False)
-    classes = Evidence(*(t.unsqueeze(1) for t in (evidence.count, evidence.mean, evidence.scatter)))
-    one_each = query.view(batch, way, 1, 1, model.dim)
-    return model.process.step_log_prob(one_each, classes, validate=False).squeeze(-1)
+    classes = Evidence(*(t[:, None, None] for t in (evidence.count, evidence.mean, evidence.scatter)))
+    return process.predictive(classes).log_prob(query.unsqueeze(3)).sum(-1)
 
 
 class Objective(nn.Module):
@@ -75,18 +73,27 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.config = model, config
 
-    def forward(self, sets: Tensor | None, episodes: Episodes | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self,
+        sets: Float[Tensor, "batch n *shape"] | None,
+        tasks: Float[Tensor, "episodes way each *shape"] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(loss, bits/dim, accuracy); NaN for what there is no data for."""
         nothing = self.model.process.mean.new_full((), math.nan)
         loss, bits, accuracy = torch.zeros_like(nothing), nothing, nothing
-        if sets is not None:
-            bits = self.model.bits_per_dim(self.model.log_prob(sets, validate=False)).mean()
+        log_prob = None if sets is None else self.model.log_prob(sets, validate=False)
+        if tasks is not None:
+            z, log_det = self.model.encode(tasks, validate=False)
+            scores = episode_log_probs(self.model.process, z, self.config.shot)
+            target = torch.arange(scores.shape[1], device=z.device)[:, None].expand(scores.shape[:3])
+            error = F.cross_entropy(scores.flatten(0, 2), target.flatten())
+            loss = loss + self.config.discriminative * error
+            accuracy = (scores.argmax(3) == target).float().mean()
+            if self.config.shared:
+                log_prob = self.model.process.step_log_prob(z, validate=False) + log_det
+        if log_prob is not None:
+            bits = self.model.bits_per_dim(log_prob).mean()
             loss = loss + self.config.generative * bits
-        if episodes is not None:
-            scores = episode_log_probs(self.model, episodes)
-            target = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape[:2])
-            loss = loss + self.config.discriminative * F.cross_entropy(scores.flatten(0, 1), target.flatten())
-            accuracy = (scores.argmax(2) == target).float().mean()
         return loss, bits, accuracy
 
 
@@ -113,10 +120,10 @@ class Trainer:
                 raise ValueError(
                     f"`train.{name}` must be a multiple of {self.processes} processes; got {size}."
                 )
-        if config.generative:
+        if config.generative and not config.shared:
             sampler.check_enough(config.length, "train.length")
         if config.discriminative:
-            sampler.check_episodes(config.way, config.shot, "train.")
+            sampler.check_episodes(config.way, config.shot, config.queries, "train.")
         self.device = model.process.mean.device
         self.generator = Generator(self.device).manual_seed(config.seed)
         self.optimiser = make_optimiser(model, config)
@@ -143,16 +150,18 @@ class Trainer:
             if self.rank == 0:
                 self.model.initialise(first)
             self._initialised = True
-        objective: nn.Module = Objective(self.model, self.config)
-        if distributed.is_initialized():  # which hands out the weights of the first process
-            objective = DistributedDataParallel(objective)
-        self._objective = objective
-        self.average = Average(self.model) if self.config.ema else None
         self._run = self._step
+        captured = None
         if self.device.type == "cuda":
             self._run = self._switched_step
             if self.config.graph:
-                self._run = CapturedStep(self._switched_step, self.generator)
+                self._run = captured = CapturedStep(self._switched_step, self.generator)
+        self._objective: nn.Module = Objective(self.model, self.config)
+        if distributed.is_initialized():
+            # It hands out the weights of the first process; its gradients add up in the stream it is made in.
+            with torch.cuda.stream(captured.stream) if captured else contextlib.nullcontext():
+                self._objective = DistributedDataParallel(self._objective)
+        self.average = Average(self.model) if self.config.ema else None
 
     def step(self) -> Step:
         """One step."""
@@ -252,22 +261,19 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"].mul_(finite)
 
-    def _draw(self) -> tuple[Tensor | None, Episodes | None]:
-        """This process's share of the sets and episodes of a step."""
+    def _draw(self) -> tuple[Tensor | None, Tensor | None]:
+        """This process's share of the sets and of the episodes' classes of a step."""
         config, generator = self.config, self.generator
-        sets, episodes = None, None
-        if config.generative:
-            drawn = augmented_sets(
-                self.sampler.sets(config.batch, config.length, generator), **self._augmentation
-            )
-            sets = self._share(self._noisy(drawn))
+        sets, tasks = None, None
+        if config.generative and not config.shared:
+            sets = self.sampler.sets(config.batch, config.length, generator)
+            sets = self._share(self._noisy(augmented_sets(sets, **self._augmentation)))
         if config.discriminative:
-            tasks = augmented_episodes(
-                self.sampler.episodes(config.episodes, config.way, config.shot, generator),
-                **self._augmentation,
-            )
-            episodes = Episodes(*(self._share(self._noisy(x)) for x in tasks))
-        return sets, episodes
+            n = config.shot + config.queries
+            tasks = self.sampler.tasks(config.episodes, config.way, n, generator).flatten(0, 1)
+            tasks = self._noisy(augmented_sets(tasks, **self._augmentation))
+            tasks = self._share(tasks.unflatten(0, (config.episodes, config.way)))
+        return sets, tasks
 
     def _noisy(self, x: Tensor) -> Tensor:
         return x if x.is_floating_point() else dequantise(x, self.generator)

@@ -62,6 +62,8 @@ def choose_device(name: str) -> str:
             name = f"cuda:{os.environ['LOCAL_RANK']}"
             torch.cuda.set_device(name)
         if not distributed.is_initialized():
+            # NCCL's watchdog must not ask a stream how it is while a step is captured there.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             distributed.init_process_group("nccl" if name.startswith("cuda") else "gloo")
     return name
 
