@@ -95,6 +95,7 @@ def test_finetuning_starts_from_the_run_and_can_be_resumed(tmp_path, monkeypatch
     assert [line["index"] for line in log] == [1, 2, 3, 4]
     assert all(line["accuracy"] is not None and line["bits_per_dim"] is not None for line in log)
     assert bruno.load("run-finetuned/model.safetensors").fingerprint() != before.fingerprint()
+    assert Path("run-finetuned/results/finetuning-validation.png").stat().st_size > 1000
     assert "mean" in run("evaluate", "run-finetuned", "--sets", "4", "--device", "cpu")
 
 
@@ -148,6 +149,7 @@ def test_the_demo_learns_and_shows_what_it_learnt(tmp_path, monkeypatch):
     assert ours[1] > 0.9
     assert results["bits"].values["digits it never saw"]["mean"] < 2.5
     assert results["digits"].picture
+    assert results["bits"].picture
     text = Path("runs/demo-2/report.html").read_text()
     assert all(result.title in text for result in results.values())
 

@@ -83,6 +83,7 @@ def test_few_shot_beats_chance_and_says_how_often_it_was_asked(trained):
     assert [r["episodes"] for r in values["bruno"]] == [240, 240]  # three digits, four turns, twenty trials
     assert values["bruno"][0]["accuracy"] > 0.6
     assert values["bruno"][1]["accuracy"] > 0.85
+    assert picture(trained, "few-shot-test").std() > 10
 
 
 @pytest.mark.slow
@@ -115,6 +116,19 @@ def test_ones_own_images_are_classified(trained):
     )
     assert re.search(r"temperature \d+\.\d+, from \d+ episodes", output)
     assert 0.1 < result(trained, "classification")["temperature"] < 10
+
+
+@pytest.mark.slow
+def test_what_was_classified_is_shown_as_far_as_a_page_has_room(trained):
+    queries = [trained / "queries" / name for name in DIGITS]
+    record = trained / "run" / "results" / "classification.json"
+    run("classify", trained / "run", queries[0] / "2-00.png", "--support", trained / "support")
+    of_one = picture(trained, "classification")
+    assert json.loads(record.read_text())["note"] == ""
+    run("classify", trained / "run", *queries, "--support", trained / "support")
+    of_many = picture(trained, "classification")
+    assert json.loads(record.read_text())["note"] == "In the picture: the first 24 of 30."
+    assert len(of_many) == pytest.approx(12 * len(of_one), abs=12)  # two in a row
 
 
 @pytest.mark.slow
@@ -160,6 +174,7 @@ def test_a_calibrated_stream_and_its_quality(trained):
     for part in result(trained, "anomaly-quality")["contamination"]:
         assert "IsolationForest, pixels" in part["qualities"]
         assert part["qualities"]["BRUNO, leave one out"]["area"] > 0.7
+    assert picture(trained, "anomaly-quality").std() > 10
 
 
 @pytest.mark.slow
@@ -176,6 +191,7 @@ def test_a_collection_is_ranked_and_encoded_once(trained):
     assert "chance" in output
     by_shots = result(trained, "retrieval-quality")["by_shots"]
     assert by_shots[1]["qualities"]["BRUNO"]["average_precision"] > by_shots[1]["chance"] + 0.2
+    assert picture(trained, "retrieval-quality").std() > 10
 
 
 @pytest.mark.slow
@@ -202,6 +218,12 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
         assert np.abs(file["samples"][1].mean(0) - rows[30].mean(0)).max() < 1
     run("fewshot", "runs/machines", "--way", "3", "--shot", "5", "--trials", "5")
     run("retrieve", "runs/machines", "--measure", "--queries", "5", "--data", "machines.csv")
+    for name, some in (("same", rows[30, :5]), ("other", rows[0, :5])):
+        Path("support", name).mkdir(parents=True)
+        np.savetxt(Path("support", name, "rows.csv"), some, delimiter=",")
+    run("classify", "runs/machines", "stream.csv", "--support", "support")
+    for name in ("few-shot-test", "retrieval-quality", "classification"):
+        assert Path(f"runs/machines/results/{name}.png").stat().st_size > 1000
 
 
 @pytest.mark.slow

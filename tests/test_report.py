@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bruno.figures import curves, learning_curve, picture, visible
+from bruno.figures import Measured, bars, curves, dots, learning_curve, likely_classes, picture, visible
 from bruno.report import Result, page, read_results
 
 
@@ -88,6 +88,53 @@ def test_curves_have_errors_and_logarithmic_axes():
     plain = curves(lines, "x", "y")
     assert plain != curves(lines, "x", "y", logarithmic="x")
     assert plain != curves(lines, "x", "y", errors={"a": [0.1, 0.1, 0.1]})
+
+
+def test_bars_and_dots_say_which_numbers_are_missing():
+    two = [Measured(1.0, 0.1), Measured(2.0, 0.1)]
+    with pytest.raises(ValueError, match=r"`b` must have 2 values, one for each place; got 1"):
+        bars(["x", "y"], {"a": two, "b": two[:1]}, "height", chance=[1.0, 1.0])
+    with pytest.raises(ValueError, match=r"`chance` must have 2 values, one for each place; got 3"):
+        bars(["x", "y"], {"a": two}, "height", chance=[1.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match=r"`a` must have 3 values, one for each place; got 2"):
+        dots(["x", "y", "z"], {"measure": {"a": two}})
+    with pytest.raises(ValueError, match=r"`shares` must have 2 values, one for each place; got 1"):
+        likely_classes(["x", "y"], [[("class", 1.0)]])
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3])
+def test_dots_have_room_for_every_method_and_measure(panels):
+    def height(methods: int) -> int:
+        measured = {"1 %": [Measured(0.5, 0.1)] * methods, "5 %": [Measured(0.6, 0.1)] * methods}
+        rows = [f"method {i}" for i in range(methods)]
+        return opened(dots(rows, {f"measure {i}": measured for i in range(panels)})).height
+
+    assert height(8) > height(4) + 100
+
+
+def test_many_groups_of_bars_make_a_wide_picture():
+    def width(groups: int) -> int:
+        return opened(
+            bars(["x"] * groups, {"a": [Measured(1.0, 0.1)] * groups}, "y", chance=[0.5] * groups)
+        ).width
+
+    assert width(1) == width(10) < width(40)
+
+
+def test_long_class_names_keep_what_tells_them_apart():
+    def shown(name: str) -> bytes:
+        return likely_classes(["image.png"], [[(name, 0.9), ("$price$ of_it", 0.1)]])
+
+    assert shown("character number 1 of an alphabet") != shown("character number 1 of the alphabets")
+    assert shown("a" * 30 + "1") != shown("a" * 30 + "2")
+    assert opened(shown("a" * 30)).size == opened(shown("a")).size
+
+
+def test_classes_stand_beside_the_image_in_question():
+    shares = [[("cat", 0.7), ("dog", 0.3)]] * 2
+    dark, bright = (torch.full((2, 3, 4, 4), level, dtype=torch.uint8) for level in (0, 250))
+    assert likely_classes(["a", "b"], shares, dark) != likely_classes(["a", "b"], shares, bright)
+    assert likely_classes(["a", "b"], shares, dark) != likely_classes(["a", "b"], shares)
 
 
 def test_a_long_table_is_folded_away():

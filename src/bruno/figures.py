@@ -1,11 +1,11 @@
-"""Pictures of results, each as the bytes of a PNG: images side by side, curves with their errors."""
+"""Pictures of results, each as the bytes of a PNG: images side by side; curves, bars and dots with errors."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,12 +14,15 @@ from PIL import Image
 from torch import Tensor
 
 from bruno.tasks.analysis import ToyComparison
+from bruno.tasks.fewshot import FewShotResult
 from bruno.tasks.study import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")
+_INK, _PALE = "#1a202c", "#a0aec0"
+_GRID: dict[str, Any] = {"color": "#e2e8f0", "linewidth": 0.8}
 BACKGROUND = 60  # the grey between images
 _WIDTH = 900  # pixels that a picture of images is enlarged to, at most
 
@@ -83,6 +86,117 @@ def curves(
             axes.locator_params(axis="x", integer=True)
         if len(lines) > 1:
             axes.legend(frameon=False)
+    return file.getvalue()
+
+
+class Measured(NamedTuple):
+    """A number and its error."""
+
+    value: float
+    error: float
+
+
+def bars(
+    groups: Sequence[str], heights: Mapping[str, Sequence[Measured]], y: str, *, chance: Sequence[float]
+) -> bytes:
+    """In each group a bar of every name, ± its error and with its value, and a line across it for chance."""
+    _check_lengths(groups, {**heights, "chance": chance})
+    place, width = np.arange(len(groups)), 0.8 / len(heights)
+    with _axes("", y, (max(7.0, 0.4 * len(groups) * len(heights)), 3.6)) as (axes, file):
+        for i, (name, measured) in enumerate(heights.items()):
+            values, errors = zip(*measured, strict=True)
+            xs = place + (i - (len(heights) - 1) / 2) * width
+            axes.bar(xs, values, 0.9 * width, color=_COLOURS[i % len(_COLOURS)], label=name)
+            axes.errorbar(xs, values, errors, fmt="none", ecolor=_INK, elinewidth=1, capsize=3)
+            for x, (value, error) in zip(xs, measured, strict=True):
+                label, top = f"{value:.1f}", (x, value + error)
+                axes.annotate(label, top, (0, 3), textcoords="offset points", ha="center", fontsize=8)
+        axes.errorbar(place, chance, xerr=0.45, fmt="none", ecolor=_INK, elinewidth=1, label="chance")
+        axes.set_xticks(place, groups)
+        room = max(len(groups), 3) / 2  # for no bar to be as broad as the picture
+        axes.set_xlim(place.mean() - room, place.mean() + room)
+        axes.grid(visible=False, axis="x")
+        axes.set_axisbelow(True)
+        axes.figure.legend(loc="outside upper center", ncols=4, frameon=False)
+    return file.getvalue()
+
+
+def accuracy_bars(results: Mapping[str, Sequence[FewShotResult]]) -> bytes:
+    """Accuracy of named methods, ± its spread between trials, in the same settings."""
+    settings = next(iter(results.values()))
+    heights = {
+        name: [Measured(100 * result.accuracy, 100 * result.spread) for result in found]
+        for name, found in results.items()
+    }
+    groups = [f"{r.way}-way\n{r.shot}-shot" for r in settings]
+    return bars(groups, heights, "accuracy, %", chance=[100 / r.way for r in settings])
+
+
+def dots(rows: Sequence[str], panels: Mapping[str, Mapping[str, Sequence[Measured]]]) -> bytes:
+    """A panel for each measure; in each of its rows a dot of every name, ± its error, one below the other."""
+    names = list(next(iter(panels.values())))
+    down, place = math.ceil(len(panels) / 2), np.arange(len(rows))
+    row_height = 0.16 + 0.1 * len(names)
+    with _axes("", "", (7.0, 0.5 + down * (0.5 + row_height * len(rows)))) as (axes, file):
+        figure = axes.figure
+        axes.remove()
+        across = figure.subplots(down, min(2, len(panels)), sharey=True, squeeze=False)
+        for panel in across.flat[len(panels) :]:
+            panel.set_axis_off()
+        for panel, (measure, by_name) in zip(across.flat, panels.items(), strict=False):
+            _check_lengths(rows, by_name)
+            for i, (name, measured) in enumerate(by_name.items()):
+                values, errors = zip(*measured, strict=True)
+                ys = place + (i - (len(names) - 1) / 2) * 0.7 / len(names)
+                colour = _COLOURS[i % len(_COLOURS)]
+                panel.errorbar(values, ys, xerr=errors, fmt="o", color=colour, label=name, markersize=4)
+            panel.set_title(measure, fontsize=9, loc="left")
+            panel.set_yticks(place, rows)
+            panel.set_yticks(place[1:] - 0.5, minor=True)  # between rows, where the lines are
+            panel.tick_params(axis="y", which="both", length=0)
+            panel.grid(axis="x", **_GRID)
+            panel.grid(axis="y", which="minor", **_GRID)
+            panel.set_ylim(len(rows) - 0.5, -0.5)  # the first at the top
+            panel.spines[["top", "right"]].set_visible(False)
+        if len(names) > 1:
+            handles = across[0, 0].get_legend_handles_labels()
+            figure.legend(*handles, loc="outside upper center", ncols=4, frameon=False)
+    return file.getvalue()
+
+
+def likely_classes(
+    titles: Sequence[str],
+    shares: Sequence[Sequence[tuple[str, float]]],
+    images: UInt8[Tensor, "n channels height width"] | None = None,
+) -> bytes:
+    """For each element its image, if it has one, beside bars of class probabilities, the likeliest first."""
+    _check_lengths(titles, {"shares": shares, "images": shares if images is None else images})
+    down, lines = math.ceil(len(titles) / 2), max(map(len, shares))
+    widths = (3,) if images is None else (1, 3)
+    with _axes("", "", (7.0, down * (0.4 + 0.17 * lines))) as (axes, file):
+        figure = axes.figure
+        axes.remove()
+        cells = figure.subplots(down, 2 * len(widths), width_ratios=widths * 2, squeeze=False)
+        for cell in cells.flat:
+            cell.set_axis_off()
+        if images is not None:
+            for cell, image in zip(cells[:, ::2].flat, images.cpu(), strict=False):
+                cell.imshow(image.movedim(0, -1).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255)
+        # Of every row of cells, those to the right of an image.
+        beside = cells[:, len(widths) - 1 :: len(widths)].flat
+        for cell, title, classes in zip(beside, titles, shares, strict=False):
+            names, values = zip(*classes, strict=True)
+            cell.set_axis_on()
+            cell.barh(range(len(values)), values, color=[_COLOURS[0], *[_PALE] * (len(values) - 1)])
+            for y, value in enumerate(values):
+                cell.text(value + 0.02, y, f"{100 * value:.1f} %", va="center", fontsize=7)
+            cell.set_title(_shortened(title, 24), fontsize=8, loc="left", parse_math=False)
+            cell.set_yticks(range(len(names)), map(_shortened, names), fontsize=8, parse_math=False)
+            cell.set_ylim(lines - 0.5, -0.5)  # the first at the top
+            cell.set_xlim(0, 1.3)  # room for the number
+            cell.set_xticks([])
+            cell.tick_params(length=0)
+            cell.spines[["top", "right", "bottom"]].set_visible(False)
     return file.getvalue()
 
 
@@ -175,7 +289,7 @@ class _axes:  # noqa: N801 a context manager that reads as one: with _axes(...) 
         self.axes = self.figure.add_subplot()
         self.axes.set_xlabel(x)
         self.axes.set_ylabel(y)
-        self.axes.grid(color="#e2e8f0", linewidth=0.8)
+        self.axes.grid(**_GRID)
         self.axes.spines[["top", "right"]].set_visible(False)
         self.file = io.BytesIO()
 
@@ -184,6 +298,19 @@ class _axes:  # noqa: N801 a context manager that reads as one: with _axes(...) 
 
     def __exit__(self, *exception: object) -> None:
         self.figure.savefig(self.file, format="png")
+
+
+def _check_lengths(places: Sequence[str], series: Mapping[str, Sized]) -> None:
+    for name, values in series.items():
+        if len(values) != len(places):
+            raise ValueError(
+                f"`{name}` must have {len(places)} values, one for each place; got {len(values)}."
+            )
+
+
+def _shortened(text: str, most: int = 17) -> str:
+    """Without the middle of what is too long: names often differ at the end."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
 
 
 def _logarithmic(axes: Axes, which: str) -> None:

@@ -47,6 +47,8 @@ def test_rows_of_numbers_come_from_a_table_or_from_lines(tmp_path):
     x, names = ElementReader((2,), 0).all([tmp_path / "rows.csv"])
     assert x.tolist() == [[1, 2], [3, 4.5]]
     assert [name.split(", ")[1] for name in names] == ["line 2", "line 4"]
+    (tmp_path / "notes.txt").write_text("not a table")
+    assert ElementReader((2,), 0).all([tmp_path])[1] == names
     first = next(ElementReader((2,), 0).read_lines(["5,6"]))
     assert first.x.tolist() == [5, 6]
 

@@ -26,12 +26,15 @@ from bruno.cli.options import (
     progress_bar,
 )
 from bruno.data import Examples
+from bruno.figures import accuracy_bars, likely_classes, visible
 from bruno.report import Result
 from bruno.tasks.classification import classify as classify_elements
 from bruno.tasks.classification import fit_temperature
 from bruno.tasks.fewshot import FewShotResult, measure_few_shot, measure_pixels
 
 _EPISODES = 600  # to fit a temperature to, at least
+_SHOWN = 24  # elements in the picture, at most
+_LIKELIEST = 5  # classes shown of each
 
 
 def fewshot(
@@ -96,7 +99,10 @@ def fewshot(
     }
     columns = ("", "accuracy %", "nearest pixels %", "chance %", "episodes")
     note = f"Mean of {trials} trials ± standard deviation from trial to trial."
-    opened.keep(Result(f"few-shot-{split}", "Few-shot classification", values, columns, rows, note), seed)
+    shown = accuracy_bars({"BRUNO": ours, "nearest pixels": pixels})
+    opened.keep(
+        Result(f"few-shot-{split}", "Few-shot classification", values, columns, rows, note, shown), seed
+    )
 
 
 def classify(
@@ -144,7 +150,21 @@ def classify(
     values = {"classes": classes, "temperature": temperature, "support": [len(some) for some in sets]}
     values |= {"images": names, "probabilities": found.probabilities.tolist()}
     columns = ("image", "class", *(f"{name} %" for name in classes))
-    opened.keep(Result("classification", "Which class is it?", values, columns, rows), seed)
+    shown = likely_classes(
+        [row[0] for row in rows[:_SHOWN]],
+        [_likeliest(classes, probabilities) for probabilities in found.probabilities[:_SHOWN]],
+        visible(queries[:_SHOWN], opened.model.levels) if opened.model.levels else None,
+    )
+    part = [f"the first {_SHOWN} of {len(rows)}"] * (len(rows) > _SHOWN)
+    part += [f"the likeliest {_LIKELIEST} of {len(classes)} classes"] * (len(classes) > _LIKELIEST)
+    note = f"In the picture: {', '.join(part)}." if part else ""
+    opened.keep(Result("classification", "Which class is it?", values, columns, rows, note, shown), seed)
+
+
+def _likeliest(classes: list[str], probabilities: Tensor) -> list[tuple[str, float]]:
+    """The most probable classes of one element, in that order."""
+    top = probabilities.topk(min(_LIKELIEST, len(classes)))
+    return [(classes[i], value) for i, value in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
 
 
 def _fitted(examples: Examples, opened: Opened, sets: list[Tensor], seed: int) -> float:

@@ -16,7 +16,7 @@ from bruno.cli.training import train_recipe
 from bruno.config import load_recipe, to_dict
 from bruno.data import Examples, load_examples
 from bruno.evaluation import measure_bits_per_dim
-from bruno.figures import BACKGROUND, picture, visible
+from bruno.figures import BACKGROUND, curves, picture, visible
 from bruno.model import Bruno
 from bruno.report import Result, page, read_results
 from bruno.runs import Run
@@ -70,13 +70,14 @@ def _free(folder: Path) -> Path:
 
 
 def _bits(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed: int) -> Result:
-    rows, values = [], {}
+    rows, values, lines = [], {}, {}
     for name, examples in (("digits it learnt from", learnt), ("digits it never saw", unseen)):
         generator = torch.Generator(device).manual_seed(seed)
         sampler = SetSampler(examples, device=device)
         bits = measure_bits_per_dim(model, sampler, sets=100, length=20, generator=generator)
         rows.append((name, f"{bits.first:.3f}", f"{bits.by_position[-1]:.3f}", f"{bits.mean:.3f}"))
         values[name] = {"first": bits.first, "by_position": bits.by_position, "mean": bits.mean}
+        lines[name] = (range(1, 21), bits.by_position)
     return Result(
         "bits",
         "Bits per pixel",
@@ -84,6 +85,7 @@ def _bits(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed: i
         ("", "first of a set", "after 19 others", "mean"),
         tuple(rows),
         "How many bits a pixel of 17 grey values takes; it would be 4.09 if all were equally likely.",
+        curves(lines, "position in the set", "bits/pixel"),
     )
 
 

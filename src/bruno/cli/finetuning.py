@@ -37,11 +37,12 @@ from bruno.cli.training import (
 from bruno.config import Recipe, override, to_dict
 from bruno.data import Examples
 from bruno.evaluation import measure_bits_per_dim
+from bruno.figures import accuracy_bars
 from bruno.model import Bruno
 from bruno.report import Result
 from bruno.runs import Run
 from bruno.sequences import SetSampler
-from bruno.tasks.fewshot import measure_few_shot
+from bruno.tasks.fewshot import FewShotResult, measure_few_shot
 
 
 def finetune(
@@ -96,6 +97,7 @@ def _compared(
     """Bits/dim and few-shot accuracy of models, side by side, on classes that none was trained on."""
     columns = []
     values = {}
+    accuracies: dict[str, tuple[FewShotResult, ...]] = {}
     fewest = int(examples.counts.min())
     for name, model in models.items():
         device = model.process.mean.device
@@ -107,7 +109,7 @@ def _compared(
             length=min(recipe.train.length, fewest),
             generator=torch.Generator(device).manual_seed(seed),
         )
-        accuracy = measure_few_shot(
+        accuracies[name] = accuracy = measure_few_shot(
             model,
             examples,
             ways=sorted({min(way, len(examples.names)) for way in (5, 20)}),
@@ -125,4 +127,12 @@ def _compared(
             }
         )
     rows = tuple((what, *(column[what] for column in columns)) for what in columns[0])
-    return Result(f"finetuning-{split}", f"What fine-tuning changed, on {split}", values, ("", *models), rows)
+    return Result(
+        f"finetuning-{split}",
+        f"What fine-tuning changed, on {split}",
+        values,
+        ("", *models),
+        rows,
+        f"Accuracy: mean of {trials} trials ± standard deviation from trial to trial.",
+        accuracy_bars(accuracies),
+    )

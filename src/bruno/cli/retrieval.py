@@ -26,7 +26,7 @@ from bruno.cli.options import (
     open_model,
 )
 from bruno.data import Examples
-from bruno.figures import BACKGROUND, picture, visible
+from bruno.figures import BACKGROUND, Measured, dots, picture, visible
 from bruno.report import Result
 from bruno.tasks.generation import grid
 from bruno.tasks.retrieval import Index, Quality, measure_retrieval, rank
@@ -117,13 +117,26 @@ def _quality(opened: Opened, examples: Examples, shots: tuple[int, ...], queries
     )
     rows = tuple((method, *(_row(part.qualities[method]) for part in found)) for method in found[0].qualities)
     chance = ("chance", *(f"{part.chance:.3f}" for part in found))
-    columns = (
-        "mean average precision (precision at 1, 5, 10)",
-        *(f"{part.shots} examples" for part in found),
-    )
-    note = f"{queries} queries in a collection of {found[0].collection} elements of held-out classes."
+    by_shots = {f"{part.shots} example{'s' * (part.shots != 1)}": part.qualities.values() for part in found}
+    columns = ("mean average precision (precision at 1, 5, 10)", *by_shots)
+    note = f"{queries} queries in a collection of {found[0].collection} elements of held-out classes; "
+    note += "in the picture ± standard errors."
     values = {"by_shots": [asdict(part) for part in found]}
-    return Result("retrieval-quality", "Finding the rest of a class", values, columns, (*rows, chance), note)
+    panels = {
+        "mean average precision": {
+            name: [Measured(q.average_precision, q.average_precision_error) for q in some]
+            for name, some in by_shots.items()
+        }
+    }
+    for k in next(iter(found[0].qualities.values())).precision:
+        panels[f"precision at {k}"] = {
+            name: [Measured(q.precision[k], q.precision_error[k]) for q in some]
+            for name, some in by_shots.items()
+        }
+    shown = dots(list(found[0].qualities), panels)
+    return Result(
+        "retrieval-quality", "Finding the rest of a class", values, columns, (*rows, chance), note, shown
+    )
 
 
 def _row(quality: Quality) -> str:

@@ -28,7 +28,7 @@ from bruno.cli.options import (
     progress_bar,
 )
 from bruno.data import Element, Examples
-from bruno.figures import scores_over_time, visible
+from bruno.figures import Measured, dots, scores_over_time, visible
 from bruno.model import Posterior
 from bruno.report import Result
 from bruno.sequences import SetSampler
@@ -187,10 +187,14 @@ def _quality(opened: Opened, examples: Examples, sets: int, generator: torch.Gen
         for method in found[0].qualities
         for qualities in [[part.qualities[method] for part in found]]
     )
-    columns = (
-        "area under ROC / average precision",
-        *(f"{100 * part.rate:.0f} % strangers" for part in found),
-    )
-    note = f"{sets} sets of {found[0].length} elements of held-out classes."
+    by_rate = {f"{100 * part.rate:.0f} % strangers": part.qualities.values() for part in found}
+    columns = ("area under ROC / average precision", *by_rate)
+    note = f"{sets} sets of {found[0].length} elements of held-out classes; in the picture ± standard errors."
     values = {"contamination": [asdict(part) for part in found]}
-    return Result("anomaly-quality", "Finding strangers in sets", values, columns, rows, note)
+    areas = {name: [Measured(q.area, q.area_error) for q in some] for name, some in by_rate.items()}
+    precisions = {
+        name: [Measured(q.average_precision, q.average_precision_error) for q in some]
+        for name, some in by_rate.items()
+    }
+    shown = dots(list(found[0].qualities), {"area under ROC": areas, "average precision": precisions})
+    return Result("anomaly-quality", "Finding strangers in sets", values, columns, rows, note, shown)

@@ -39,7 +39,7 @@ class ElementReader:
         self.skipped: list[str] = []
 
     def read(self, paths: Iterable[str | Path]) -> Iterator[Element]:
-        """Each image file, each image of a folder in the order of its name, each row of a CSV."""
+        """Each image file, each row of a CSV, and those of a folder in the order of their names."""
         for path in map(Path, paths):
             if path.is_dir():
                 yield from self.read(self.files(path))
@@ -51,12 +51,13 @@ class ElementReader:
                 with path.open(newline="") as file:
                     yield from self.read_lines(file, f"{path}, ")
 
-    @staticmethod
-    def files(folder: Path) -> list[Path]:
-        """The images of a folder, in the order of their names."""
-        files = sorted(file for file in folder.iterdir() if is_image(file.name))
+    def files(self, folder: Path) -> list[Path]:
+        """The images of a folder, or the CSVs if elements are rows, in the order of their names."""
+        wanted = is_image if self.levels else lambda name: name.lower().endswith(".csv")
+        files = sorted(file for file in folder.iterdir() if wanted(file.name))
         if not files:
-            raise ValueError(f"{folder}: must be a folder of images; there is none in it (not below it).")
+            kind = "images" if self.levels else "CSV files"
+            raise ValueError(f"{folder}: must be a folder of {kind}; there is none in it (not below it).")
         return files
 
     def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
