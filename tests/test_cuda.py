@@ -77,9 +77,9 @@ def trainer(**settings) -> Trainer:
     return Trainer(Bruno.from_config(config).cuda(), sampler, replace(plan, **settings))
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "rmsprop"])
-def test_a_captured_step_is_the_same_step(optimiser):
-    settings = {"optimiser": optimiser, "discriminative": 0.1, "clip": 5.0}
+@pytest.mark.parametrize(("optimiser", "shared"), [("adamw", False), ("adamw", True), ("rmsprop", False)])
+def test_a_captured_step_is_the_same_step(optimiser, shared):
+    settings = {"optimiser": optimiser, "discriminative": 0.1, "clip": 5.0, "shared": shared}
     eager, captured = trainer(graph=False, **settings), trainer(**settings)
     for a, b in zip(eager.advance(10), captured.advance(10), strict=True):
         assert not b.skipped

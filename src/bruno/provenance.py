@@ -39,7 +39,9 @@ def _command() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, with a + where it was changed; none outside a checkout."""
+    """$BRUNO_COMMIT or that of the source tree, with a + where it was changed; none outside a checkout."""
+    if told := os.environ.get("BRUNO_COMMIT"):  # by whoever copied the tree without its history
+        return told
     here = Path(__file__).parent
     try:
         commit = subprocess.check_output(
@@ -47,7 +49,7 @@ def _commit() -> str | None:
         )
         changed = subprocess.check_output(["git", "status", "--porcelain", "-uno"], cwd=here, stderr=-3)
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("BRUNO_COMMIT")
+        return None
     return commit.strip() + ("+" if changed else "")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Size, Tensor
 from torch import distributions as td
+from torch.distributions.utils import broadcast_all
 
 # From here on Stirling's series, below lgamma itself: either way the error is below 1e-12.
 _SERIES_FROM = 1e3
@@ -70,6 +71,23 @@ class StudentT(td.StudentT):
     The density computes log Γ((ν+1)/2) − log Γ(ν/2) as one quantity: the difference of two `lgamma` is off
     by 1e-4 at ν = 1e3 and by 0.5 at ν = 1e6 in float32.
     """
+
+    def __init__(
+        self,
+        df: Tensor | float,
+        loc: Tensor | float = 0.0,
+        scale: Tensor | float = 1.0,
+        validate_args: bool | None = None,
+    ) -> None:
+        # Not that of torch: it makes a chi-square, which these samples do not need and which no CUDA graph
+        # can capture.
+        self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
+        td.Distribution.__init__(self, self.df.shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: Sequence[int], _instance: td.Distribution | None = None) -> StudentT:
+        """The same, for a larger batch."""
+        df, loc, scale = (part.expand(Size(batch_shape)) for part in (self.df, self.loc, self.scale))
+        return StudentT(df, loc, scale, validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:  # noqa: D102
         if self._validate_args:
