@@ -186,7 +186,10 @@ def test_a_collection_is_ranked_and_encoded_once(trained):
     assert "encoded" not in run("retrieve", trained / "run", *where)
     assert result(trained, "retrieval")["names"] == names
     shutil.copy(trained / "queries" / "8" / "8-00.png", trained / "collection" / "8-new.png")
-    assert "has changed: encoding it again" in run("retrieve", trained / "run", *where)
+    assert "encoding it again" in run("retrieve", trained / "run", *where)
+    shutil.copy(trained / "queries" / "2" / "2-00.png", trained / "collection" / "8-new.png")
+    assert "encoding it again" in run("retrieve", trained / "run", *where)  # the name is the same
+    assert "encoding it again" in run("retrieve", trained / "run", *where, "--invert")
     output = run("retrieve", trained / "run", "--measure", "--queries", "20", "--shot", "1,5")
     assert "chance" in output
     by_shots = result(trained, "retrieval-quality")["by_shots"]
@@ -222,6 +225,9 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
         Path("support", name).mkdir(parents=True)
         np.savetxt(Path("support", name, "rows.csv"), some, delimiter=",")
     run("classify", "runs/machines", "stream.csv", "--support", "support")
+    where = ["--query", "support/same", "--collection", "stream.csv"]
+    assert "encoded 30 once" in run("retrieve", "runs/machines", *where)
+    assert "encoded" not in run("retrieve", "runs/machines", *where)
     for name in ("few-shot-test", "retrieval-quality", "classification"):
         assert Path(f"runs/machines/results/{name}.png").stat().st_size > 1000
 

@@ -60,9 +60,11 @@ def learning_curve(log: Sequence[Mapping[str, Any]]) -> bytes:
         if accuracy:
             other = axes.twinx()
             other.set_ylabel("accuracy of episodes")
+            other.spines["top"].set_visible(False)
             smooth = _smoothed([value for _, value in accuracy], max(1, len(accuracy) // 50))
             other.plot([step for step, _ in accuracy], smooth, color=_COLOURS[2])
-        axes.legend(frameon=False)
+            axes.plot([], [], color=_COLOURS[2], label="accuracy, on the right")
+        axes.figure.legend(loc="outside upper center", ncols=3, frameon=False)
     return file.getvalue()
 
 

@@ -141,18 +141,14 @@ def classify(
     shares = [float(share) for share in prior.split(",")] if prior else None
     found = classify_elements(opened.model, sets, queries.to(place), prior=shares, temperature=temperature)
     classes = [folder.name for folder in folders]
-    rows = tuple(
-        (Path(name).name, classes[label], *(f"{100 * p:.1f}" for p in probabilities))
-        for name, label, probabilities in zip(
-            names, found.labels.tolist(), found.probabilities.tolist(), strict=True
-        )
-    )
+    likeliest = [_likeliest(classes, probabilities) for probabilities in found.probabilities]
+    rows = tuple((Path(name).name, *_in_words(some)) for name, some in zip(names, likeliest, strict=True))
     values = {"classes": classes, "temperature": temperature, "support": [len(some) for some in sets]}
     values |= {"images": names, "probabilities": found.probabilities.tolist()}
-    columns = ("image", "class", *(f"{name} %" for name in classes))
+    columns = ("image", "class", "%", "or")
     shown = likely_classes(
         [row[0] for row in rows[:_SHOWN]],
-        [_likeliest(classes, probabilities) for probabilities in found.probabilities[:_SHOWN]],
+        likeliest[:_SHOWN],
         visible(queries[:_SHOWN], opened.model.levels) if opened.model.levels else None,
     )
     part = [f"the first {_SHOWN} of {len(rows)}"] * (len(rows) > _SHOWN)
@@ -165,6 +161,12 @@ def _likeliest(classes: list[str], probabilities: Tensor) -> list[tuple[str, flo
     """The most probable classes of one element, in that order."""
     top = probabilities.topk(min(_LIKELIEST, len(classes)))
     return [(classes[i], value) for i, value in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+
+
+def _in_words(likeliest: list[tuple[str, float]]) -> tuple[str, str, str]:
+    """The class, its probability in per cent, and what else it could be."""
+    (first, share), *others = [(name, f"{100 * p:.1f}") for name, p in likeliest]
+    return first, share, ", ".join(map(" ".join, others))
 
 
 def _fitted(examples: Examples, opened: Opened, sets: list[Tensor], seed: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +38,9 @@ _COLUMNS = 10  # of the contact sheet
 def retrieve(
     run: ModelName,
     query: Annotated[Path | None, typer.Option(help="A folder of examples of what to look for.")] = None,
-    collection: Annotated[Path | None, typer.Option(help="The folder to look in.")] = None,
+    collection: Annotated[
+        Path | None, typer.Option(help="What to look in: a folder, or a CSV for rows.")
+    ] = None,
     index: Annotated[
         Path | None, typer.Option(help="Where the encoded collection is kept; COLLECTION.index if left out.")
     ] = None,
@@ -88,16 +91,26 @@ def retrieve(
 def _encoded(opened: Opened, collection: Path, path: Path, invert: bool, skip_bad: bool) -> Index:
     """The collection's latents: from the index if it has these very files, else made and kept."""
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
+    files = reader.files(collection) if collection.is_dir() else [collection]
+    source = hashlib.sha256(repr((invert, skip_bad, [_state(file) for file in files])).encode()).hexdigest()
     if path.is_file():
         kept = Index.load(path, model=opened.model)
-        if kept.names == tuple(str(file) for file in reader.files(collection)):
+        if kept.source == source:
             return kept
-        console.print(f"{collection} has changed: encoding it again")
+        console.print(f"{collection} has changed, or how to read it: encoding it again")
     x, names = reader.all([collection])
-    made = Index.of(opened.model, x, names)
+    made = Index.of(opened.model, x, names, source=source)
     made.save(path)
     console.print(f"encoded {len(made)} once, kept in {path}")
     return made
+
+
+def _state(file: Path) -> tuple[str, int, int]:
+    """What changes when a file does."""
+    if not file.exists():
+        raise FileNotFoundError(f"{file}: there is no such file or folder.")
+    facts = file.stat()
+    return str(file), facts.st_size, facts.st_mtime_ns
 
 
 def _contact_sheet(query: Tensor, found: Tensor) -> np.ndarray:

@@ -26,11 +26,13 @@ class Index:
         latents: of each element.
         names: of each element: a file, an id.
         fingerprint: of the model that encoded it; to another one the latents mean nothing.
+        source: what the collection was, in its keeper's words: by it a change can be seen.
     """
 
     latents: Float[Tensor, "n dim"]
     names: tuple[str, ...]
     fingerprint: str
+    source: str = ""
 
     def __post_init__(self) -> None:
         _check_names(self.names, len(self.latents))
@@ -46,6 +48,7 @@ class Index:
         collection: Examples | Tensor,
         names: Sequence[str] | None = None,
         *,
+        source: str = "",
         at_a_time: int = 256,
     ) -> Index:
         """Encode elements (n, *shape), so many at a time.
@@ -66,11 +69,11 @@ class Index:
         _check_names(names, len(x))  # before the hours that encoding may take
         device = model.process.mean.device
         latents = torch.cat([model.encode(part.to(device)).z for part in x.split(at_a_time)])
-        return cls(latents, tuple(names), model.fingerprint())
+        return cls(latents, tuple(names), model.fingerprint(), source)
 
     def save(self, path: str | Path) -> None:
         """Write to a file, whole or not at all."""
-        header = {"kind": "index", "model": self.fingerprint, "names": self.names}
+        header = {"kind": "index", "model": self.fingerprint, "names": self.names, "source": self.source}
         write(Path(path), {"latents": self.latents}, header)
 
     @classmethod
@@ -79,7 +82,7 @@ class Index:
         tensors, header = read(Path(path), model.process.mean.device if model else "cpu")
         if header["kind"] != "index":
             raise ValueError(f"`path` must be an index; {path} is a {header['kind']}.")
-        index = cls(tensors["latents"], tuple(header["names"]), header["model"])
+        index = cls(tensors["latents"], tuple(header["names"]), header["model"], header.get("source", ""))
         if model is not None:
             index.check_model(model)
         return index
