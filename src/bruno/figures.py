@@ -267,9 +267,10 @@ def study_curves(found: Sequence[Curve]) -> bytes:
         everything = np.concatenate([curve.bits_per_dim for curve in found])
         low, high = np.nanquantile(everything[np.isfinite(everything)], [0.0, 0.97])
         for panel, variant in zip(panels, variants, strict=False):
-            for colour, curve in zip(_COLOURS, [c for c in found if c.variant == variant], strict=False):
-                panel.plot(curve.bits_per_dim, color=colour, linewidth=0.5, alpha=0.25)
-                panel.plot(_smoothed(curve.bits_per_dim, 5), color=colour, linewidth=1, label=curve.process)
+            for i, curve in enumerate(c for c in found if c.variant == variant):
+                how = {"color": _COLOURS[i % len(_COLOURS)], "linestyle": ("-", "--")[i % 2]}
+                panel.plot(curve.bits_per_dim, color=how["color"], linewidth=0.5, alpha=0.25)
+                panel.plot(_smoothed(curve.bits_per_dim, 5), **how, linewidth=1.2, label=curve.process)
             panel.set_ylim(low - 0.1, high + 0.3)
             panel.set_title(variant, fontsize=9, loc="left")
             panel.spines[["top", "right"]].set_visible(False)
