@@ -53,7 +53,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {
     "demo": (demo, "bruno demo"),
     "train": (train, "bruno train omniglot --data-dir DIR --minutes 20 --set process.kind=gaussian"),
     "finetune": (finetune, "bruno finetune runs/omniglot --data-dir DIR --minutes 5 --way 20 --shot 1"),
-    "evaluate": (evaluate, "bruno evaluate runs/omniglot --split test --sets 500"),
+    "evaluate": (evaluate, "bruno evaluate runs/omniglot --split test --data-dir DIR"),
     "sample": (sample, "bruno sample runs/omniglot --given my-drawings --samples 8 --temperature 0.8"),
     "fewshot": (fewshot, "bruno fewshot runs/omniglot --way 5,20 --shot 1,5"),
     "classify": (classify, "bruno classify runs/omniglot photo.png --support my-classes --invert"),

@@ -1,4 +1,4 @@
-"""`bruno train`, `finetune` and `evaluate`."""
+"""`bruno train` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from bruno.cli.options import (
     Checkpoint,
     DataDir,
     Device,
-    RunFolder,
+    ModelName,
+    OtherData,
     Seed,
     Settings,
     choose_device,
     console,
     examples_of,
     held_out_examples,
-    say,
+    open_model,
 )
-from bruno.config import Recipe, load_recipe, to_dict
+from bruno.config import Recipe, load_recipe
 from bruno.data import Examples
 from bruno.evaluation import measure_bits_per_dim
 from bruno.figures import curves
@@ -87,29 +88,30 @@ def train(
 
 
 def evaluate(
-    run: RunFolder,
+    run: ModelName,
     split: Annotated[str, typer.Option(help="train, validation, trainval or test.")] = "test",
     sets: Annotated[
         int | None, typer.Option(help="How many sets to draw; if left out, each class equally often.")
     ] = None,
+    length: Annotated[int, typer.Option(help="Elements in a set, if every class has so many.")] = 20,
     checkpoint: Checkpoint = "last",
+    data: OtherData = None,
     data_dir: DataDir = None,
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
-    """Bits/dim of a run's model, without rotations: at the first position, for each, and their mean."""
+    """Bits/dim of a model, without rotations: at the first position, for each, and their mean."""
     if sets is not None and sets < 2:
         raise ValueError(f"`--sets` must be at least 2, for an error to be told; got {sets}.")
-    place, recipe = choose_device(device), Run(run).recipe
-    model = Run(run).model(checkpoint, place)
-    examples = held_out_examples(recipe, split, data_dir)
+    opened = open_model(run, checkpoint, device)
+    examples = opened.examples(split, data_dir, data)
     result = measure_bits_per_dim(
-        model,
-        SetSampler(examples, device=place),
+        opened.model,
+        SetSampler(examples, device=opened.device),
         sets=sets,
         rounds=rounds_of(examples),
-        length=min(recipe.train.length, int(examples.counts.min())),
-        generator=torch.Generator(place).manual_seed(seed),
+        length=min(length, int(examples.counts.min())),
+        generator=torch.Generator(opened.device).manual_seed(seed),
     )
     rows = [(str(i), f"{bits:.4f}") for i, bits in enumerate(result.by_position, start=1)]
     rows.append(("mean", f"{result.mean:.4f} ± {result.error:.4f}"))
@@ -117,14 +119,13 @@ def evaluate(
     found = Result(
         f"bits-{split}",
         f"Bits/dim, {split}, by how many were seen before",
-        {"split": split, **asdict(result)},
+        {"split": split if data is None else data, **asdict(result)},
         ("position", "bits/dim"),
         tuple(rows),
         f"{result.sets} sets.",
         curves({split: (positions, result.by_position)}, "position in the set", "bits/dim"),
     )
-    say(found)
-    console.print(f"written: {found.write(run, config=to_dict(recipe), seed=seed)}")
+    opened.keep(found, seed)
 
 
 def as_planned(recipe: Recipe, run: Run) -> Recipe:
