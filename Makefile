@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench omniglot clean
 
 demo: .venv/.ready ## the main job, from nothing
 	@$(BIN)/python -m bruno demo
@@ -23,6 +23,9 @@ bench: .venv/.ready ## the tables of results/, measured again on this machine
 	$(BIN)/python benchmarks/process.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/fewshot.py
+
+omniglot: .venv/.ready ## results/omniglot/ from BRUNO_DATA=DIR on: hours, on a GPU
+	$(BIN)/python benchmarks/omniglot.py
 
 # Pinned versions: constraints.txt names every package, so that two machines install the same ones.
 .venv/.ready: pyproject.toml constraints.txt
