@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 
 import bruno
 from bruno.checkpoint import read
-from bruno.cli import COMMANDS, app
+from bruno.cli import COMMANDS, app, main
 from bruno.config import load_recipe, presets
 from bruno.data import SOURCES
 from bruno.report import read_results
@@ -105,6 +107,10 @@ def test_a_mistake_in_finetuning_leaves_nothing_in_the_way(tmp_path, monkeypatch
     tune = ["finetune", "run", "--steps", "2", "--episodes", "2", "--trials", "0", "--device", "cpu"]
     with pytest.raises(ValueError, match=r"`train.way` must be from 2 to the 7 classes; got 20"):
         run(*tune, "--way", "20")
+    with pytest.raises(ValueError, match=r"`flow.units` must be as the run run began, 16; got 64"):
+        run(*tune, "--way", "3", "--set", "flow.units=64")
+    with pytest.raises(ValueError, match=r"split.*got 'foo'"):
+        run(*tune, "--way", "3", "--split", "foo", "--trials", "2")
     run(*tune, "--way", "3")
 
 
@@ -219,18 +225,71 @@ def test_lists(tmp_path):
         (["evaluate", "nowhere", "--sets", "1"], "`--sets` must be at least 2"),
         (["finetune", "nowhere", "--trials", "1"], "`--trials` must be at least 2"),
         (["report", "nowhere"], "there is no nowhere"),
-        (["train", "digits", "--minutes", "-1"], "`--minutes` must be above 0; got -1.0"),
+        (["train", "digits", "--minutes", "-1"], "`--minutes` must be above 0, and not for ever; got -1.0"),
+        (["train", "digits", "--minutes", "inf"], "`--minutes` must be above 0, and not for ever; got inf"),
+        (["train", "digits", "--minutes", "nan"], "`--minutes` must be above 0, and not for ever; got nan"),
+        (
+            ["train", "digits", "--validate", "1"],
+            "`--validate` must be at least 2 sets, or 0 for none; got 1",
+        ),
+        (["train", "digits", "--set", "train=5"], "`train` must be a table; got 5"),
+        (["train", "digits", "--set", "data.name.x=3"], "name has no sub"),
+        (["train", "digits", "--set", "train.rate=nan"], "`train.rate` must be a finite number; got nan"),
+        (
+            ["train", "digits", "--device", "mps"],
+            "`--device` must be auto, cpu, cuda or cuda:NUMBER; got 'mps'",
+        ),
+        (["train", "digits", "--out", "file"], "`--out` must be a folder; file is a file"),
+        (["train", "[/x] [bold]"], "got '[/x] [bold]'"),
+        (["finetune", "nowhere", "--trials", "-2"], "`--trials` must be at least 2"),
         (["train", "digits", "--set", "train.length=500"], "`train.length` must be from 1 to"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(arguments, message, tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-m", "bruno", *arguments], cwd=tmp_path, capture_output=True, text=True
-    )
+def test_mistakes_are_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("warnings.showwarning", warnings.showwarning)  # which `main` replaces
+    monkeypatch.setattr("sys.argv", ["bruno", *arguments])
+    Path("file").touch()
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_the_command_itself_says_what_went_wrong(tmp_path):
+    command = [sys.executable, "-m", "bruno", "train", "digitz"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 2
-    assert message in result.stderr
+    assert result.stderr.startswith("error: `preset` must be a preset")
     assert result.stderr.count("\n") == 1
-    assert "Traceback" not in result.stderr
+
+
+def test_a_warning_is_a_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "3", "--out", "run", "--save-every", "0", *SMALL)
+    Run("run").checkpoints[-1].write_bytes(b"")
+    monkeypatch.setattr("warnings.showwarning", warnings.showwarning)
+    monkeypatch.setattr("sys.argv", ["bruno", "evaluate", "run", "--sets", "4"])
+    warnings.simplefilter("default")  # as outside of tests
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 0
+    said = capsys.readouterr().err
+    assert said.startswith("warning: `path` must be a file that bruno.save wrote")
+    assert said.count("\n") == 1
+
+
+def test_steps_that_were_left_out_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    original = bruno.training.Trainer.advance
+
+    def advance(self, count, progress):
+        return [replace(s, skipped=s.index == 2) for s in original(self, count, progress)]
+
+    monkeypatch.setattr("bruno.training.Trainer.advance", advance)
+    assert "left out 1 step whose gradient" in run("train", "digits", "--steps", "3", "--out", "run", *SMALL)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

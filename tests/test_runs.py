@@ -6,15 +6,17 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import bruno
 from bruno import Bruno, FlowConfig, ModelConfig
-from bruno.config import TrainConfig
+from bruno.config import TrainConfig, load_recipe
 from bruno.data import load_examples
 from bruno.runs import Run, TrainingFailedError
 from bruno.sequences import SetSampler
@@ -93,19 +95,106 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(sampler, tmp_path):
     assert resumed.model.fingerprint() == before
 
 
+def test_a_damaged_checkpoint_is_put_aside_and_its_model_is_that_of_the_one_before(sampler, tmp_path):
+    run, current = Run(tmp_path), trained(sampler, 2)
+    run.save(current)
+    before = run.model().fingerprint()
+    current.step()
+    newest = run.save(current)
+    content = bytearray(newest.read_bytes())
+    content[-2000:-1000] = b"\x7f" * 1000  # as good a file as any, but for its numbers
+    newest.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"checksum is wrong. Going back to the checkpoint before it"):
+        assert run.model().fingerprint() == before
+    resumed = trainer(sampler)
+    with pytest.warns(UserWarning, match=r"checksum is wrong"):
+        run.resume(resumed)
+    assert newest.with_suffix(".damaged").is_file()
+    assert run.model().fingerprint() == before  # without a word
+
+
+def test_checkpoints_that_are_all_damaged_are_not_called_none(sampler, tmp_path):
+    run = Run(tmp_path)
+    path = run.save(trained(sampler, 1))
+    path.write_bytes(b"")
+    with (
+        pytest.warns(UserWarning, match="header too small"),
+        pytest.raises(ValueError, match=r"none of 1 in .* can"),
+    ):
+        run.resume(trainer(sampler))
+
+
+def test_a_damaged_best_does_not_stop_a_run(sampler, tmp_path):
+    run = Run(tmp_path)
+    run.best.write_bytes(b"nonsense")
+    config = TrainConfig(steps=2, batch=4, length=5)
+    with pytest.warns(UserWarning, match=r"The next best will replace it"):
+        list(run.train(trainer(sampler, config), measure=lambda model: 3.0))
+    run.model("best")
+
+
+def test_what_a_killed_run_left_half_written_is_removed(sampler, tmp_path):
+    run = Run(tmp_path)
+    run.save(trained(sampler, 1))
+    (tmp_path / ".checkpoint-00000002.safetensors.123").write_bytes(b"half")
+    run.resume(trainer(sampler))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_recipe_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    run = Run(tmp_path)
+    run.keep_recipe(load_recipe("digits"))
+    written = (tmp_path / "recipe.json").read_text()
+
+    def full(self, text):
+        self.write_bytes(text[:10].encode())
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.keep_recipe(load_recipe("digits", ["train.steps=7"]))
+    assert (tmp_path / "recipe.json").read_text() == written
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.json"]
+    (tmp_path / "recipe.json").write_bytes(b"{half")
+    with pytest.raises(ValueError, match=r"recipe.json: is not JSON"):
+        _ = run.recipe
+
+
+def test_a_run_goes_on_with_the_data_it_began_with(sampler, tmp_path):
+    run = Run(tmp_path)
+    run.keep_recipe(load_recipe("digits"))
+    run.save(trained(sampler, 1))
+    run.keep_recipe(load_recipe("digits", ["train.steps=7"]))
+    assert run.recipe.train.steps == 7
+    with pytest.raises(ValueError, match=r"`data.rotations` must be as the run .* began, True; got False"):
+        run.keep_recipe(load_recipe("digits", ["data.rotations=false"]))
+
+
+def test_a_line_of_the_log_that_was_cut_spoils_no_other(sampler, tmp_path):
+    run, config = Run(tmp_path), TrainConfig(steps=2, batch=4, length=5)
+    list(run.train(trainer(sampler, config)))
+    log = tmp_path / "log.jsonl"
+    log.write_text(log.read_text()[:-30])
+    more = trainer(sampler, replace(config, steps=3))
+    run.resume(more)
+    list(run.train(more))
+    assert [line["index"] for line in run.read_log()] == [1, 3]
+
+
 def test_a_full_disk_loses_nothing_already_saved(sampler, tmp_path, monkeypatch):
     run, current = Run(tmp_path), trained(sampler, 2)
     saved = run.save(current)
     content = saved.read_bytes()
     current.step()
 
-    def full(*args, **kwargs):
-        raise OSError("No space left on device")
+    def full(error, *args):
+        raise error("No space left on device")
 
-    monkeypatch.setattr("bruno.checkpoint.save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        run.save(current)
-    assert run.checkpoints == [saved]
+    for error in (OSError, SafetensorError):  # either may come of it
+        monkeypatch.setattr("bruno.checkpoint.save_file", partial(full, error))
+        with pytest.raises(OSError, match="No space left"):
+            run.save(current)
+    assert list(tmp_path.iterdir()) == run.checkpoints == [saved]
     assert saved.read_bytes() == content
 
 
@@ -222,6 +311,37 @@ def test_a_run_that_fails_from_its_checkpoint_too_stops(sampler, tmp_path):
     fail_from(current, step=10, until_scale=0.0)
     with pytest.raises(TrainingFailedError, match=r"going back 3 times .* did not help.*checkpoint-00000010"):
         list(Run(tmp_path).train(current, save_every=0.0))
+
+
+def test_a_run_that_ends_badly_says_so_and_keeps_what_was_good(sampler, tmp_path):
+    current = trainer(sampler, TrainConfig(steps=12, batch=4, length=5))
+    fail_from(current, step=7, until_scale=0.0)
+    with pytest.raises(TrainingFailedError, match=r"no finite gradient in its last 5 steps.*00000007"):
+        list(Run(tmp_path).train(current, save_every=0.0))
+    assert Run(tmp_path).checkpoints[-1].name == "checkpoint-00000007.safetensors"
+
+
+def test_a_checkpoint_that_was_in_ruins_already_is_not_gone_back_to_twice(sampler, tmp_path):
+    current = trainer(sampler, TrainConfig(steps=60, batch=4, length=5))
+    original, ruined = current.advance, False
+
+    def advance(count, progress=None):
+        nonlocal ruined
+        steps = original(count, progress)
+        if current.index == 10:  # a step that seems good, and is not unless it is small
+            ruined = current.scale > 0.2
+        elif ruined:
+            return [replace(s, gradient_norm=math.inf, skipped=True) for s in steps]
+        return steps
+
+    current.advance = advance
+    seen = list(Run(tmp_path).train(current, save_every=0.0))
+    notes = [progress.note.split(";")[1] for progress in seen if progress.note]
+    assert notes == [
+        " went back to step 10 with 0.3 of the rate",
+        " went back to step 9 with 0.09 of the rate",
+    ]
+    assert current.index == 60
 
 
 def test_a_lowered_rate_stays_low_after_resuming(sampler, tmp_path):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +87,36 @@ def read_about(path: str | Path) -> dict[str, Any]:
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
-    """To a file beside it first, then moved into place: a crash leaves the old file or the new one."""
-    metadata = {"bruno": json.dumps({"format": _FORMAT, **header})}
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save_file({name: tensor.detach().clone() for name, tensor in tensors.items()}, beside, metadata)
+    """Tensors and what to know of them, to a file that is there whole or not at all."""
+    here = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    metadata = {"bruno": json.dumps({"format": _FORMAT, "checksum": _checksum(here), **header})}
+    with replacing(path) as beside:
+        try:
+            save_file(here, beside, metadata)
+        except SafetensorError as error:  # as it calls a full disk
+            raise OSError(f"{path}: could not be written: {error}") from error
         mask = os.umask(0)  # there is no other way to ask for it
         os.umask(mask)
         beside.chmod(0o666 & ~mask)  # as any other file: safetensors lets nobody else read its own
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write beside another, which it replaces in the end: a crash leaves the old or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield beside
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _checksum(tensors: dict[str, torch.Tensor]) -> int:
+    """Of the bytes of all of them: a file can be damaged and still be read."""
+    result = 0
+    for _, tensor in sorted(tensors.items()):
+        result = zlib.crc32(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), result)
+    return result
 
 
 def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -109,4 +131,6 @@ def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor
         raise ValueError(f"`path` must be a file that bruno.save wrote; {path}: {error}.") from error
     if header is None or header.get("format") != _FORMAT:
         raise ValueError(f"`path` must be a file that bruno.save wrote, of format {_FORMAT}; {path} is not.")
+    if header["checksum"] != _checksum(tensors):
+        raise ValueError(f"`path` must be as bruno.save wrote it; {path} is damaged: its checksum is wrong.")
     return tensors, header

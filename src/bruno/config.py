@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
+import math
 import tomllib
 import typing
 from collections.abc import Sequence
@@ -194,8 +196,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(presets())}."
         raise ValueError(f"`preset` must be a preset or a .toml file; got {name!r}, {hint}")
     try:
-        values = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: is not TOML: {error}.") from error
     return override(Recipe, values, overrides)
 
@@ -215,6 +217,10 @@ def _set(values: dict[str, Any], setting: str) -> None:
         raise ValueError(f"`--set` takes key.sub=value, as train.steps=500; got {setting!r}.")
     for name in path:
         values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise ValueError(
+                f"`--set` takes key.sub=value, as train.steps=500; {name} has no sub: {setting!r}."
+            )
     try:
         values[last] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -239,6 +245,8 @@ def from_dict(cls: type[T], values: dict[str, Any], path: str = "") -> T:
             value = tuple(value)
         elif hints[name] is float:
             _check_type(f"{path}{name}", value, float, int)
+            if not math.isfinite(value):
+                raise ValueError(f"`{path}{name}` must be a finite number; got {value}.")
         else:
             _check_type(f"{path}{name}", value, hints[name])
         arguments[name] = value
@@ -262,6 +270,17 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def check_same(run: str, began: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise unless nested settings are those that a run began with, as far as both have them."""
+    before, after = flat(json.loads(json.dumps(began))), flat(json.loads(json.dumps(now)))
+    for key in sorted(before.keys() & after.keys()):
+        if before[key] != after[key]:
+            raise ValueError(
+                f"`{key}` must be as the run {run} began, {before[key]}; got {after[key]}. "
+                "Start another run for other settings."
+            )
+
+
 def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
     """Nested dictionaries as one, with keys as --set has them: ``flow.filters``."""
     result: dict[str, Any] = {}
@@ -278,5 +297,5 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 def check_at_least(name: str, value: float, least: float) -> None:
     """A setting has a lower limit."""
-    if value < least:
+    if not value >= least:  # which NaN is not either
         raise ValueError(f"`{name}` must be at least {least}; got {value}.")

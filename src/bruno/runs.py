@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from bruno.checkpoint import read, write
-from bruno.config import ModelConfig, Recipe, check_choice, flat, from_dict, to_dict
+from bruno.checkpoint import read, replacing, write
+from bruno.config import ModelConfig, Recipe, check_choice, check_same, from_dict, to_dict
 from bruno.model import Bruno
 from bruno.pace import Pace, Progress, agreed
 from bruno.provenance import provenance
@@ -31,6 +32,7 @@ _STEPS_AT_A_TIME_ON_A_GPU = 10  # between two looks at what they gave
 _FAILURES = 20  # steps in a row without a finite gradient: the run is lost, go back
 _RETRIES = 3
 _SMALLER = 0.3  # what the rate is multiplied with each time
+_ADVICE = "Try a smaller train.rate or train.clip, or look for extreme values in the data"
 
 
 class TrainingFailedError(RuntimeError):
@@ -71,6 +73,7 @@ class Run:
         self.folder = Path(folder)
         self.stop_signal = 0
         self._fewest: float | None = None  # bits/dim of the best
+        self._went_back_to: Path | None = None
         self._board: Any = None
 
     @property
@@ -86,20 +89,27 @@ class Run:
             raise ValueError(f"`run` must be the folder of a training run; there is no {self.folder}.")
         if not path.is_file():
             raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no {_RECIPE}.")
-        return from_dict(Recipe, json.loads(path.read_text()))
+        try:
+            return from_dict(Recipe, json.loads(path.read_text()))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: is not JSON: {error}.") from error
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Write down what the run is made from."""
+        """Write down what the run is made from; of one that is there already, only its length may change."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / _RECIPE).write_text(json.dumps(to_dict(recipe), indent=2) + "\n")
+        if self.checkpoints:
+            began, now = to_dict(self.recipe), to_dict(recipe)
+            check_same(self.folder.name, {**began, "train": {}}, {**now, "train": {}})
+        with replacing(self.folder / _RECIPE) as beside:
+            beside.write_text(json.dumps(to_dict(recipe), indent=2) + "\n")
 
     def model(self, which: str = "last", device: torch.device | str = "cpu") -> Bruno:
         """The model at the "last" checkpoint or at the "best" one, with averaged weights if it has them."""
         check_choice("checkpoint", which, ("last", "best"))
-        paths = self.checkpoints[-1:] if which == "last" else [self.best] * self.best.is_file()
+        paths = self.checkpoints if which == "last" else [self.best] * self.best.is_file()
         if not paths:
             raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no checkpoint.")
-        tensors, header = read(paths[0], device)
+        _, tensors, header = _newest(paths, device)
         part = "average." if any(name.startswith("average.") for name in tensors) else "model."
         model = Bruno.from_config(from_dict(ModelConfig, header["config"])).to(device)
         model.load_state_dict({n.removeprefix(part): t for n, t in tensors.items() if n.startswith(part)})
@@ -143,6 +153,11 @@ class Run:
                     progress = replace(progress, note=self._go_back(trainer, retries))
                 self.stop_signal = agreed(stop.number)
                 finished = pace.done() or self.stop_signal != 0
+                if finished and failures > 1:  # of which nothing is worth saving
+                    raise TrainingFailedError(
+                        f"training ended badly: no finite gradient in its last {failures} steps. "
+                        f"{_ADVICE}; the last checkpoint is {self.checkpoints[-1]}."
+                    )
                 if finished or (not failures and time.monotonic() - saved > save_every):
                     progress = replace(progress, validation=self._save_and_measure(trainer, measure))
                     saved = time.monotonic()
@@ -162,6 +177,7 @@ class Run:
             "kind": "training",
             "config": to_dict(model) if model else None,
             "train": to_dict(trainer.config),
+            "step": trainer.index,
             "seconds": trainer.seconds,
             "metrics": metrics or {},
             "provenance": provenance(trainer.config.seed),
@@ -174,22 +190,23 @@ class Run:
     def resume(self, trainer: Trainer) -> bool:
         """Put a trainer where the run was last saved; False if there is nothing to resume from.
 
-        A checkpoint that cannot be read is passed over for the one before it, with a warning.
+        A checkpoint that cannot be read is put aside for the one before it, with a warning.
         """
         found = None
-        for path in reversed(self.checkpoints if trainer.rank == 0 else []):  # one process reads for all
-            try:
-                found = read(path, "cpu")
-            except ValueError as error:
-                warnings.warn(f"{error} Going back to the checkpoint before it.", stacklevel=2)
-                continue
-            self._check_same(path, found[1], trainer)
-            break
+        if trainer.rank == 0:  # one process reads for all
+            for half_written in self.folder.glob(".*.safetensors.*"):  # when it was killed
+                half_written.unlink()
+            if self.checkpoints:
+                path, *found = _newest(self.checkpoints, "cpu")
+                for damaged in self.checkpoints[self.checkpoints.index(path) + 1 :]:
+                    damaged.rename(damaged.with_suffix(".damaged"))
+                self._check_same(found[1], trainer)
         found = agreed(found)
         if found is None:
             return False
-        trainer.restore(found[0])
-        trainer.seconds = found[1]["seconds"]
+        tensors, header = found
+        trainer.restore(tensors)
+        trainer.seconds = header["seconds"]
         return True
 
     def log(self, progress: Progress, trainer: Trainer) -> None:
@@ -197,34 +214,48 @@ class Run:
         if trainer.rank:
             return
         values = {k: None if v != v else v for k, v in asdict(progress).items()}  # JSON has no NaN
-        with (self.folder / "log.jsonl").open("a") as file:
-            file.write(json.dumps(values) + "\n")
+        with (self.folder / "log.jsonl").open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                cut = file.read() != b"\n"  # a line that a full disk or a crash left half written
+                file.write(b"\n" * cut)
+            file.write(json.dumps(values).encode() + b"\n")
         if self._board is None and find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(self.folder / "tensorboard", purge_step=progress.index)
         if self._board is not None:
             for name, value in values.items():
-                if isinstance(value, float):
+                if isinstance(value, float | int):
                     self._board.add_scalar(name, value, progress.index)
 
     def read_log(self) -> list[dict[str, Any]]:
-        """The lines of the log, those of resumed parts in the order they were written."""
+        """The lines of the log, those of resumed parts in the order they were written; none that was cut."""
         path = self.folder / "log.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        lines = path.read_text().splitlines() if path.is_file() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
 
     def _save_and_measure(self, trainer: Trainer, measure: Callable[[Bruno], float] | None) -> float:
         """Bits/dim on validation; the checkpoint is also kept as the best if no other had fewer."""
         value = measure(trainer.trained()) if measure and not trainer.rank else math.nan
         path = self.save(trainer, {} if math.isnan(value) else {"validation": value})
-        if self._fewest is None and self.best.is_file():
-            self._fewest = float(read(self.best, "cpu")[1]["metrics"]["validation"])
-        if value < (math.inf if self._fewest is None else self._fewest):
-            beside = self.best.with_name(f".{self.best.name}.{os.getpid()}")
-            shutil.copyfile(path, beside)
-            beside.replace(self.best)
+        if self._fewest is None:
+            self._fewest = self._fewest_so_far()
+        if value < self._fewest:
+            with replacing(self.best) as beside:
+                shutil.copyfile(path, beside)
             self._fewest = value
         return value
+
+    def _fewest_so_far(self) -> float:
+        """Bits/dim of the best checkpoint; infinite if there is none that can be read."""
+        try:
+            return float(read(self.best, "cpu")[1]["metrics"]["validation"])
+        except FileNotFoundError:
+            return math.inf
+        except ValueError as error:
+            warnings.warn(f"{error} The next best will replace it.", stacklevel=2)
+            return math.inf
 
     def _go_back(self, trainer: Trainer, retries: int) -> str:
         """To the last good checkpoint, with a smaller rate; returns what happened, in words."""
@@ -233,23 +264,31 @@ class Run:
         if retries > _RETRIES:
             raise TrainingFailedError(
                 f"training failed: {what}, and going back {_RETRIES} times with a smaller rate did not help. "
-                "Try a smaller train.rate or train.clip, or look for extreme values in the data; "
-                f"the last good checkpoint is {self.checkpoints[-1]}."
+                f"{_ADVICE}; the last checkpoint is {self.checkpoints[-1]}."
             )
+        if trainer.rank == 0 and self.checkpoints[1:] and self.checkpoints[-1] == self._went_back_to:
+            self.checkpoints[-1].unlink()  # it was in ruins already when it was saved
         seconds = trainer.seconds
         self.resume(trainer)
+        self._went_back_to = self.checkpoints[-1] if trainer.rank == 0 else None
         trainer.scale, trainer.seconds = scale, seconds
         return f"{what}; went back to step {trainer.index} with {scale:.2g} of the rate"
 
-    @staticmethod
-    def _check_same(path: Path, header: dict[str, Any], trainer: Trainer) -> None:
+    def _check_same(self, header: dict[str, Any], trainer: Trainer) -> None:
         """A run goes on with the settings that it began with; only its length may change."""
-        for name, mine in (("config", trainer.model.config), ("train", trainer.config)):
-            saved = flat(header[name] or {})
-            now = flat(json.loads(json.dumps(to_dict(mine)))) if mine else {}
-            for key in saved.keys() & now.keys() - {"steps", "minutes"}:
-                if saved[key] != now[key]:
-                    raise ValueError(
-                        f"`{key}` must be as the run {path.parent.name} began, {saved[key]}; got "
-                        f"{now[key]}. Start another run for other settings."
-                    )
+        config = trainer.model.config
+        check_same(self.folder.name, header["config"] or {}, to_dict(config) if config else {})
+        length = {"steps": None, "minutes": None}
+        check_same(self.folder.name, {**header["train"], **length}, {**to_dict(trainer.config), **length})
+
+
+def _newest(paths: list[Path], device: torch.device | str) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+    """The last of some checkpoints that can be read; of each that cannot, a warning."""
+    for path in reversed(paths):
+        try:
+            return path, *read(path, device)
+        except ValueError as error:
+            warnings.warn(f"{error} Going back to the checkpoint before it.", stacklevel=3)
+    raise ValueError(
+        f"`run` must have a checkpoint that can be read; none of {len(paths)} in {paths[0].parent} can."
+    )

@@ -115,15 +115,12 @@ class Trainer:
         self.model, self.sampler, self.config = model, sampler, config
         self.index, self.scale, self.seconds = 0, 1.0, 0.0
         self.rank, self.processes = _rank_and_processes()
-        for name, size in (("batch", config.batch), ("episodes", config.episodes)):
-            if size % self.processes:
-                raise ValueError(
-                    f"`train.{name}` must be a multiple of {self.processes} processes; got {size}."
-                )
         if config.generative and not config.shared:
             sampler.check_enough(config.length, "train.length")
+            self._check_shares("batch", config.batch)
         if config.discriminative:
             sampler.check_episodes(config.way, config.shot, config.queries, "train.")
+            self._check_shares("episodes", config.episodes)
         self.device = model.process.mean.device
         self.generator = Generator(self.device).manual_seed(config.seed)
         self.optimiser = make_optimiser(model, config)
@@ -277,6 +274,10 @@ class Trainer:
 
     def _noisy(self, x: Tensor) -> Tensor:
         return x if x.is_floating_point() else dequantise(x, self.generator)
+
+    def _check_shares(self, name: str, size: int) -> None:
+        if size % self.processes:
+            raise ValueError(f"`train.{name}` must be a multiple of {self.processes} processes; got {size}.")
 
     def _share(self, x: Tensor) -> Tensor:
         return x.chunk(self.processes)[self.rank]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from bruno import __version__
 from bruno.cli.classification import classify, fewshot
@@ -75,6 +77,7 @@ for _name, (_command, _example) in COMMANDS.items():
 
 def main() -> None:
     """The command `bruno`; a user's mistake is a line, not a traceback."""
+    warnings.showwarning = _warn
     try:
         app()
     except (ValueError, FileNotFoundError) as error:
@@ -84,5 +87,14 @@ def main() -> None:
 
 
 def _say(error: Exception, code: int) -> int:
-    Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+    _print("error", error, "red")
     return code
+
+
+def _warn(message: Warning | str, *where: Any, **further: Any) -> None:
+    _print("warning", message, "yellow")
+
+
+def _print(kind: str, message: object, colour: str) -> None:
+    """One line, whatever brackets there are in it."""
+    Console(stderr=True).print(Text.assemble((f"{kind}:", colour), f" {message}"), soft_wrap=True)

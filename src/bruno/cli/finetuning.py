@@ -34,7 +34,7 @@ from bruno.cli.training import (
     run_to_the_end,
     trainer_of,
 )
-from bruno.config import Recipe, override, to_dict
+from bruno.config import Recipe, check_same, override, to_dict
 from bruno.data import Examples
 from bruno.evaluation import measure_bits_per_dim
 from bruno.figures import accuracy_bars
@@ -67,23 +67,28 @@ def finetune(
     save_every: SaveEvery = 60.0,
 ) -> None:
     """Train a run's model further to tell classes apart: k-way n-shot episodes, beside the density itself."""
-    if trials == 1:
-        raise ValueError("`--trials` must be at least 2, for a spread to be told, or 0 for none; got 1.")
+    if trials < 0 or trials == 1:
+        raise ValueError(
+            f"`--trials` must be at least 2, for a spread to be told, or 0 for none; got {trials}."
+        )
     before = Run(run)
     episodes_only = {"discriminative": 1.0, "generative": generative, "episodes": episodes}
     values = to_dict(before.recipe)
     values["train"] |= {**episodes_only, "way": way, "shot": shot, "seed": seed, "minutes": 0.0}
     recipe = override(Recipe, values, [*(settings or []), *length_overrides(steps, minutes)])
+    check_same(
+        run.name, *({k: to_dict(r)[k] for k in ("alpha", "flow", "process")} for r in (before.recipe, recipe))
+    )
     after = Run(out or run.with_name(f"{run.name}-finetuned"))
     if resume and steps is None and minutes is None:
         recipe = as_planned(recipe, after)
     with process_group():
         place = choose_device(device)
         model = before.model(checkpoint, place)
+        examples = held_out_examples(recipe, split, data_dir) if trials else None
         trainer = trainer_of(model, recipe, examples_of(recipe, recipe.data.split, data_dir), place)
         run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
-        if trials and trainer.rank == 0:
-            examples = held_out_examples(recipe, split, data_dir)
+        if examples is not None and trainer.rank == 0:
             models = {"before": before.model(checkpoint, place), "after": after.model("last", place)}
             result = _compared(models, recipe, examples, split, trials, seed)
             say(result)

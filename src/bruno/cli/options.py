@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from bruno.runs import Run
 from bruno.shipped import pretrained_names, pretrained_path
 
 # In a group of processes the first one speaks for all.
-console = Console(quiet=int(os.environ.get("RANK", "0")) > 0)
+console = Console(quiet=int(os.environ.get("RANK", "0")) > 0, markup=False)
 
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a training run.")]
 ModelName = Annotated[
@@ -53,6 +54,8 @@ Settings = Annotated[
 
 def choose_device(name: str) -> str:
     """The device to work on; a process that torchrun started gets a GPU of its own and joins the others."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise ValueError(f"`--device` must be auto, cpu, cuda or cuda:NUMBER; got {name!r}.")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"`--device` must be one that is there; got {name}, and there is no GPU. Use cpu.")
     if name == "auto":

@@ -36,6 +36,7 @@ from bruno.evaluation import measure_bits_per_dim
 from bruno.figures import curves
 from bruno.model import Bruno
 from bruno.pace import Progress as Pace
+from bruno.pace import agreed
 from bruno.report import Result
 from bruno.runs import Run
 from bruno.sequences import SetSampler
@@ -73,6 +74,8 @@ def train(
     ] = False,
 ) -> None:
     """Train a model from a preset or a recipe of your own, into a folder from which it can be resumed."""
+    if validate < 0 or validate == 1:
+        raise ValueError(f"`--validate` must be at least 2 sets, or 0 for none; got {validate}.")
     overrides = [*(settings or []), *length_overrides(steps, minutes)]
     overrides += [f"train.seed={seed}"] if seed is not None else []
     overrides += ["data.skip_bad=true"] if skip_bad else []
@@ -162,8 +165,8 @@ def length_overrides(steps: int | None, minutes: float | None) -> list[str]:
     """What --steps or --minutes change in a recipe."""
     if steps is not None and minutes is not None:
         raise ValueError(f"`--steps` and `--minutes` exclude each other; got {steps} and {minutes}.")
-    if minutes is not None and minutes <= 0:
-        raise ValueError(f"`--minutes` must be above 0; got {minutes}.")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise ValueError(f"`--minutes` must be above 0, and not for ever; got {minutes}.")
     return [f"train.{k}={v}" for k, v in (("steps", steps), ("minutes", minutes)) if v is not None]
 
 
@@ -202,16 +205,21 @@ def run_to_the_end(
     save_every: float,
 ) -> None:
     """All remaining steps with a progress bar on a terminal; then the model in a file of its own."""
-    if run.checkpoints and not resume and trainer.rank == 0:
+    if agreed(run.folder.exists() and not run.folder.is_dir()):
+        raise ValueError(f"`--out` must be a folder; {run.folder} is a file.")
+    if agreed(bool(run.checkpoints)) and not resume:
         raise ValueError(f"`--out` must be a new folder; {run.folder} has a run. Go on with it by --resume.")
     if resume and not run.resume(trainer):
         raise ValueError(f"`--resume` needs a checkpoint; {run.folder} has none.")
     if trainer.rank == 0:
         run.keep_recipe(recipe)
-    pace = None
+    pace, skipped = None, 0
     for pace in _shown(run.train(trainer, save_every=save_every, measure=measure)):
+        skipped += pace.skipped
         if pace.note:
             console.print(pace.note)
+    if skipped:
+        console.print(f"left out {skipped} step{'s' * (skipped != 1)} whose gradient was not finite")
     if run.stop_signal:
         console.print(f"stopped after step {trainer.index} and saved; go on with --resume")
         raise typer.Exit(128 + run.stop_signal)
