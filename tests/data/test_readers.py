@@ -74,7 +74,7 @@ def test_a_bad_image_is_named_or_counted(pack, tmp_path):
         read_images(path)
     examples = read_images(path, skip_bad=True)
     assert len(examples) == 3
-    assert examples.skipped == ("dogs/broken.png",)
+    assert [name.removeprefix("wrapper/") for name in examples.skipped] == ["dogs/broken.png"]
 
 
 def test_mixed_sizes_need_a_size(tmp_path):
@@ -82,6 +82,54 @@ def test_mixed_sizes_need_a_size(tmp_path):
     with pytest.raises(ValueError, match=r"dogs/2.png .* one size, \(4, 6\); got \(7, 7\). Set a size"):
         read_images(path)
     assert len(read_images(path, size=4)) == 4
+
+
+def test_the_size_that_most_have_is_kept(tmp_path):
+    path = as_folder(tmp_path, {**FILES, "a/first.png": picture(1, (7, 7))})
+    examples = read_images(path, skip_bad=True)
+    assert len(examples) == 3
+    assert examples.skipped == ("a/first.png",)
+
+
+def test_a_dangling_link_or_a_folder_named_like_an_image_is_named_or_counted(tmp_path):
+    path = as_folder(tmp_path / "link", FILES)
+    (path / "cats" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(ValueError, match=r"cats/gone.png cannot be used: .*No such file"):
+        read_images(path)
+    assert read_images(path, skip_bad=True).skipped == ("cats/gone.png",)
+    path = as_folder(tmp_path / "folder", FILES)
+    (path / "dogs" / "x.png").mkdir()
+    with pytest.raises(ValueError, match=r"dogs/x.png cannot be used: .*directory"):
+        read_images(path)
+    assert read_images(path, skip_bad=True).skipped == ("dogs/x.png",)
+
+
+@every_kind
+def test_hidden_files_are_not_there(pack, tmp_path):
+    hidden = {"dogs/._1.png": b"macOS", "dogs/.ipynb_checkpoints/1.png": picture(1), "__MACOSX/a/1.png": b""}
+    assert read_images(pack(tmp_path, {**FILES, **hidden})).names == ("cats", "dogs")
+
+
+def test_images_in_no_class_folder_are_refused_in_a_folder_and_an_archive_alike(tmp_path):
+    loose = {"1.png": picture(1), "2.png": picture(2)}
+    with zipfile.ZipFile(tmp_path / "loose.zip", "w") as archive:
+        for name, content in loose.items():
+            archive.writestr(name, content)
+    for path in (as_folder(tmp_path / "a", loose), tmp_path / "loose.zip", as_tar(tmp_path, loose)):
+        with pytest.raises(ValueError, match=r"no images in class folders were found"):
+            read_images(path)
+
+
+def test_16_bits_are_scaled_to_8(tmp_path):
+    values = np.array([[0, 257, 32896, 65535]], np.uint16)
+    (tmp_path / "a").mkdir()
+    for kind in ("png", "tiff"):
+        Image.fromarray(values).save(tmp_path / "a" / f"1.{kind}")
+    (tmp_path / "a" / "1.pgm").write_bytes(b"P5 4 1 65535 " + values.byteswap().tobytes())
+    assert read_images(tmp_path).elements[:, 0, 0].tolist() == [[0, 1, 128, 255]] * 3
+    Image.fromarray(values.astype(np.float32)).save(tmp_path / "a" / "2.tiff")
+    with pytest.raises(ValueError, match=r"2.tiff cannot be used: its pixels have 32 bits, and no scale"):
+        read_images(tmp_path)
 
 
 def test_nothing_to_read(tmp_path):
@@ -127,17 +175,21 @@ class TestIdx:
         (tmp_path / "empty.gz").write_bytes(b"")
         with pytest.raises(ValueError, match=r"empty.gz: is not a gzipped idx file"):
             read_idx(tmp_path / "empty.gz", labels)
-        few = self.files(tmp_path, labels=np.zeros(3, np.uint8))
+        nothing = self.files(tmp_path, np.zeros((0, 3, 2), np.uint8), np.zeros(0, np.uint8))
+        with pytest.raises(ValueError, match=r"images.gz: must hold at least one image; it is empty"):
+            read_idx(*nothing)
+        few = self.files(tmp_path, np.zeros((4, 3, 2), np.uint8), labels=np.zeros(3, np.uint8))
         with pytest.raises(ValueError, match=r"labels.gz: must label the 4 images of images.gz; has 3"):
             read_idx(*few)
 
 
 class TestCifar:
-    def archive(self, path, batch=None):
+    def archive(self, path, batch=None, **replaced):
         content = {b"data": np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072), b"labels": [1, 0]}
         files = {f"data_batch_{i}": content for i in range(1, 6)}
         files |= {"test_batch": batch or content, "batches.meta": {b"label_names": [b"cat", b"dog"]}}
-        return as_tar(path, {f"cifar/{n}": pickle.dumps(c, protocol=2) for n, c in files.items()})
+        pickles = {name: pickle.dumps(content, protocol=2) for name, content in files.items()}
+        return as_tar(path, {f"cifar/{name}": content for name, content in (pickles | replaced).items()})
 
     def test_batches(self, tmp_path):
         path = self.archive(tmp_path)
@@ -153,6 +205,30 @@ class TestCifar:
 
         with pytest.raises(ValueError, match=r"it asks for builtins.print|it asks for __builtin__.print"):
             read_cifar10(self.archive(tmp_path, {b"data": Evil()}), train=False)
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (pickle.dumps({b"labels": [1, 0]}), r"there is no b'data' in it"),
+            (pickle.dumps({b"data": np.zeros((2, 3072), np.uint8)}), r"there is no b'labels' in it"),
+            (pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}), r"`labels` must be one"),
+            (b"\x80\x02X\x01\x00\x00\x00\xff.", r"codec can't decode"),
+            (b"", r"Ran out of input"),
+        ],
+    )
+    def test_a_bad_batch_is_an_error_that_names_the_file(self, tmp_path, content, message):
+        path = self.archive(tmp_path, test_batch=content)
+        with pytest.raises(ValueError, match=rf"images.tar.gz: is not the python version .*{message}"):
+            read_cifar10(path, train=False)
+
+    def test_a_bad_archive_is_one_line(self, tmp_path):
+        path = self.archive(tmp_path)
+        whole = path.read_bytes()
+        for content in (b"not a tar", whole[:200], whole[:-9]):
+            path.write_bytes(content)
+            with pytest.raises(ValueError, match=r"images.tar.gz: is not the python version") as error:
+                read_cifar10(path, train=False)
+            assert "\n" not in str(error.value)
 
 
 class TestTables:

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from bruno.data.readers import BROKEN, decode, is_image
+from bruno.data.archives import BROKEN
+from bruno.data.readers import decode, is_image
 
 
 class Element(NamedTuple):

@@ -11,9 +11,8 @@ import gzip
 import io
 import pickle
 import struct
-import tarfile
-import zipfile
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,10 +21,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from bruno.data.archives import BROKEN, entries, reason
 from bruno.data.examples import Examples
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
-BROKEN = (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, struct.error)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_images(
@@ -43,30 +43,43 @@ def read_images(
         size: resize to this height and width (bilinear); left out, all images must have one size.
         grey: one channel, else three.
         invert: 255 − pixel, where ink is dark and should be bright.
-        skip_bad: leave out images that will not open instead of raising.
+        skip_bad: leave out images that will not open or are not of the size that most have, and what is lost
+            of a damaged archive, instead of raising.
     """
-    arrays: list[NDArray[np.uint8]] = []
-    classes, skipped = [], []
-    for name, content in _files(path):
-        try:
-            array = decode(content, size, grey)
-            if arrays and array.shape != arrays[0].shape:
-                raise ValueError(
-                    f"all images must have one size, {arrays[0].shape[1:]}; got {array.shape[1:]}. Set a size"
-                )
-        except (*BROKEN, ValueError, Image.DecompressionBombError) as error:
-            if not skip_bad:
-                raise ValueError(f"{path}: {name} cannot be used: {error}.") from error
-            skipped.append(name)
-            continue
-        arrays.append(255 - array if invert else array)
-        classes.append(str(PurePosixPath(name).parent))
-    if not arrays:
-        raise ValueError(f"{path}: no images in class folders were found, as {path.name}/CLASS/IMAGE.png.")
-    names = sorted(set(classes))
-    index = {name: i for i, name in enumerate(names)}
-    labels = torch.tensor([index[name] for name in classes])
-    return Examples(torch.from_numpy(np.stack(arrays)), labels, tuple(names), tuple(skipped))
+    images: dict[str, NDArray[np.uint8]] = {}
+    problems: dict[str, str] = {}
+    try:
+        for name, read in entries(path, _is_image_of_a_class):
+            try:
+                images[name] = decode(read(), size, grey)
+            except (*BROKEN, ValueError) as error:
+                problems[name] = reason(error)
+                if not skip_bad:
+                    break
+    except BROKEN as error:
+        raise ValueError(
+            f"{path}: must be a folder, zip or tar of class folders, an .npz or a .csv; it is none of "
+            f"these, or is cut short: {reason(error)}."
+        ) from error
+    problems |= _of_another_size(images)
+    if problems and not skip_bad:
+        name, problem = next(iter(problems.items()))
+        raise ValueError(f"{path}: {name} cannot be used: {problem}.")
+    names = sorted(images.keys() - problems)
+    if not names:
+        raise ValueError(
+            f"{path}: no images in class folders were found, as {path.name}/CLASS/IMAGE.png"
+            + (f"; {len(problems)} could not be read." if problems else ".")
+        )
+    skip = 0 if path.is_dir() else _wrappers(names)
+    classes, labels = np.unique([_class_of(name, skip) for name in names], return_inverse=True)
+    pixels = np.stack([images[name] for name in names])
+    return Examples(
+        torch.from_numpy(255 - pixels if invert else pixels),
+        torch.from_numpy(labels).long(),
+        tuple(map(str, classes)),
+        tuple(problems),
+    )
 
 
 def read_idx(images: Path, labels: Path) -> Examples:
@@ -76,36 +89,28 @@ def read_idx(images: Path, labels: Path) -> Examples:
         raise ValueError(
             f"{labels}: must label the {len(pixels)} images of {images.name}; has {len(classes)}."
         )
+    if not len(pixels):
+        raise ValueError(f"{images}: must hold at least one image; it is empty.")
     names = tuple(str(i) for i in range(int(classes.max()) + 1))
     return Examples(torch.from_numpy(pixels).unsqueeze(1), torch.from_numpy(classes).long(), names)
 
 
 def read_cifar10(path: Path, train: bool) -> Examples:
     """The python version of CIFAR-10, a tar.gz of pickles, read by an unpickler that knows arrays only."""
-    wanted = [f"data_batch_{i}" for i in range(1, 6)] if train else ["test_batch"]
-    batches, names = [], None
+    batches = [f"data_batch_{i}" for i in range(1, 6)] if train else ["test_batch"]
+    contents: dict[str, dict[bytes, Any]] = {}
     try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                name = PurePosixPath(member.name).name
-                file = archive.extractfile(member) if name in (*wanted, "batches.meta") else None
-                if file is None:
-                    continue
-                content = _ArraysOnly(io.BytesIO(file.read()), encoding="bytes").load()
-                if name == "batches.meta":
-                    names = tuple(label.decode() for label in content[b"label_names"])
-                else:
-                    batches.append((name, content))
-    except (*BROKEN, pickle.UnpicklingError, KeyError) as error:
-        raise ValueError(f"{path}: is not the python version of CIFAR-10: {error}.") from error
-    if len(batches) != len(wanted) or names is None:
+        for name, read in entries(path, lambda name: _base(name) in (*batches, "batches.meta")):
+            contents[_base(name)] = _ArraysOnly(io.BytesIO(read()), encoding="bytes").load()
+        names = tuple(label.decode() for label in contents["batches.meta"][b"label_names"])
+        data = [contents[batch][b"data"] for batch in batches]
+        labels = [label for batch in batches for label in contents[batch][b"labels"]]
+        pixels = np.concatenate(data, dtype=np.uint8, casting="safe").reshape(-1, 3, 32, 32)
+        return Examples(torch.from_numpy(pixels), torch.tensor(labels), names)
+    except Exception as error:  # a damaged pickle raises whatever it happens to run into
         raise ValueError(
-            f"{path}: must hold {', '.join(wanted)} and batches.meta; found {len(batches)} batches."
-        )
-    batches.sort(key=lambda pair: pair[0])
-    pixels = np.concatenate([content[b"data"] for _, content in batches]).reshape(-1, 3, 32, 32)
-    labels = torch.tensor([label for _, content in batches for label in content[b"labels"]])
-    return Examples(torch.from_numpy(pixels), labels, names)
+            f"{path}: is not the python version of CIFAR-10, or is damaged: {reason(error)}."
+        ) from error
 
 
 def read_npz(path: Path) -> Examples:
@@ -164,38 +169,27 @@ def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
     )
 
 
-def _files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The images of a folder or archive by their path inside, in a fixed order."""
-    if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _IMAGES and p.parent != path)
-        yield from ((p.relative_to(path).as_posix(), p.read_bytes()) for p in files)
-        return
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                names = sorted(filter(is_image, archive.namelist()))
-                skip = _wrappers(names)
-                yield from ((_inside(name, skip), archive.read(name)) for name in names)
-        else:
-            with tarfile.open(path) as bundle:
-                members = {m.name: m for m in bundle if m.isfile() and is_image(m.name)}
-                skip = _wrappers(members)
-                for name in sorted(members):
-                    file = bundle.extractfile(members[name])
-                    assert file is not None
-                    yield _inside(name, skip), file.read()
-    except (*BROKEN, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"{path}: must be a folder, zip or tar of class folders, an .npz or a .csv; it is none of "
-            f"these, or is cut short: {reason}."
-        ) from error
-
-
 def is_image(name: str) -> bool:
-    """Whether a file of this name is one, and not what an archiver left beside it."""
+    """Whether a file of this name is one, and neither hidden nor what an archiver left beside it."""
     path = PurePosixPath(name)
-    return path.suffix.lower() in _IMAGES and not path.name.startswith(".") and "__MACOSX" not in path.parts
+    hidden = any(part.startswith((".", "__MACOSX")) for part in path.parts)
+    return path.suffix.lower() in _IMAGES and not hidden
+
+
+def _is_image_of_a_class(name: str) -> bool:
+    return is_image(name) and len(PurePosixPath(name).parts) > 1
+
+
+def _of_another_size(images: dict[str, NDArray[np.uint8]]) -> dict[str, str]:
+    """What is wrong with the images that are not of the size that most have."""
+    if not images:
+        return {}
+    [(most, _)] = Counter(image.shape for image in images.values()).most_common(1)
+    return {
+        name: f"all images must have one size, {most[1:]}; got {image.shape[1:]}. Set a size"
+        for name, image in images.items()
+        if image.shape != most
+    }
 
 
 def _wrappers(names: Iterable[str]) -> int:
@@ -204,8 +198,12 @@ def _wrappers(names: Iterable[str]) -> int:
     return int(len({parts[0] for parts in paths}) == 1 and all(len(parts) > 2 for parts in paths))
 
 
-def _inside(name: str, skip: int) -> str:
-    return "/".join(PurePosixPath(name).parts[skip:])
+def _class_of(name: str, skip: int) -> str:
+    return "/".join(PurePosixPath(name).parts[skip:-1])
+
+
+def _base(name: str) -> str:
+    return PurePosixPath(name).name
 
 
 def decode(content: bytes, size: int | tuple[int, int] | None, grey: bool) -> NDArray[np.uint8]:
@@ -215,12 +213,21 @@ def decode(content: bytes, size: int | tuple[int, int] | None, grey: bool) -> ND
     except UnidentifiedImageError as error:
         raise ValueError("it is not an image") from error
     with opened as file:
-        image = file.convert("L" if grey else "RGB")
+        image = _with_8_bits(file).convert("L" if grey else "RGB")
         if size is not None:
             height, width = (size, size) if isinstance(size, int) else size
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         array = np.asarray(image)
     return array[None] if grey else array.transpose(2, 0, 1)
+
+
+def _with_8_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey values on the scale of 8 bits; Pillow itself would cut them off at 255."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray(np.round(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels have 32 bits, and no scale that is known. Save it with 8 or 16 bits")
+    return image
 
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -230,8 +237,8 @@ def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             content = file.read()
         (magic,) = struct.unpack(">I", content[:4])
         shape = struct.unpack(f">{dimensions}I", content[4 : 4 * dimensions + 4]) if magic == expected else ()
-    except (*BROKEN, gzip.zlib.error) as error:  # type: ignore[attr-defined]
-        raise ValueError(f"{path}: is not a gzipped idx file, or is cut short: {error}.") from error
+    except BROKEN as error:
+        raise ValueError(f"{path}: is not a gzipped idx file, or is cut short: {reason(error)}.") from error
     if magic != expected:
         raise ValueError(
             f"{path}: must be an idx file of {dimensions} dimensions; its magic number is {magic}."
