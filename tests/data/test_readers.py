@@ -246,6 +246,44 @@ class TestTables:
         with pytest.raises(ValueError, match=r"must hold `images` or `rows`, and `labels`; has pictures"):
             read_npz(tmp_path / "bad.npz")
 
+    def refused(self, path, **arrays) -> str:
+        np.savez(path / "a.npz", **arrays)
+        with pytest.raises(ValueError, match=r"a.npz: ") as error:
+            read_npz(path / "a.npz")
+        return str(error.value)
+
+    def test_npz_labels_may_be_a_column(self, tmp_path):
+        np.savez(tmp_path / "a.npz", images=np.zeros((3, 4, 5), np.uint8), labels=[[0], [1], [1]])
+        assert read_npz(tmp_path / "a.npz").labels.tolist() == [0, 1, 1]
+
+    def test_npz_channels_come_first_or_last(self, tmp_path):
+        images = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
+        np.savez(tmp_path / "last.npz", images=images, labels=[0, 1])
+        np.savez(tmp_path / "first.npz", images=images.transpose(0, 3, 1, 2), labels=[0, 1])
+        last, first = read_npz(tmp_path / "last.npz"), read_npz(tmp_path / "first.npz")
+        assert torch.equal(last.elements, first.elements)
+        assert last.shape == (3, 4, 5)
+        np.savez(tmp_path / "flat.npz", images=np.zeros((2, 3, 5), np.uint8), labels=[0, 1])
+        assert read_npz(tmp_path / "flat.npz").shape == (1, 3, 5)
+        for shape in ((2, 3, 5, 3), (2, 4, 5, 6)):
+            assert "must not be mistakable" in self.refused(
+                tmp_path, images=np.zeros(shape, np.uint8), labels=[0, 1]
+            )
+
+    def test_npz_that_cannot_be_used_is_named(self, tmp_path):
+        images = np.zeros((3, 4, 5), np.uint8)
+        assert "one for each element" in self.refused(tmp_path, images=images, labels=[0, 1])
+        assert "one for each element" in self.refused(tmp_path, images=images, labels=[[0, 1]] * 3)
+        assert "there must be some" in self.refused(tmp_path, images=images[:0], labels=[])
+        assert "must be uint8" in self.refused(tmp_path, images=images / 255, labels=[0, 1, 2])
+        assert "`rows` must be numbers" in self.refused(tmp_path, rows=[["a", "b"]], labels=[0])
+        assert "`rows` must be numbers" in self.refused(tmp_path, rows=[1.0, 2.0], labels=[0, 1])
+        assert "`rows` must be finite" in self.refused(tmp_path, rows=[[1e39]], labels=[0])
+        with (tmp_path / "a.npz").open("wb") as file:
+            np.save(file, images)
+        with pytest.raises(ValueError, match=r"a.npz: cannot be read as npz: it is one array, an .npy"):
+            read_npz(tmp_path / "a.npz")
+
     def test_csv(self, tmp_path):
         path = tmp_path / "t.csv"
         path.write_text("machine,a,b\nm1,1,2.5\nm2,3,4\nm1,5,6\n")

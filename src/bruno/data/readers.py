@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from torch import Tensor
 
 from bruno.data.archives import BROKEN, entries, reason
 from bruno.data.examples import Examples
@@ -114,29 +115,55 @@ def read_cifar10(path: Path, train: bool) -> Examples:
 
 
 def read_npz(path: Path) -> Examples:
-    """An npz with `images` (n, height, width[, channels]) uint8, or `rows` (n, dim), and `labels`."""
+    """An npz with `labels` (n,) and either `rows` (n, dim) or `images`, uint8.
+
+    Images are (n, height, width), (n, height, width, channels) or (n, channels, height, width).
+    """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with path.open("rb") as file:
+            held = np.load(file, allow_pickle=False)
+            if isinstance(held, np.ndarray):
+                raise ValueError("it is one array, an .npy; save with np.savez(FILE, images=…, labels=…)")
+            arrays = {name: held[name] for name in ("images", "rows", "labels") if name in held}
     except (*BROKEN, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read as npz: {error}.") from error
-    if "labels" not in arrays or not {"images", "rows"} & set(arrays):
+        raise ValueError(f"{path}: cannot be read as npz: {reason(error)}.") from error
+    if "labels" not in arrays or len(arrays) == 1:
+        found = ", ".join(held) or "nothing"
+        raise ValueError(f"{path}: must hold `images` or `rows`, and `labels`; has {found}.")
+    elements = _rows(path, arrays["rows"]) if "rows" in arrays else _images(path, arrays["images"])
+    n, labels = len(elements), arrays["labels"]
+    if not n or labels.shape not in ((n,), (n, 1)):
         raise ValueError(
-            f"{path}: must hold `images` or `rows`, and `labels`; has {', '.join(arrays) or 'nothing'}."
+            f"{path}: `labels` must be one for each element, of which there must be some; "
+            f"got labels {labels.shape} for {n}."
         )
-    names, labels = np.unique(arrays["labels"], return_inverse=True)
-    if "rows" in arrays:
-        elements = torch.from_numpy(arrays["rows"]).float()
-    else:
-        images = arrays["images"]
-        if images.dtype != np.uint8 or images.ndim not in (3, 4):
-            raise ValueError(
-                f"{path}: `images` must be uint8, (n, height, width) or (n, height, width, channels); "
-                f"got {images.dtype} {images.shape}."
-            )
-        images = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-        elements = torch.from_numpy(np.ascontiguousarray(images))
-    return Examples(elements, torch.from_numpy(labels).long(), tuple(map(str, names)))
+    names, classes = np.unique(labels.reshape(n), return_inverse=True)
+    return Examples(elements, torch.from_numpy(classes).long(), tuple(map(str, names)))
+
+
+def _rows(path: Path, rows: NDArray[Any]) -> Tensor:
+    """float32 (n, dim)."""
+    if rows.ndim != 2 or rows.dtype.kind not in "fiub":
+        raise ValueError(f"{path}: `rows` must be numbers, (n, dim); got {rows.dtype} {rows.shape}.")
+    with np.errstate(over="ignore"):
+        elements = torch.from_numpy(rows.astype(np.float32))
+    if not elements.isfinite().all():
+        raise ValueError(f"{path}: `rows` must be finite in float32, below {_LARGEST:.1e}; some are not.")
+    return elements
+
+
+def _images(path: Path, images: NDArray[Any]) -> Tensor:
+    """uint8 (n, channels, height, width); the axis of 1 or 3 is that of the channels."""
+    if images.ndim == 3 and images.dtype == np.uint8:
+        return torch.from_numpy(images).unsqueeze(1)
+    first, last = (images.ndim == 4 and images.shape[axis] in (1, 3) for axis in (1, -1))
+    if images.dtype != np.uint8 or first == last:
+        raise ValueError(
+            f"{path}: `images` must be uint8, (n, height, width), or with 1 or 3 channels "
+            f"(n, height, width, channels) or (n, channels, height, width), which must not be "
+            f"mistakable for one another; got {images.dtype} {images.shape}."
+        )
+    return torch.from_numpy(np.ascontiguousarray(images if first else images.transpose(0, 3, 1, 2)))
 
 
 def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
