@@ -67,9 +67,39 @@ def test_what_cannot_be_read_is_named(folder, make, message):
 
 
 def test_a_row_of_another_length_is_named_or_left_out():
-    lines = ["1,2", "1,2,3", "1,nan", "3,4"]
+    lines = ["1,2", "1,2,3", "1,nan", "3,4", "1,1e39"]
     with pytest.raises(ValueError, match=r"line 2: cannot be used: a row must be 2 finite numbers"):
         list(ElementReader((2,), 0).read_lines(lines))
     reader = ElementReader((2,), 0, skip_bad=True)
     assert [element.x.tolist() for element in reader.read_lines(lines)] == [[1, 2], [3, 4]]
-    assert reader.skipped == ["line 2", "line 3"]
+    assert reader.skipped == ["line 2", "line 3", "line 5"]
+
+
+def test_links_that_dangle_and_folders_named_like_images_are_named_or_left_out(folder):
+    (folder / "d.png").symlink_to(folder / "nowhere.png")
+    with pytest.raises(ValueError, match=r"d.png: cannot be used"):
+        ElementReader((1, 4, 4), 256).all([folder])
+    (folder / "e.png").mkdir()
+    reader = ElementReader((1, 4, 4), 256, skip_bad=True)
+    assert len(reader.all([folder])[0]) == 3
+    assert len(list(reader.read_lines([str(folder / "nowhere.png")]))) == 0
+    assert [name.rsplit("/")[-1] for name in reader.skipped] == ["d.png", "e.png", "nowhere.png"]
+
+
+def test_hidden_files_are_not_there(folder, tmp_path):
+    (folder / "._a.jpg").write_bytes(b"macOS")
+    assert len(ElementReader((1, 4, 4), 256).all([folder])[0]) == 3
+    (tmp_path / "t.csv").write_text("1,2\n")
+    (tmp_path / "._t.csv").write_bytes(b"1,2,3\n")
+    assert len(ElementReader((2,), 0).all([tmp_path])[0]) == 1
+
+
+def test_a_table_as_excel_writes_it_and_one_that_is_not_text(tmp_path):
+    (tmp_path / "a.csv").write_text("1,2\n", encoding="utf-8-sig")
+    assert ElementReader((2,), 0).all([tmp_path / "a.csv"])[0].tolist() == [[1, 2]]
+    (tmp_path / "b.csv").write_bytes(b"Ger\xe4t,a\n1,2\n")
+    with pytest.raises(ValueError, match=r"b.csv: must be text in UTF-8"):
+        ElementReader((2,), 0).all([tmp_path])
+    reader = ElementReader((2,), 0, skip_bad=True)
+    assert len(reader.all([tmp_path])[0]) == 1
+    assert reader.skipped == [str(tmp_path / "b.csv")]

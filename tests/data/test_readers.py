@@ -284,6 +284,30 @@ class TestTables:
         with pytest.raises(ValueError, match=r"a.npz: cannot be read as npz: it is one array, an .npy"):
             read_npz(tmp_path / "a.npz")
 
+    @pytest.mark.parametrize("line", ["m1,1,2,3", "m1,1", "m1,1,1e39", "m1,nan,1", "m1,1,"])
+    def test_csv_rows_are_as_long_as_the_header_and_finite_in_float32(self, tmp_path, line):
+        path = tmp_path / "t.csv"
+        path.write_text(f"machine,a,b\nm1,1,2\n\n{line}\n")
+        with pytest.raises(ValueError, match=r"t.csv: line 4 cannot be used"):
+            read_csv(path, "machine")
+        examples = read_csv(path, "machine", skip_bad=True)
+        assert examples.skipped == ("line 4",)
+        assert examples.elements.tolist() == [[1, 2]]
+
+    def test_csv_as_excel_writes_it(self, tmp_path):
+        path = tmp_path / "t.csv"
+        path.write_text("machine,a\r\nm1,1\r\n", encoding="utf-8-sig")
+        assert read_csv(path, "machine").names == ("m1",)
+        path.write_text("Gerät,a\nm1,1\n", encoding="latin-1")
+        with pytest.raises(ValueError, match=r"t.csv: must be text in UTF-8; save it as that"):
+            read_csv(path, "Gerät")
+        path.write_text("machine,a\nm1,1\x00\n" + "9" * 200_000)
+        with pytest.raises(ValueError, match=r"t.csv: line \d cannot be"):
+            read_csv(path, "machine")
+        path.write_text("machine\nm1\n")
+        with pytest.raises(ValueError, match=r"t.csv: must have columns of numbers beside 'machine'"):
+            read_csv(path, "machine")
+
     def test_csv(self, tmp_path):
         path = tmp_path / "t.csv"
         path.write_text("machine,a,b\nm1,1,2.5\nm2,3,4\nm1,5,6\n")
@@ -293,6 +317,6 @@ class TestTables:
         with pytest.raises(ValueError, match=r"`group` must be a column, one of machine, a, b; got 'plant'"):
             read_csv(path, "plant")
         path.write_text("machine,a\nm1,1\nm1,oops\nm2,2\n")
-        with pytest.raises(ValueError, match=r"line 3 is not numbers throughout"):
+        with pytest.raises(ValueError, match=r"line 3 cannot be used: could not convert .* 'oops'"):
             read_csv(path, "machine")
         assert read_csv(path, "machine", skip_bad=True).skipped == ("line 3",)

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from bruno.data.archives import BROKEN
-from bruno.data.readers import decode, is_image
+from bruno.data.archives import BROKEN, reason
+from bruno.data.readers import decode, is_image, reading_text
 
 
 class Element(NamedTuple):
@@ -43,18 +42,16 @@ class ElementReader:
         """Each image file, each row of a CSV, and those of a folder in the order of their names."""
         for path in map(Path, paths):
             if path.is_dir():
-                yield from self.read(self.files(path))
-            elif not path.exists():
-                raise FileNotFoundError(f"{path}: there is no such file or folder.")
-            elif self.levels:
-                yield from self._checked(str(path), path)
+                for file in self.files(path):
+                    yield from self._of_file(file)
+            elif path.exists() or self.skip_bad:
+                yield from self._of_file(path)
             else:
-                with path.open(newline="") as file:
-                    yield from self.read_lines(file, f"{path}, ")
+                raise FileNotFoundError(f"{path}: there is no such file or folder.")
 
     def files(self, folder: Path) -> list[Path]:
         """The images of a folder, or the CSVs if elements are rows, in the order of their names."""
-        wanted = is_image if self.levels else lambda name: name.lower().endswith(".csv")
+        wanted = is_image if self.levels else _is_csv
         files = sorted(file for file in folder.iterdir() if wanted(file.name))
         if not files:
             kind = "images" if self.levels else "CSV files"
@@ -87,12 +84,24 @@ class ElementReader:
             return pixels
         return (pixels.double() * ((self.levels - 1) / 255)).round().to(torch.uint8)
 
+    def _of_file(self, path: Path) -> Iterator[Element]:
+        if self.levels:
+            yield from self._checked(str(path), path)
+            return
+        try:
+            with reading_text(path) as file:
+                yield from self.read_lines(file, f"{path}, ")
+        except ValueError:
+            if not self.skip_bad:
+                raise
+            self.skipped.append(str(path))
+
     def _checked(self, name: str, source: Path | str) -> Iterator[Element]:
         try:
             yield Element(name, self._image(source) if isinstance(source, Path) else self._row(source))
         except (*BROKEN, ValueError) as error:
             if not self.skip_bad:
-                raise ValueError(f"{name}: cannot be used: {error}.") from error
+                raise ValueError(f"{name}: cannot be used: {reason(error)}.") from error
             self.skipped.append(name)
 
     def _image(self, path: Path) -> Tensor:
@@ -101,10 +110,14 @@ class ElementReader:
         return self.levelled(255 - pixels if self.invert else pixels)
 
     def _row(self, text: str) -> Tensor:
-        numbers = [float(cell) for cell in next(csv.reader([text]))]
-        if len(numbers) != self.shape[0] or not np.isfinite(numbers).all():
+        row = torch.tensor([float(cell) for cell in next(csv.reader([text]))])
+        if row.shape != self.shape or not row.isfinite().all():
             raise ValueError(f"a row must be {self.shape[0]} finite numbers; it is {text!r}")
-        return torch.tensor(numbers)
+        return row
+
+
+def _is_csv(name: str) -> bool:
+    return name.lower().endswith(".csv") and not name.startswith(".")
 
 
 def _is_number(text: str) -> bool:

@@ -12,9 +12,10 @@ import io
 import pickle
 import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -169,31 +170,57 @@ def _images(path: Path, images: NDArray[Any]) -> Tensor:
 def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
     """A table with a header: rows of the same value in the `group` column are a set, the others numbers."""
     rows, groups, skipped = [], [], []
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        columns = [name for name in reader.fieldnames or () if name != group]
-        if group not in (reader.fieldnames or ()):
-            raise ValueError(f"{path}: `group` must be a column, one of {', '.join(columns)}; got {group!r}.")
-        for record in reader:
-            try:
-                row = [float(record[name]) for name in columns]
-                if not np.isfinite(row).all():
-                    raise ValueError("not finite")
-            except (TypeError, ValueError) as error:
-                if not skip_bad:
-                    raise ValueError(
-                        f"{path}: line {reader.line_num} is not numbers throughout: {error}."
-                    ) from error
-                skipped.append(f"line {reader.line_num}")
-                continue
-            rows.append(row)
-            groups.append(record[group])
+    try:
+        with reading_text(path) as file:
+            table = csv.reader(file)
+            header = next(table, [])
+            if group not in header:
+                raise ValueError(
+                    f"{path}: `group` must be a column, one of {', '.join(header)}; got {group!r}."
+                )
+            if len(header) == 1:
+                raise ValueError(f"{path}: must have columns of numbers beside {group!r}; there is none.")
+            place = header.index(group)
+            for cells in filter(None, table):  # blank lines are none
+                try:
+                    row = _numbers(cells[:place] + cells[place + 1 :], len(header) - 1)
+                except ValueError as error:
+                    if not skip_bad:
+                        raise ValueError(f"{path}: line {table.line_num} cannot be used: {error}.") from error
+                    skipped.append(f"line {table.line_num}")
+                    continue
+                rows.append(row)
+                groups.append(cells[place])
+    except csv.Error as error:
+        raise ValueError(f"{path}: line {table.line_num} cannot be read as CSV: {error}.") from error
     if not rows:
         raise ValueError(f"{path}: must hold at least one row of numbers.")
     names, labels = np.unique(groups, return_inverse=True)
     return Examples(
         torch.tensor(rows), torch.from_numpy(labels).long(), tuple(map(str, names)), tuple(skipped)
     )
+
+
+def _numbers(cells: list[str], count: int) -> list[float]:
+    """So many finite numbers: of float32, what they will be kept as."""
+    if len(cells) != count:
+        raise ValueError(f"it must have {count + 1} cells, as the header has; it has {len(cells) + 1}")
+    row = [float(cell) for cell in cells]
+    if not all(abs(value) <= _LARGEST for value in row):
+        raise ValueError(f"its numbers must be finite and below {_LARGEST:.1e}")
+    return row
+
+
+@contextmanager
+def reading_text(path: Path) -> Iterator[TextIO]:
+    """A file of text, with or without the mark that Excel puts before UTF-8; a ValueError if it is none."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            yield file
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {reason(error)}.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: must be text in UTF-8; save it as that. {error}.") from error
 
 
 def is_image(name: str) -> bool:
