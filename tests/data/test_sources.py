@@ -71,6 +71,49 @@ def test_a_changed_folder_is_read_again(tmp_path):
     assert len(load_examples(str(path))) == 4
 
 
+@pytest.mark.parametrize("keep", [0, 300, -30])
+def test_a_damaged_cache_is_made_again(tmp_path, cache, keep):
+    path = as_folder(tmp_path / "own", FILES)
+    first = load_examples(str(path))
+    [kept] = (cache / "parsed").iterdir()
+    kept.write_bytes(kept.read_bytes()[:keep])
+    assert torch.equal(load_examples(str(path)).elements, first.elements)
+    assert len(Examples.load(kept)) == 3
+
+
+def test_what_was_left_out_once_is_an_error_again_when_nothing_may_be(tmp_path):
+    path = as_folder(tmp_path / "own", {**FILES, "dogs/2.png": b"broken"})
+    assert load_examples(str(path), skip_bad=True).skipped == ("dogs/2.png",)
+    assert load_examples(str(path), skip_bad=True).skipped == ("dogs/2.png",)  # from the cache
+    with pytest.raises(ValueError, match=r"dogs/2.png cannot be used"):
+        load_examples(str(path))
+
+
+def test_a_dangling_link_can_be_left_out(tmp_path):
+    path = as_folder(tmp_path / "own", FILES)
+    (path / "cats" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    assert load_examples(str(path), skip_bad=True).skipped == ("cats/gone.png",)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "T.CSV"])
+def test_a_table_is_parsed_once_for_every_way_to_read_it(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    path.write_text("machine,plant,a\n1,7,0.5\n2,7,1.5\n")
+    first = load_examples(str(path), group="machine")
+    assert load_examples(str(path), group="plant").names == ("7",)
+    monkeypatch.setattr("bruno.data.sources.read_csv", lambda *_, **__: pytest.fail("parsed again"))
+    assert torch.equal(load_examples(str(path), group="machine").elements, first.elements)
+
+
+def test_a_file_in_the_place_of_the_compact_one_is_named_with_the_way_out(tmp_path):
+    np.savez(tmp_path / "mnist.npz", x_train=np.zeros((2, 28, 28)), y_train=[0, 1])  # as Keras has it
+    with pytest.raises(
+        ValueError, match=r"is no compact file of examples: it holds x_train, y_train"
+    ) as error:
+        load_examples("mnist", data_dir=tmp_path)
+    assert "move or rename it. mnist is read from mnist/train-images-idx3-ubyte.gz, " in str(error.value)
+
+
 def test_what_is_missing_is_named_with_its_place(tmp_path):
     with pytest.raises(MissingDataError, match=r"omniglot needs omniglot/images_background.zip .* put it at"):
         load_examples("omniglot", data_dir=tmp_path, download=False)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+
+from bruno.data.archives import reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,30 +77,42 @@ class Examples:
         return self.of_classes(self.names.index(name) for name in names)
 
     def save(self, path: Path) -> None:
-        """One compact file: compressed, and read without unpickling anything."""
-        beside = path.with_name(f".{path.name}.part")
-        with beside.open("wb") as file:
-            np.savez_compressed(
-                file,
-                elements=self.elements.numpy(),
-                labels=self.labels.numpy(),
-                names=np.array(self.names),
-                skipped=np.array(self.skipped, dtype=str),
-                levels=np.array(self.levels),
-            )
-        beside.replace(path)
+        """One compact file: compressed, and read without unpickling anything.
+
+        It is there as a whole or not at all, however many processes write it at once.
+        """
+        beside = path.with_name(f".{path.name}.{uuid4().hex}.part")
+        try:
+            with beside.open("wb") as file:
+                np.savez_compressed(
+                    file,
+                    elements=self.elements.numpy(),
+                    labels=self.labels.numpy(),
+                    names=np.array(self.names),
+                    skipped=np.array(self.skipped, dtype=str),
+                    levels=np.array(self.levels),
+                )
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> Examples:
-        """Read what `save` wrote."""
-        with np.load(path, allow_pickle=False) as file:
-            return cls(
-                torch.from_numpy(file["elements"]),
-                torch.from_numpy(file["labels"]).long(),
-                tuple(map(str, file["names"])),
-                tuple(map(str, file["skipped"])),
-                int(file["levels"]),
-            )
+        """Read what `save` wrote; a ValueError that names the file if it is something else, or damaged."""
+        try:
+            with path.open("rb") as file:
+                held = np.load(file, allow_pickle=False)
+                if "elements" not in held:
+                    raise ValueError(f"it holds {', '.join(held) or 'nothing'}")
+                return cls(
+                    torch.from_numpy(held["elements"]),
+                    torch.from_numpy(held["labels"]).long(),
+                    tuple(map(str, held["names"])),
+                    tuple(map(str, held["skipped"])),
+                    int(held["levels"]),
+                )
+        except Exception as error:  # numpy, zipfile and zlib have a dozen ways to say that it is damaged
+            raise ValueError(f"{path}: is no compact file of examples: {reason(error)}.") from error
 
 
 def concatenated(parts: Sequence[Examples]) -> Examples:

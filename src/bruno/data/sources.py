@@ -15,7 +15,7 @@ from bruno.data.drawn import draw_characters
 from bruno.data.examples import Examples, concatenated
 from bruno.data.readers import read_cifar10, read_csv, read_idx, read_images, read_npz
 
-_FORMAT = 2  # of the compact files
+_FORMAT = 3  # of the compact files, and of how files are read: older ones are not used
 SPLITS = ("train", "validation", "trainval", "test")
 OMNIGLOT_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
 
@@ -56,6 +56,9 @@ def load_examples(
 ) -> Examples:
     """The examples of a split of a named data set, or of a folder, archive, npz or CSV by its path.
 
+    What takes long to parse is kept as one compact file, made anew when the files change or are to be read
+    in another way. An npz of your own is not: it is such a file already, and as fast to read.
+
     Args:
         name: one of `SOURCES`, or a path.
         split: "train", "validation", both as "trainval", or "test"; their classes differ where a model is
@@ -64,7 +67,7 @@ def load_examples(
         size: for your own images: resize to this height and width.
         grey: for your own images: one channel or three.
         group: for a CSV: the column that says which set a row belongs to.
-        skip_bad: leave out what cannot be read, and count it.
+        skip_bad: for your own files: leave out what cannot be read, and count it.
         download: fetch what is missing.
     """
     if split not in SPLITS:
@@ -77,14 +80,17 @@ def load_examples(
         raise ValueError(
             f"`data` must be one of {', '.join(SOURCES)}, or a path; there is nothing at {name!r}."
         )
-    if path.suffix == ".csv":
-        examples = read_csv(path, group, skip_bad=skip_bad)
-    elif path.suffix == ".npz":
+    kind = path.suffix.lower()
+    if kind == ".npz":
         examples = read_npz(path)
-    else:
-        options = f"{size}-{grey}"
+    elif kind == ".csv":
         examples = _cached(
-            _stamp(path) + options, lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad)
+            f"{_stamp(path)} {group} {skip_bad}", lambda: read_csv(path, group, skip_bad=skip_bad)
+        )
+    else:
+        examples = _cached(
+            f"{_stamp(path)} {size} {grey} {skip_bad}",
+            lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad),
         )
     return split_by_class(examples, split)
 
@@ -112,7 +118,17 @@ def split_by_class(examples: Examples, split: str) -> Examples:
 
 def locate(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
     """Where each file of a named data set is, or None where it is missing."""
-    return {remote.path: _find(remote, data_dir) for remote in SOURCES[name].files}
+    return {remote.path: _find(remote.path, data_dir) for remote in SOURCES[name].files}
+
+
+def locate_compact(name: str, data_dir: Path | None = None) -> Path | None:
+    """A data set as one file that `Examples.save` wrote, NAME.npz in a data folder: it is taken first."""
+    return _find(f"{name}.npz", data_dir)
+
+
+def place_of(remote: Remote, data_dir: Path | None = None) -> Path:
+    """Where a published file is to be put by hand: below data_dir, $BRUNO_DATA or the cache."""
+    return _folders(data_dir)[0] / remote.path
 
 
 def cache_dir() -> Path:
@@ -121,15 +137,20 @@ def cache_dir() -> Path:
 
 
 def _parsed(name: str, source: Source, data_dir: Path | None, download: bool) -> Examples:
-    compact = f"{name}.npz"
-    for folder in _folders(data_dir):
-        if (folder / compact).is_file():
-            return Examples.load(folder / compact)
+    if compact := locate_compact(name, data_dir):
+        try:
+            return Examples.load(compact)
+        except ValueError as error:
+            files = ", ".join(remote.path for remote in source.files) or "what is built in"
+            raise ValueError(
+                f"{error} It is in the way: move or rename it. {name} is read from {files}."
+            ) from error
     if not source.files:
         return source.read([])
-    paths = [_find(remote, data_dir) or _fetch(name, remote, data_dir, download) for remote in source.files]
-    stamp = "".join(f"{path.stat().st_size}-{path.stat().st_mtime_ns}" for path in paths)
-    return _cached(name + stamp, lambda: source.read(paths))
+    paths = [
+        _find(remote.path, data_dir) or _fetch(name, remote, data_dir, download) for remote in source.files
+    ]
+    return _cached(name + "".join(map(_stamp, paths)), lambda: source.read(paths))
 
 
 def _folders(data_dir: Path | None) -> list[Path]:
@@ -141,16 +162,11 @@ def _folders(data_dir: Path | None) -> list[Path]:
     return [*named, cache_dir()]
 
 
-def _find(remote: Remote, data_dir: Path | None) -> Path | None:
-    """In a sub-folder named after the data set, or straight in the data folder."""
-    for folder in _folders(data_dir):
-        if (folder / remote.path).is_file():
-            return folder / remote.path
-    return None
+def _find(file: str, data_dir: Path | None) -> Path | None:
+    return next((folder / file for folder in _folders(data_dir) if (folder / file).is_file()), None)
 
 
 def _fetch(name: str, remote: Remote, data_dir: Path | None, download: bool) -> Path:
-    place = _folders(data_dir)[0]  # where people put files; downloads go to the cache
     problems = ["downloading is switched off"]
     if download:
         import pooch  # type: ignore[import-untyped]  # only here: everything else works without it
@@ -158,7 +174,7 @@ def _fetch(name: str, remote: Remote, data_dir: Path | None, download: bool) -> 
         problems = []
         for url in remote.mirrors:
             try:
-                target = cache_dir() / remote.path
+                target = cache_dir() / remote.path  # the data folder is its owner's
                 got = pooch.retrieve(
                     url, f"sha256:{remote.sha256}", target.name, target.parent, progressbar=True
                 )
@@ -167,7 +183,7 @@ def _fetch(name: str, remote: Remote, data_dir: Path | None, download: bool) -> 
                 problems.append(f"{url}: {error}")
     raise MissingDataError(
         f"{name} needs {remote.path} (SHA-256 {remote.sha256[:12]}…), which is not there: put it at "
-        f"{place / remote.path}, or name another folder with --data-dir or $BRUNO_DATA. "
+        f"{place_of(remote, data_dir)}, or name another folder with --data-dir or $BRUNO_DATA. "
         + "; ".join(problems)
     )
 
@@ -179,8 +195,8 @@ def _cached(key: str, parse: Callable[[], Examples]) -> Examples:
     if path.is_file():
         try:
             return Examples.load(path)
-        except (OSError, ValueError, KeyError):
-            path.unlink(missing_ok=True)
+        except ValueError:  # damaged: it is made again
+            pass
     examples = parse()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,9 +207,11 @@ def _cached(key: str, parse: Callable[[], Examples]) -> Examples:
 
 
 def _stamp(path: Path) -> str:
-    """Changes when a file below the path does."""
+    """Changes when the file, or one below the folder, does."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return str(path.resolve()) + "".join(f"{f.name}{f.stat().st_size}{f.stat().st_mtime_ns}" for f in files)
+    facts = ((file, file.stat() if file.exists() else file.lstat()) for file in files)  # links may dangle
+    states = (f" {file.relative_to(path)} {at.st_size} {at.st_mtime_ns}" for file, at in facts)
+    return str(path.resolve()) + "".join(states)
 
 
 # --- the named ones ------------------------------------------------------------------------------------
