@@ -48,3 +48,11 @@ def test_a_damaged_file_is_named(examples, tmp_path, keep):
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ValueError, match=r"e.npz: is no compact file of examples"):
         Examples.load(path)
+
+
+def test_classes_with_too_few_elements_are_left_out_by_name(examples):
+    kept = examples.with_at_least(2)
+    assert kept.names == ("b", "c")
+    assert kept.labels.tolist() == [0, 0, 1, 1, 1]
+    assert kept.skipped == ("x", "a (only 1)")
+    assert examples.with_at_least(4) is examples

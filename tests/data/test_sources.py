@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_readers import FILES, as_folder, idx, np
+from test_readers import FILES, as_folder, idx, np, picture
 
 from bruno.data import SOURCES, Examples, MissingDataError, load_examples, locate
 from bruno.data.sources import Remote, _fetch
@@ -93,6 +93,18 @@ def test_a_dangling_link_can_be_left_out(tmp_path):
     path = as_folder(tmp_path / "own", FILES)
     (path / "cats" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     assert load_examples(str(path), skip_bad=True).skipped == ("cats/gone.png",)
+
+
+def test_classes_with_too_few_elements_can_be_left_out_and_no_other_changes_its_split(tmp_path):
+    files = {f"{i:02d}/{name}.png": picture(1) for i in range(20) for name in ("1", "2")}
+    del files["03/2.png"]
+    path = str(as_folder(tmp_path / "own", files))
+    for split in ("train", "test"):
+        every = load_examples(path, split)
+        enough = load_examples(path, split, skip_bad=True, fewest=2)
+        assert enough.names == tuple(name for name in every.names if name != "03")
+        assert enough.skipped == ("03 (only 1)",)
+    assert "03" in load_examples(path, fewest=2).names  # nothing may be left out
 
 
 @pytest.mark.parametrize("name", ["t.csv", "T.CSV"])

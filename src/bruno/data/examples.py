@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -75,6 +75,15 @@ class Examples:
             known = ", ".join(self.names[:8]) + (", …" if len(self.names) > 8 else "")
             raise ValueError(f"`classes` must be among {known}; got {missing[0]!r}.")
         return self.of_classes(self.names.index(name) for name in names)
+
+    def with_at_least(self, count: int) -> Examples:
+        """The classes that have so many elements; `skipped` names the others. All, if none has so many."""
+        counts = self.counts.tolist()
+        if max(counts) < count:
+            return self
+        kept = self.of_classes(i for i, has in enumerate(counts) if has >= count)
+        small = (f"{name} (only {has})" for name, has in zip(self.names, counts, strict=True) if has < count)
+        return replace(kept, skipped=(*self.skipped, *small))
 
     def save(self, path: Path) -> None:
         """One compact file: compressed, and read without unpickling anything.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +52,7 @@ def load_examples(
     grey: bool = True,
     group: str = "",
     skip_bad: bool = False,
+    fewest: int = 1,
     download: bool = True,
 ) -> Examples:
     """The examples of a split of a named data set, or of a folder, archive, npz or CSV by its path.
@@ -68,6 +69,7 @@ def load_examples(
         grey: for your own images: one channel or three.
         group: for a CSV: the column that says which set a row belongs to.
         skip_bad: for your own files: leave out what cannot be read, and count it.
+        fewest: with skip_bad, leave out classes with fewer elements, too. The others stay in their split.
         download: fetch what is missing.
     """
     if split not in SPLITS:
@@ -92,7 +94,11 @@ def load_examples(
             f"{_stamp(path)} {size} {grey} {skip_bad}",
             lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad),
         )
-    return split_by_class(examples, split)
+    part = split_by_class(examples, split)
+    if not skip_bad:
+        return part
+    left_out = examples.with_at_least(fewest).skipped  # the same for all splits: to be said once
+    return replace(part.with_at_least(fewest), skipped=left_out)
 
 
 def split_by_class(examples: Examples, split: str) -> Examples:
