@@ -1,13 +1,15 @@
 import functools
 import hashlib
+import logging
 import os
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pooch
 import pytest
 import torch
-from test_readers import FILES, as_folder, idx, np, picture
+from test_readers import FILES, as_folder, as_zip, idx, np, picture
 
 from bruno.data import SOURCES, Examples, MissingDataError, load_examples, locate
 from bruno.data.sources import Remote, _fetch
@@ -126,6 +128,15 @@ def test_a_file_in_the_place_of_the_compact_one_is_named_with_the_way_out(tmp_pa
     assert "move or rename it. mnist is read from mnist/train-images-idx3-ubyte.gz, " in str(error.value)
 
 
+def test_another_archive_in_the_place_of_omniglots_is_named(tmp_path):
+    (tmp_path / "omniglot").mkdir()
+    for remote in SOURCES["omniglot"].files:
+        as_zip(tmp_path, FILES).rename(tmp_path / remote.path)
+    message = r"images_background.zip: is not Omniglot's archive .* must be Alphabet_of_the_Magi/character01"
+    with pytest.raises(ValueError, match=message):
+        load_examples("omniglot", data_dir=tmp_path)
+
+
 def test_what_is_missing_is_named_with_its_place(tmp_path):
     with pytest.raises(MissingDataError, match=r"omniglot needs omniglot/images_background.zip .* put it at"):
         load_examples("omniglot", data_dir=tmp_path, download=False)
@@ -148,17 +159,22 @@ def server(tmp_path):
         http.shutdown()
 
 
-def test_what_is_missing_is_downloaded_from_the_first_mirror_that_has_it(server, tmp_path, cache, capsys):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_missing_is_downloaded_from_the_first_mirror_that_has_it(
+    server, tmp_path, cache, capsys, monkeypatch, terminal
+):
     folder, address = server
     (folder / "file.bin").write_bytes(b"data" * 1000)
     digest = hashlib.sha256(b"data" * 1000).hexdigest()
     remote = Remote("x/file.bin", digest, (f"{address}/nothing.bin", f"{address}/file.bin"))
     (tmp_path / "mine").mkdir()
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     path = _fetch("x", remote, tmp_path / "mine", download=True)
     assert path.read_bytes() == b"data" * 1000
     assert path.is_relative_to(cache)
     assert not any((tmp_path / "mine").iterdir())  # a user's folder is only read
-    assert "100%" in capsys.readouterr().err
+    assert ("100%" in capsys.readouterr().err) == terminal  # nobody watches a bar in a log
+    assert (pooch.get_logger().level == logging.INFO) == terminal
 
 
 def test_a_download_with_the_wrong_hash_or_no_network_is_refused(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from bruno.data.readers import read_cifar10, read_csv, read_idx, read_images, re
 
 _FORMAT = 3  # of the compact files, and of how files are read: older ones are not used
 SPLITS = ("train", "validation", "trainval", "test")
+OMNIGLOT_FIRST = ("Alphabet_of_the_Magi/character01", "Angelic/character01")  # of each archive
 OMNIGLOT_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
 
 
@@ -177,12 +179,14 @@ def _fetch(name: str, remote: Remote, data_dir: Path | None, download: bool) -> 
     if download:
         import pooch  # type: ignore[import-untyped]  # only here: everything else works without it
 
+        terminal = sys.stderr.isatty()
+        pooch.get_logger().setLevel("INFO" if terminal else "WARNING")
         problems = []
         for url in remote.mirrors:
             try:
                 target = cache_dir() / remote.path  # the data folder is its owner's
                 got = pooch.retrieve(
-                    url, f"sha256:{remote.sha256}", target.name, target.parent, progressbar=True
+                    url, f"sha256:{remote.sha256}", target.name, target.parent, progressbar=terminal
                 )
                 return Path(got)
             except Exception as error:
@@ -241,7 +245,16 @@ def _split_digits(examples: Examples, split: str) -> Examples:
 
 
 def _read_omniglot(paths: list[Path]) -> Examples:
-    return concatenated([read_images(path, size=28, invert=True) for path in paths])
+    parts = []
+    for path, first in zip(paths, OMNIGLOT_FIRST, strict=True):
+        part = read_images(path, size=28, invert=True)
+        if part.names[0] != first:
+            raise ValueError(
+                f"{path}: is not Omniglot's archive of that name: its first class must be {first}; "
+                f"it is {part.names[0]}. Get it from {_OMNIGLOT[0]}{path.name}."
+            )
+        parts.append(part)
+    return concatenated(parts)
 
 
 def _split_omniglot(examples: Examples, split: str) -> Examples:
@@ -253,8 +266,7 @@ def _split_omniglot(examples: Examples, split: str) -> Examples:
             alphabet > "Gurmukhi" or (alphabet == "Gurmukhi" and character > "character41")
         )
 
-    # The evaluation archive comes second and starts with Angelic.
-    evaluation = set(examples.names[examples.names.index("Angelic/character01") :])
+    evaluation = set(examples.names[examples.names.index(OMNIGLOT_FIRST[1]) :])  # it comes second
     validation = {name for name in examples.names if name.split("/")[0] in OMNIGLOT_VALIDATION}
     wanted = {
         "test": is_test,
@@ -296,7 +308,10 @@ def _idx_files(folder: str, mirrors: tuple[str, ...], hashes: tuple[str, ...]) -
     )
 
 
-_OMNIGLOT = "https://github.com/brendenlake/omniglot/raw/master/python/"
+_OMNIGLOT = (
+    "https://github.com/brendenlake/omniglot/raw/master/python/",
+    "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
+)
 
 SOURCES = {
     "digits": Source("scikit-learn's handwritten digits, built in", (), _read_digits, _split_digits),
@@ -312,12 +327,12 @@ SOURCES = {
             Remote(
                 "omniglot/images_background.zip",
                 "f81e8e83fe258ecd474acfbf7e2fde4303001a915ab60f95feb2d67af4b9605e",
-                (_OMNIGLOT + "images_background.zip",),
+                tuple(mirror + "images_background.zip" for mirror in _OMNIGLOT),
             ),
             Remote(
                 "omniglot/images_evaluation.zip",
                 "954a767dfd0c0fdd379eb2b5759045319377c3fbfefbd04ea938bb7760234fa6",
-                (_OMNIGLOT + "images_evaluation.zip",),
+                tuple(mirror + "images_evaluation.zip" for mirror in _OMNIGLOT),
             ),
         ),
         _read_omniglot,
@@ -345,7 +360,10 @@ SOURCES = {
         "Fashion-MNIST, 70,000 articles of clothing, 28 × 28",
         _idx_files(
             "fashion-mnist",
-            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+            (
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+                "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+            ),
             (
                 "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
                 "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
