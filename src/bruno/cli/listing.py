@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bruno.cli.options import DataDir, console
 from bruno.config import flat, load_recipe, presets, to_dict
-from bruno.data import SOURCES, locate
+from bruno.data import SOURCES, locate, locate_compact, place_of
 
 
 def list_presets(
@@ -30,13 +30,19 @@ def list_presets(
 
 
 def list_data(data_dir: DataDir = None) -> None:
-    """The named data sets: what is there, what is missing, and where to get it."""
-    table = Table("data set", "what it is", "file")
-    table.add_column("where", overflow="fold")
+    """The named data sets: what is there, what is missing, where to put it and where to get it."""
+    lines = []
     for name, source in SOURCES.items():
-        files = locate(name, data_dir)
-        table.add_row(name, source.title, *([] if files else ["", "built in"]))
-        for remote in source.files:
-            place = files[remote.path]
-            table.add_row("", "", remote.path, str(place) if place else f"missing: {remote.mirrors[0]}")
-    console.print(table)
+        files, compact = locate(name, data_dir), locate_compact(name, data_dir)
+        found = {str(place.parent) for place in files.values() if place}
+        missing = [remote for remote in source.files if not files[remote.path] and not compact]
+        state = "missing" if missing else "there" if files or compact else "built in"
+        where = f", in {compact or ', '.join(sorted(found))}" if state == "there" else ""
+        lines.append(f"{name:<14} {state:<9} {source.title}{where}")
+        for remote in missing:
+            place = place_of(remote, data_dir)
+            lines.append(f"    put {place.name} into {place.parent}/")
+            lines += [f"        {'or' if i else 'get it'} from {url}" for i, url in enumerate(remote.mirrors)]
+    lines.append("What is missing is downloaded when it is first asked for, where there is a network.")
+    for line in lines:  # never cut nor broken: names and addresses are there to be copied
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

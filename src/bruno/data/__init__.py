@@ -2,6 +2,16 @@
 
 from bruno.data.elements import Element, ElementReader
 from bruno.data.examples import Examples
-from bruno.data.sources import SOURCES, MissingDataError, load_examples, locate
+from bruno.data.sources import SOURCES, MissingDataError, load_examples, locate, locate_compact, place_of
 
-__all__ = ["SOURCES", "Element", "ElementReader", "Examples", "MissingDataError", "load_examples", "locate"]
+__all__ = [
+    "SOURCES",
+    "Element",
+    "ElementReader",
+    "Examples",
+    "MissingDataError",
+    "load_examples",
+    "locate",
+    "locate_compact",
+    "place_of",
+]

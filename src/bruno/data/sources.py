@@ -314,9 +314,9 @@ _OMNIGLOT = (
 )
 
 SOURCES = {
-    "digits": Source("scikit-learn's handwritten digits, built in", (), _read_digits, _split_digits),
+    "digits": Source("scikit-learn's handwritten digits", (), _read_digits, _split_digits),
     "drawn": Source(
-        "40 characters from the project's own pen, 28 × 28, built in",
+        "40 characters from the project's own pen, 28 × 28",
         (),
         lambda _: draw_characters(),
         lambda examples, split: examples,
