@@ -190,6 +190,10 @@ def test_a_collection_is_ranked_and_encoded_once(trained):
     shutil.copy(trained / "queries" / "2" / "2-00.png", trained / "collection" / "8-new.png")
     assert "encoding it again" in run("retrieve", trained / "run", *where)  # the name is the same
     assert "encoding it again" in run("retrieve", trained / "run", *where, "--invert")
+    link = trained / "collection" / "gone.png"
+    link.symlink_to("nowhere.png")
+    assert "left out 1" in run("retrieve", trained / "run", *where, "--skip-bad")
+    link.unlink()
     output = run("retrieve", trained / "run", "--measure", "--queries", "20", "--shot", "1,5")
     assert "chance" in output
     by_shots = result(trained, "retrieval-quality")["by_shots"]

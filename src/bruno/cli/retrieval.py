@@ -99,6 +99,8 @@ def _encoded(opened: Opened, collection: Path, path: Path, invert: bool, skip_ba
             return kept
         console.print(f"{collection} has changed, or how to read it: encoding it again")
     x, names = reader.all([collection])
+    if reader.skipped:
+        console.print(f"left out {len(reader.skipped)} that could not be read, first {reader.skipped[0]}")
     made = Index.of(opened.model, x, names, source=source)
     made.save(path)
     console.print(f"encoded {len(made)} once, kept in {path}")
@@ -107,9 +109,9 @@ def _encoded(opened: Opened, collection: Path, path: Path, invert: bool, skip_ba
 
 def _state(file: Path) -> tuple[str, int, int]:
     """What changes when a file does."""
-    if not file.exists():
+    if not file.exists() and not file.is_symlink():
         raise FileNotFoundError(f"{file}: there is no such file or folder.")
-    facts = file.stat()
+    facts = file.stat() if file.exists() else file.lstat()  # a link may dangle
     return str(file), facts.st_size, facts.st_mtime_ns
 
 
