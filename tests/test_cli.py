@@ -8,8 +8,10 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -290,6 +292,22 @@ def test_steps_that_were_left_out_are_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr("bruno.training.Trainer.advance", advance)
     assert "left out 1 step whose gradient" in run("train", "digits", "--steps", "3", "--out", "run", *SMALL)
+
+
+def test_what_is_left_out_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    for name, count in (*((f"class{i}", 6) for i in range(5)), ("small", 2)):
+        Path("images", name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(pixels).save(Path("images", name, f"{i}.png"))
+    Path("images/class0/0.png").write_bytes(b"no image")
+    data = ["--set", "data.name=images", "--set", "data.rotations=false", "--set", "train.length=5"]
+    start = ["train", "digits", "--steps", "1", *data, *SMALL]
+    with pytest.raises(ValueError, match=r"class0.0.png"):
+        run(*start, "--out", "strict")
+    output = run(*start, "--out", "lenient", "--skip-bad")
+    assert output.count("left out 2 that could not be used") == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

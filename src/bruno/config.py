@@ -144,6 +144,12 @@ class TrainConfig:
             raise ValueError("`train.final_rate` must be above 0 for an exponential decay; got 0.")
 
     @property
+    def fewest(self) -> int:
+        """Elements that every class must have."""
+        sets = self.length * bool(self.generative and not self.shared)
+        return max(1, sets, (self.shot + self.queries) * bool(self.discriminative))
+
+    @property
     def elements(self) -> int:
         """How many are encoded in a step."""
         sets = self.batch * self.length * bool(self.generative and not self.shared)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -82,10 +83,16 @@ def examples_of(recipe: Recipe, split: str, data_dir: Path | None) -> Examples:
         grey=not data.colour,
         group=data.group,
         skip_bad=data.skip_bad,
+        fewest=recipe.train.fewest,
     )
     if examples.skipped:
-        console.print(f"left out {len(examples.skipped)} that could not be read, first {examples.skipped[0]}")
+        _say_skipped(examples.skipped)
     return examples.named(data.classes) if data.classes else examples
+
+
+@cache  # once, however many splits of the same data are asked for
+def _say_skipped(names: tuple[str, ...]) -> None:
+    console.print(f"left out {len(names)} that could not be used, first {names[0]}", soft_wrap=True)
 
 
 def held_out_examples(recipe: Recipe, split: str, data_dir: Path | None) -> Examples:
