@@ -143,6 +143,8 @@ def test_what_is_missing_is_named_with_its_place(tmp_path):
     assert locate("omniglot", tmp_path)["omniglot/images_background.zip"] is None
     with pytest.raises(ValueError, match=r"`data` must be one of digits, .* nothing at 'nowhere'"):
         load_examples("nowhere")
+    with pytest.raises(ValueError, match=r"`size` must be left out for digits, which has its own; got 16"):
+        load_examples("digits", size=16)
     with pytest.raises(ValueError, match=r"`split` must be one of train"):
         load_examples("digits", "dev")
 

@@ -77,6 +77,8 @@ def load_examples(
     if split not in SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
     if name in SOURCES:
+        if size:
+            raise ValueError(f"`size` must be left out for {name}, which has its own; got {size}.")
         source = SOURCES[name]
         return source.split(_parsed(name, source, data_dir, download), split)
     path = Path(name)
