@@ -1,10 +1,13 @@
+import json
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from test_model import MODELS, elements, trained
 
 import bruno
 from bruno import Bruno, FlowConfig, ModelConfig
-from bruno.checkpoint import read_about
+from bruno.checkpoint import read, read_about
 from bruno.shipped import pretrained_names
 
 
@@ -131,3 +134,10 @@ def test_others_may_read_a_model_as_any_other_file(tmp_path):
     model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=8)))
     bruno.save(model, tmp_path / "model")
     assert (tmp_path / "model").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_file_without_a_checksum_is_read_as_it_is(tmp_path):
+    save_file({"x": torch.ones(2)}, tmp_path / "old", {"bruno": json.dumps({"format": 1, "kind": "other"})})
+    tensors, header = read(tmp_path / "old", "cpu")
+    assert header["kind"] == "other"
+    assert torch.equal(tensors["x"], torch.ones(2))

@@ -1,5 +1,6 @@
 """The four jobs from the command line, with a model of digits and with files as a user has them."""
 
+import itertools
 import json
 import re
 import shutil
@@ -13,15 +14,16 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from bruno.cli import app
-from bruno.data import load_examples
+from bruno.data import ElementReader, load_examples
 
 DIGITS = ("2", "5", "8")  # which the model never saw
 
 
-def run(*arguments: object) -> str:
+def run(*arguments: object, code: int = 0) -> str:
     result = CliRunner().invoke(app, [*map(str, arguments)])
-    if result.exception:
+    if result.exception and not code:
         raise result.exception
+    assert result.exit_code == code
     return result.output
 
 
@@ -149,10 +151,27 @@ def test_the_odd_one_out_is_flagged_in_a_folder_and_on_standard_input(trained, t
     )
     assert "5-04-stranger.png  odd one out" in piped.stdout
     assert result(trained, "anomaly")["scores"] == values["scores"]
-    run("anomaly", trained / "run", stream, "--batch")
+    output = run("anomaly", trained / "run", stream, "--batch", "--threshold", "10")
+    assert re.search(r"stranger.png +│ odd one out", output), output
+    assert re.search(r"1 of 11 are below the threshold", output)
+    run("anomaly", trained / "run", stream, "--batch", "--rate", "0.3", "--sets", "50")  # calibrated
     batch = result(trained, "anomaly-batch")
+    assert 1 <= batch["outliers"] <= 6
     assert batch["names"][np.argmin(batch["scores"])].endswith("stranger.png")
     assert picture(trained, "anomaly").std() > 5
+
+
+@pytest.mark.slow
+def test_an_interrupted_stream_leaves_its_results(trained, monkeypatch):
+    read = ElementReader.read
+
+    def interrupted(self, paths):
+        yield from itertools.islice(read(self, paths), 3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ElementReader, "read", interrupted)
+    run("anomaly", trained / "run", trained / "queries" / "5", "--threshold", "0", code=130)
+    assert result(trained, "anomaly")["elements"] == 3
 
 
 @pytest.mark.slow
@@ -289,6 +308,33 @@ def test_the_study_runs_and_is_drawn(tmp_path):
         (["anomaly", "RUN", "run/results"], "must be a folder of images; there is none in it"),
         (["retrieve", "RUN", "--query", "support/2"], "`--query` and `--collection` must both be given"),
         (["report", "support"], "has neither"),
+        (["sample", "RUN", "--temperature", "nan"], "`--temperature` must be at least 0; got nan"),
+        (["sample", "RUN", "--repeats", "--samples", "0"], "`--samples` must be at least 1; got 0"),
+        (["sample", "RUN", "--prefixes", "0-1000000000"], "`--prefixes` takes at most 10,000 numbers"),
+        (["fewshot", "RUN", "--threshold", "-1"], "`--threshold` must be at least 0 and at most 1; got -1"),
+        (["classify", "RUN", "queries/2", "--support", "support", "--prior", "a"], "`--prior` takes numbers"),
+        (
+            ["classify", "RUN", "queries/2", "--support", "support", "--prior", "1,2"],
+            "3 classes; got 2",
+        ),
+        (
+            ["classify", "RUN", "queries/2", "--support", "support", "--calibrate", "--temperature", "2"],
+            "leave out --temperature 2.0",
+        ),
+        (["anomaly", "RUN", "nowhere"], "nowhere: there is no such file"),
+        (["anomaly", "RUN", "queries/2", "-"], "`-` must be the only stream"),
+        (["anomaly", "RUN", "queries/2", "--rate", "5"], "`--rate` must be between 0 and 1"),
+        (
+            ["anomaly", "RUN", "queries/2", "--threshold", "nan"],
+            "must be a finite number; got nan",
+        ),
+        (["anomaly", "RUN", "queries/2", "--batch", "--keep-out"], "leave out --keep-out and --typical"),
+        (
+            ["retrieve", "RUN", "--query", "support/2", "--collection", "collection", "--top", "0"],
+            "`--top` must",
+        ),
+        (["inspect", "RUN", "--sets", "0"], "`--sets` must be at least 2; got 0"),
+        (["study", "--data", "digits,nowhere", "--out", "study"], "nothing at 'nowhere'"),
         (["sample", "nowhere"], "`run` must be a run's folder, a model's file, or of"),
     ],
 )

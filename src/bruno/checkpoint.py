@@ -131,6 +131,6 @@ def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor
         raise ValueError(f"`path` must be a file that bruno.save wrote; {path}: {error}.") from error
     if header is None or header.get("format") != _FORMAT:
         raise ValueError(f"`path` must be a file that bruno.save wrote, of format {_FORMAT}; {path} is not.")
-    if header["checksum"] != _checksum(tensors):
+    if header.get("checksum", (found := _checksum(tensors))) != found:
         raise ValueError(f"`path` must be as bruno.save wrote it; {path} is damaged: its checksum is wrong.")
     return tensors, header

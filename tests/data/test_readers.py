@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bruno.data.readers import read_cifar10, read_csv, read_idx, read_images, read_npz
+from bruno.data.readers import decode, read_cifar10, read_csv, read_idx, read_images, read_npz
 
 
 def picture(value: int, size=(6, 4), mode="L") -> bytes:
@@ -118,6 +118,24 @@ def test_images_in_no_class_folder_are_refused_in_a_folder_and_an_archive_alike(
     for path in (as_folder(tmp_path / "a", loose), tmp_path / "loose.zip", as_tar(tmp_path, loose)):
         with pytest.raises(ValueError, match=r"no images in class folders were found"):
             read_images(path)
+
+
+@pytest.mark.parametrize(("ink", "paper"), [(255, 0), (0, 255)])
+def test_what_is_transparent_is_the_paper_under_the_ink(ink, paper):
+    pixels = np.zeros((4, 4, 4), np.uint8)
+    pixels[1:3, 1:3] = (ink, ink, ink, 255)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    read = decode(file.getvalue(), None, grey=True)[0]
+    assert (read[1:3, 1:3] == ink).all()
+    assert (read[0] == paper).all()
+
+
+def test_a_photo_is_turned_as_its_camera_was():
+    image, exif, file = Image.new("L", (6, 4)), Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6  # which lies on its side
+    image.save(file, "PNG", exif=exif)
+    assert decode(file.getvalue(), None, grey=True).shape == (1, 6, 4)
 
 
 def test_16_bits_are_scaled_to_8(tmp_path):

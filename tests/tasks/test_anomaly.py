@@ -6,7 +6,14 @@ import torch
 
 from bruno.data import Examples
 from bruno.sequences import SetSampler
-from bruno.tasks.anomaly import Detector, Thresholds, calibrate, leave_one_out_scores, online_scores
+from bruno.tasks.anomaly import (
+    Detector,
+    Thresholds,
+    calibrate,
+    calibrate_batch,
+    leave_one_out_scores,
+    online_scores,
+)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -178,6 +185,13 @@ def test_other_clean_sets_raise_as_many_false_alarms_as_chosen(digits_model, uns
     alarms = (scores[:, 1:] < torch.tensor(thresholds.by_count)).double()
     assert alarms.mean().item() == pytest.approx(rate, abs=0.2 * rate + 0.01)
     assert (alarms.mean(0) - rate).abs().max() < 0.4 * rate + 0.02
+
+
+def test_a_batch_has_a_threshold_of_its_own(digits_model, unseen_digits):
+    calibrated, others = (SetSampler(half_of(unseen_digits, which)) for which in (0, 1))
+    limit = calibrate_batch(digits_model, calibrated, rate=0.1, length=8, sets=300, generator=seeded())
+    alarms = leave_one_out_scores(digits_model, others.sets(300, 8, seeded(1))) < limit
+    assert 0.05 < alarms.double().mean() < 0.15
 
 
 def test_a_calibrated_detector_finds_outliers_at_few_false_alarms(digits_model, learnt_digits, thresholds):

@@ -79,14 +79,29 @@ def main() -> None:
     """The command `bruno`; a user's mistake is a line, not a traceback."""
     warnings.showwarning = _warn
     try:
-        app()
+        code = app(standalone_mode=False)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(_say(error, 2))
     except (TrainingFailedError, OSError) as error:
         sys.exit(_say(error, 1))
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        sys.exit(_say_usage(error))
+    sys.exit(code or 0)
 
 
-def _say(error: Exception, code: int) -> int:
+def _say_usage(error: Any) -> int:
+    """What typer has against the command line, on one line too; a bare `bruno` shows its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return int(error.exit_code)
+    where = error.ctx.command_path if getattr(error, "ctx", None) else "bruno"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return _say(f"{message}. See {where} --help.", error.exit_code)
+
+
+def _say(error: object, code: int) -> int:
     _print("error", error, "red")
     return code
 

@@ -20,6 +20,7 @@ from bruno.cli.options import (
     OtherData,
     Seed,
     Split,
+    check_number,
     console,
     numbers,
     open_model,
@@ -58,6 +59,8 @@ def fewshot(
     seed: Seed = 0,
 ) -> None:
     """Accuracy at n-shot k-way classification, beside that of the nearest pixels on the same episodes."""
+    if threshold is not None:
+        check_number("--threshold", threshold, 0, 1)
     opened = open_model(run, checkpoint, device)
     examples = opened.examples(split, data_dir, data)
     turned = opened.rotations if rotations is None else rotations
@@ -90,6 +93,8 @@ def fewshot(
         (f"{a.way}-way {a.shot}-shot", _per_cent(a), _per_cent(b), f"{100 / a.way:.1f}", f"{a.episodes:,}")
         for a, b in zip(ours, pixels, strict=True)
     )
+    where = split if data is None else Path(data).stem
+    above = "" if threshold is None else f", dimensions with a correlation above {threshold:g}"
     values = {
         "split": split if data is None else data,
         "rotations": turned,
@@ -100,9 +105,9 @@ def fewshot(
     columns = ("", "accuracy %", "nearest pixels %", "chance %", "episodes")
     note = f"Mean of {trials} trials ± standard deviation from trial to trial."
     shown = accuracy_bars({"BRUNO": ours, "nearest pixels": pixels})
-    opened.keep(
-        Result(f"few-shot-{split}", "Few-shot classification", values, columns, rows, note, shown), seed
-    )
+    name = f"few-shot-{where}" + ("" if threshold is None else f"-above-{threshold:g}")
+    title = f"Few-shot classification, {where}{above}"
+    opened.keep(Result(name, title, values, columns, rows, note, shown), seed)
 
 
 def classify(
@@ -126,6 +131,9 @@ def classify(
     seed: Seed = 0,
 ) -> None:
     """Which of your classes is it? Probabilities from a few examples of each."""
+    check_number("--temperature", temperature, 1e-6)
+    if calibrate and temperature != 1.0:
+        raise ValueError(f"`--calibrate` finds a temperature; leave out --temperature {temperature}.")
     opened = open_model(run, checkpoint, device)
     place = opened.device
     reader = opened.reader(invert=invert)
@@ -134,11 +142,11 @@ def classify(
         raise ValueError(
             f"`--support` must be a folder of at least two class folders; {support} has {len(folders)}."
         )
+    shares = _shares(prior, len(folders)) if prior else None
     sets = [reader.all([folder])[0].to(place) for folder in folders]
     queries, names = reader.all(images)
     if calibrate:
         temperature = _fitted(opened.examples("validation", data_dir), opened, sets, seed)
-    shares = [float(share) for share in prior.split(",")] if prior else None
     found = classify_elements(opened.model, sets, queries.to(place), prior=shares, temperature=temperature)
     classes = [folder.name for folder in folders]
     likeliest = [_likeliest(classes, probabilities) for probabilities in found.probabilities]
@@ -155,6 +163,16 @@ def classify(
     part += [f"the likeliest {_LIKELIEST} of {len(classes)} classes"] * (len(classes) > _LIKELIEST)
     note = f"In the picture: {', '.join(part)}." if part else ""
     opened.keep(Result("classification", "Which class is it?", values, columns, rows, note, shown), seed)
+
+
+def _shares(text: str, classes: int) -> list[float]:
+    try:
+        shares = [float(share) for share in text.split(",")]
+    except ValueError:
+        raise ValueError(f"`--prior` takes numbers, as 0.9,0.1; got {text!r}.") from None
+    if len(shares) != classes:
+        raise ValueError(f"`--prior` must be one number for each of {classes} classes; got {len(shares)}.")
+    return shares
 
 
 def _likeliest(classes: list[str], probabilities: Tensor) -> list[tuple[str, float]]:

@@ -23,6 +23,7 @@ from bruno.cli.options import (
     Seed,
     Split,
     Temperature,
+    check_number,
     console,
     numbers,
     open_model,
@@ -60,10 +61,13 @@ def sample(
     seed: Seed = 0,
 ) -> None:
     """Draw more of the same: after each image of a set, from the prior, or given one image repeatedly."""
+    check_number("--samples", samples, 1)
+    check_number("--length", length, 1)
+    check_number("--temperature", temperature, 0)
+    if prior and (repeats or given or prefixes):
+        raise ValueError("`--prior` is given nothing; leave out --repeats, --given and --prefixes.")
     opened = open_model(run, checkpoint, device)
     model = opened.model
-    if prior and (repeats or given):
-        raise ValueError("`--prior` is given nothing; leave out --repeats and --given.")
     noise = torch.Generator(model.process.mean.device).manual_seed(seed)
     how = {"generator": noise, "temperature": temperature}
     if prior:

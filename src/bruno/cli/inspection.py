@@ -18,12 +18,14 @@ from bruno.cli.options import (
     OtherData,
     Seed,
     Split,
+    check_number,
     choose_device,
     console,
     open_model,
     progress_bar,
     say,
 )
+from bruno.config import to_dict
 from bruno.data import load_examples
 from bruno.figures import curves, points, study_curves, toy_figure
 from bruno.report import Result
@@ -35,7 +37,7 @@ from bruno.tasks.analysis import (
     toy_comparison,
     toy_observations,
 )
-from bruno.tasks.study import stability_study
+from bruno.tasks.study import STUDY_FLOW, STUDY_TRAIN, stability_study
 
 _LENGTH = 20
 
@@ -51,11 +53,12 @@ def inspect(
     seed: Seed = 0,
 ) -> None:
     """What a model has learnt: its correlations, degrees of freedom, and how predictions gain from a set."""
+    check_number("--sets", sets, 2)
     opened = open_model(run, checkpoint, device)
-    for result in (_correlations(opened), _degrees(opened), _toy(seed)):
-        opened.keep(result, seed)
     place = opened.model.process.mean.device
     sampler = SetSampler(opened.examples(split, data_dir, data), device=place)
+    for result in (_correlations(opened), _degrees(opened), _toy(seed)):
+        opened.keep(result, seed)
     noise = torch.Generator(place).manual_seed(seed)
     opened.keep(_positions(opened, sampler, sets, noise), seed)
 
@@ -69,11 +72,14 @@ def study(
     seed: Seed = 0,
 ) -> None:
     """What upsets training: Student-t and Gaussian processes under stress, as in the paper's appendix G."""
+    check_number("--steps", steps, 1)
     place = choose_device(device)
-    for name in data.split(","):
+    everything = {name: load_examples(name, data_dir=data_dir) for name in data.split(",")}
+    common = {"steps": steps, "flow": to_dict(STUDY_FLOW), "train": to_dict(STUDY_TRAIN)}
+    for name, examples in everything.items():
         with progress_bar("steps") as progress:
             found = stability_study(
-                load_examples(name, data_dir=data_dir),
+                examples,
                 steps=steps,
                 seeds=(seed,),
                 device=place,
@@ -90,7 +96,7 @@ def study(
             study_curves(found),
         )
         say(result)
-        console.print(f"written: {result.write(out, config={'steps': steps}, seed=seed)}")
+        console.print(f"written: {result.write(out, config=common, seed=seed)}")
 
 
 def _correlations(opened: Opened) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -31,6 +32,8 @@ from bruno.shipped import pretrained_names, pretrained_path
 # In a group of processes the first one speaks for all.
 console = Console(quiet=int(os.environ.get("RANK", "0")) > 0, markup=False)
 
+_MOST_NUMBERS = 10_000  # that a range may name
+
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a training run.")]
 ModelName = Annotated[
     str, typer.Argument(help="A run's folder, a model's file, or a model that comes with the package.")
@@ -44,7 +47,7 @@ Temperature = Annotated[float, typer.Option(help="Below 1, samples stay closer t
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets are; $BRUNO_DATA if left out.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where there is one.")]
 Checkpoint = Annotated[str, typer.Option(help="Which one of the run: last, or best on validation.")]
-Seed = Annotated[int, typer.Option(help="The seed of all random numbers.")]
+Seed = Annotated[int, typer.Option(help="The seed of all random numbers.", min=0, max=2**63 - 1)]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -179,15 +182,26 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     """1,5 or 480-500 as a person types it."""
     try:
         ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
-        return tuple(n for part in ends for n in range(part[0], part[-1] + 1))
     except ValueError as error:
         raise ValueError(f"`{option}` takes numbers, as 1,5 or 480-500; got {text!r}.") from error
+    if sum(part[-1] - part[0] for part in ends) > _MOST_NUMBERS:
+        raise ValueError(f"`{option}` takes at most {_MOST_NUMBERS:,} numbers; got {text!r}.")
+    return tuple(n for part in ends for n in range(part[0], part[-1] + 1))
+
+
+def check_number(option: str, value: float, least: float = -math.inf, most: float = math.inf) -> None:
+    """An option's number must be one, and within its limits."""
+    if not (math.isfinite(value) and least <= value <= most):
+        limits = [f"at least {least:g}"] * (least > -math.inf) + [f"at most {most:g}"] * (most < math.inf)
+        raise ValueError(f"`{option}` must be {' and '.join(limits) or 'a finite number'}; got {value}.")
 
 
 def say(result: Result) -> None:
-    """A result's table, for people."""
+    """A result's table and how to read it, for people."""
     if result.rows:
         table = Table(*result.columns, title=result.title, title_justify="left")
         for row in result.rows:
             table.add_row(*row)
         console.print(table)
+    if result.note:
+        console.print(result.note)

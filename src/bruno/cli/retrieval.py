@@ -22,6 +22,7 @@ from bruno.cli.options import (
     OtherData,
     Seed,
     Split,
+    check_number,
     console,
     numbers,
     open_model,
@@ -42,7 +43,7 @@ def retrieve(
         Path | None, typer.Option(help="What to look in: a folder, or a CSV for rows.")
     ] = None,
     index: Annotated[
-        Path | None, typer.Option(help="Where the encoded collection is kept; COLLECTION.index if left out.")
+        Path | None, typer.Option(help="Where the encoded collection is kept; beside it if left out.")
     ] = None,
     top: Annotated[int, typer.Option(help="How many to show.")] = 40,
     measure: Annotated[
@@ -60,6 +61,8 @@ def retrieve(
     seed: Seed = 0,
 ) -> None:
     """What fits these examples? Ranks a collection, encoded once, by log p(x | query) − log p(x)."""
+    check_number("--top", top, 1)
+    check_number("--queries", queries, 1)
     opened = open_model(run, checkpoint, device)
     if measure:
         examples = opened.examples(split, data_dir, data)
@@ -69,7 +72,7 @@ def retrieve(
         raise ValueError("`--query` and `--collection` must both be given, or --measure; got neither or one.")
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
     wanted = reader.all([query])[0].to(opened.device)
-    encoded = _encoded(opened, collection, index or collection.with_suffix(".index"), invert, skip_bad)
+    encoded = _encoded(opened, collection, index or _beside(collection, opened), invert, skip_bad)
     ranking = rank(encoded, opened.model, wanted)
     best = ranking.order[:top].tolist()
     names, scores = [encoded.names[i] for i in best], ranking.scores[best].tolist()
@@ -105,6 +108,12 @@ def _encoded(opened: Opened, collection: Path, path: Path, invert: bool, skip_ba
     made.save(path)
     console.print(f"encoded {len(made)} once, kept in {path}")
     return made
+
+
+def _beside(collection: Path, opened: Opened) -> Path:
+    """A file for this collection as this very model sees it."""
+    place = collection.resolve()
+    return place.with_name(f"{place.name}-{opened.model.fingerprint()[:8]}.index")
 
 
 def _state(file: Path) -> tuple[str, int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from bruno.cli.options import (
     OtherData,
     Seed,
     Split,
+    check_number,
     console,
     open_model,
     progress_bar,
@@ -32,13 +33,21 @@ from bruno.figures import Measured, dots, scores_over_time, visible
 from bruno.model import Posterior
 from bruno.report import Result
 from bruno.sequences import SetSampler
-from bruno.tasks.anomaly import Detector, Scored, Thresholds, calibrate, leave_one_out_scores
+from bruno.tasks.anomaly import (
+    Detector,
+    Scored,
+    Thresholds,
+    calibrate,
+    calibrate_batch,
+    leave_one_out_scores,
+)
 from bruno.tasks.anomaly_quality import measure_anomaly
 
 _SHOWN = 12  # outliers kept to be shown, the latest
+_LOWEST = 20  # scores of a batch that are told
 _KEPT = 10_000  # scores of a stream, the latest
 _STRANGERS = 0.1  # their share of a stream that is made up
-_LENGTH = 20  # of the sets that thresholds are calibrated on, and of those that quality is measured on
+_LENGTH = 20  # of the sets that quality is measured on
 
 
 def anomaly(
@@ -66,6 +75,10 @@ def anomaly(
         bool, typer.Option("--measure", help="How well it works on held-out classes, beside other methods.")
     ] = False,
     sets: Annotated[int, typer.Option(help="To calibrate on, or to measure on.")] = 500,
+    length: Annotated[
+        int,
+        typer.Option(help="Of sets to calibrate on; what comes later is judged as the last."),
+    ] = 20,
     split: Split = "test",
     data: OtherData = None,
     data_dir: DataDir = None,
@@ -76,6 +89,19 @@ def anomaly(
     seed: Seed = 0,
 ) -> None:
     """Which is the odd one out? Scores each element of a stream by log p(x | before it) − log p(x)."""
+    if not 0 < rate < 1:
+        raise ValueError(f"`--rate` must be between 0 and 1, as 0.01 for one in a hundred; got {rate}.")
+    if threshold is not None:
+        check_number("--threshold", threshold)
+    check_number("--sets", sets, 1)
+    check_number("--length", length, 2)
+    if batch and (keep_out or typical):
+        raise ValueError("`--batch` scores each given all others; leave out --keep-out and --typical.")
+    for path in stream or []:
+        if path == "-" and stream != ["-"]:
+            raise ValueError(f"`-` must be the only stream; got {' '.join(stream or [])}.")
+        if path != "-" and not skip_bad and not Path(path).exists():
+            raise FileNotFoundError(f"{path}: there is no such file or folder.")
     opened = open_model(run, checkpoint, device)
     place = opened.device
     noise = torch.Generator(place).manual_seed(seed)
@@ -89,20 +115,31 @@ def anomaly(
     else:
         elements = _made_up(SetSampler(opened.examples(split, data_dir, data), device=place), noise)
     if batch:
-        found = _of_a_batch(opened, list(elements), threshold or 0.0)
-    else:
-        limit: float | Thresholds | None = threshold
-        if limit is None:
+        finished = list(elements)
+        if len(finished) < 2:
+            raise ValueError(f"`--batch` needs at least two elements; got {len(finished)}.")
+        if threshold is None:
             clean = SetSampler(opened.examples("validation", data_dir, data), device=place)
-            length = min(_LENGTH, clean.fewest)
-            limit = calibrate(opened.model, clean, rate=rate, length=length, sets=sets, generator=noise)
+            length = min(len(finished), clean.fewest)
+            threshold = calibrate_batch(
+                opened.model, clean, rate=rate, length=length, sets=sets, generator=noise
+            )
+        found, stopped = _of_a_batch(opened, finished, threshold), False
+    else:
         known = opened.model.prior()
+        limit: float | Thresholds | None = threshold
         if typical is not None:
             known = opened.model.condition(reader.all([typical])[0].to(place))
-        found = _along(opened, Detector(opened.model, limit, keep_out=keep_out), known, elements)
+        if limit is None:
+            clean = SetSampler(opened.examples("validation", data_dir, data), device=place)
+            length = min(length, clean.fewest)
+            limit = calibrate(opened.model, clean, rate=rate, length=length, sets=sets, generator=noise)
+        found, stopped = _along(opened, Detector(opened.model, limit, keep_out=keep_out), known, elements)
     for name in reader.skipped:
         console.print(f"passed over {name}")
     opened.keep(found, seed)
+    if stopped:
+        raise typer.Exit(130)
 
 
 def _made_up(sampler: SetSampler, generator: torch.Generator) -> Iterator[Element]:
@@ -112,35 +149,49 @@ def _made_up(sampler: SetSampler, generator: torch.Generator) -> Iterator[Elemen
         yield Element(f"{i}, of another class" if stranger else str(i), x)
 
 
-def _along(opened: Opened, detector: Detector, known: Posterior, elements: Iterable[Element]) -> Result:
-    """Each is judged and said as it comes; a stream may go on for ever, so only the latest are kept."""
+def _along(
+    opened: Opened, detector: Detector, known: Posterior, elements: Iterable[Element]
+) -> tuple[Result, bool]:
+    """Each is judged and said as it comes; a stream may go on for ever, so only the latest are kept.
+
+    Ends with the stream or, as the second thing it returns tells, when it is interrupted.
+    """
     count = flagged = 0
+    stopped = False
     latest: deque[tuple[str, Scored]] = deque(maxlen=_KEPT)
     outliers: deque[tuple[int, Tensor]] = deque(maxlen=_SHOWN)
-    for count, element in enumerate(elements, start=1):
-        judged, known = detector.step(known, element.x.to(opened.device))
-        latest.append((element.name, judged))
-        if judged.outlier:
-            flagged += 1
-            outliers.append((count, element.x))
-        flag = "  odd one out" if judged.outlier else ""
-        console.print(f"{judged.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
+    try:
+        for element in elements:
+            judged, known = detector.step(known, element.x.to(opened.device))
+            count += 1
+            latest.append((element.name, judged))
+            if judged.outlier:
+                flagged += 1
+                outliers.append((count, element.x))
+            flag = "  odd one out" if judged.outlier else ""
+            console.print(f"{judged.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        stopped = True
     names, scored = [name for name, _ in latest], [judged for _, judged in latest]
     scores, thresholds = [judged.score for judged in scored], [judged.threshold for judged in scored]
-    return _result(opened, "anomaly", count, flagged, names, scores, thresholds, outliers)
+    return _result(opened, "anomaly", count, flagged, names, scores, thresholds, outliers), stopped
 
 
 def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Result:
     """Each given all the others."""
-    if len(elements) < 2:
-        raise ValueError(f"`--batch` needs at least two elements; got {len(elements)}.")
     x = torch.stack([element.x for element in elements]).to(opened.device)
     scores = leave_one_out_scores(opened.model, x).tolist()
     outliers = [(i, elements[i - 1].x) for i, score in enumerate(scores, start=1) if score < threshold]
     names = [element.name for element in elements]
     limits: list[float | None] = [threshold] * len(scores)
     count, flagged = len(elements), len(outliers)
-    return _result(opened, "anomaly-batch", count, flagged, names, scores, limits, outliers[-_SHOWN:])
+    outliers.sort(key=lambda outlier: scores[outlier[0] - 1])
+    found = _result(opened, "anomaly-batch", count, flagged, names, scores, limits, outliers[:_SHOWN])
+    order = sorted(range(count), key=scores.__getitem__)[:_LOWEST]
+    rows = tuple(
+        (f"{scores[i]:+.2f}", Path(names[i]).name, "odd one out" * (scores[i] < threshold)) for i in order
+    )
+    return replace(found, columns=("score", "the lowest", ""), rows=rows)
 
 
 def _result(
@@ -157,13 +208,14 @@ def _result(
     if not count:
         raise ValueError("`stream` must hold at least one element; it is empty.")
     given = "all others" if name == "anomaly-batch" else "those before it"
-    latest = f" The latest {_SHOWN} of them are shown." if flagged > _SHOWN else ""
+    which = "lowest" if name == "anomaly-batch" else "latest"
+    latest = f" The {which} {_SHOWN} of them are shown." if flagged > _SHOWN else ""
     images = {}
     if opened.model.levels:
         images = {place: visible(x, opened.model.levels) for place, x in outliers}
     return Result(
         name,
-        "Which is the odd one out?",
+        "Which is the odd one out of a batch?" if name == "anomaly-batch" else "Which is the odd one out?",
         {"elements": count, "outliers": flagged, "names": names, "scores": scores, "thresholds": thresholds},
         note=f"{flagged} of {count} are below the threshold.{latest} The score is "
         f"log p(x | {given}) − log p(x), in nats.",

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from bruno.data.archives import BROKEN, entries, reason
@@ -267,7 +267,8 @@ def decode(content: bytes, size: int | tuple[int, int] | None, grey: bool) -> ND
     except UnidentifiedImageError as error:
         raise ValueError("it is not an image") from error
     with opened as file:
-        image = _with_8_bits(file).convert("L" if grey else "RGB")
+        ImageOps.exif_transpose(file, in_place=True)  # as the camera was held
+        image = _opaque(_with_8_bits(file)).convert("L" if grey else "RGB")
         if size is not None:
             height, width = (size, size) if isinstance(size, int) else size
             image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -282,6 +283,17 @@ def _with_8_bits(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         raise ValueError("its pixels have 32 bits, and no scale that is known. Save it with 8 or 16 bits")
     return image
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """What is transparent becomes paper: black or white, whichever is further from what is drawn on it."""
+    if not image.has_transparency_data:
+        return image
+    drawn = image.convert("RGBA")
+    luminance, alpha = np.asarray(drawn.convert("L"), float), np.asarray(drawn.getchannel("A"), float)
+    ink = (luminance * alpha).sum() / max(1.0, alpha.sum())
+    paper = Image.new("RGBA", drawn.size, "black" if ink > 127 else "white")
+    return Image.alpha_composite(paper, drawn)
 
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:

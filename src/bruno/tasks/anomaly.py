@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,22 +101,47 @@ def calibrate(
     That is the mean over calibrations; one is off by some sqrt(rate/sets): a rate of 0.01 wants 1,000 sets.
     Elements of a stream beyond `length` are judged like the last.
     """
-    if not 0 < rate < 1:
-        raise ValueError(
-            f"`rate` must be between 0 and 1, as 0.01 for one false alarm in a hundred; got {rate}."
-        )
+    _check_rate(rate)
     if length < 2:
         raise ValueError(f"`length` must be at least 2, for an element to have one before it; got {length}.")
     rank = math.floor(rate * (sets + 1) + 1e-9)
     if rank < 1:
         needed = math.ceil(1 / rate - 1 - 1e-9)
         raise ValueError(f"`sets` must be at least {needed} for a `rate` of {rate}; got {sets}.")
+    ordered = _of_clean_sets(online_scores, model, sampler, length, sets, generator)[:, 1:].sort(0).values
+    return Thresholds(tuple(ordered[rank - 1].tolist()), rate, sets)
+
+
+def calibrate_batch(
+    model: Bruno, sampler: SetSampler, *, rate: float, length: int, sets: int, generator: Generator
+) -> float:
+    """The threshold for leave-one-out scores of a batch of this length: of clean ones, `rate` are below."""
+    _check_rate(rate)
+    if sets < 1:
+        raise ValueError(f"`sets` must be at least 1; got {sets}.")
+    return _of_clean_sets(leave_one_out_scores, model, sampler, length, sets, generator).quantile(rate).item()
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 < rate < 1:
+        raise ValueError(
+            f"`rate` must be between 0 and 1, as 0.01 for one false alarm in a hundred; got {rate}."
+        )
+
+
+def _of_clean_sets(
+    scores: Callable[[Bruno, Tensor], Tensor],
+    model: Bruno,
+    sampler: SetSampler,
+    length: int,
+    sets: int,
+    generator: Generator,
+) -> Float[Tensor, "sets length"]:
     parts = [
-        online_scores(model, sampler.sets(min(SETS_AT_A_TIME, sets - begin), length, generator)).cpu()
+        scores(model, sampler.sets(min(SETS_AT_A_TIME, sets - begin), length, generator)).cpu()
         for begin in range(0, sets, SETS_AT_A_TIME)
     ]
-    ordered = torch.cat(parts)[:, 1:].sort(0).values
-    return Thresholds(tuple(ordered[rank - 1].tolist()), rate, sets)
+    return torch.cat(parts)
 
 
 # --- a stream --------------------------------------------------------------------------------------------
