@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -35,6 +36,7 @@ from bruno.sequences import SetSampler
 from bruno.tasks.generation import grid, prefix_grid, prior_samples, samples_by_prefix, spread_by_repeats
 
 _REPEATS = (1, 2, 5, 10, 20)
+_FOR_A_VARIANCE = 100  # samples after each number of repeats, at least, of all images together
 
 
 def sample(
@@ -44,7 +46,7 @@ def sample(
     ] = None,
     prior: Annotated[bool, typer.Option("--prior", help="Given nothing at all.")] = False,
     repeats: Annotated[
-        bool, typer.Option("--repeats", help="Given the first image again and again: the spread shrinks.")
+        bool, typer.Option("--repeats", help="Given one image again and again: the spread shrinks.")
     ] = False,
     samples: Annotated[int, typer.Option(help="How many to draw each time.")] = 8,
     length: Annotated[int, typer.Option(help="Images of the set that is drawn if none are given.")] = 8,
@@ -75,7 +77,7 @@ def sample(
     else:
         x = _inputs(opened, given, split, data_dir, data, length, noise, invert)
         if repeats:
-            drawn = _from_one_again_and_again(model, x[0], samples, how)
+            drawn = _from_one_again_and_again(model, x, samples, how)
         else:
             drawn = _from_prefixes(model, x, samples, numbers("--prefixes", prefixes or f"0-{len(x)}"), how)
     _keep(opened, drawn, temperature, seed)
@@ -100,20 +102,23 @@ def _from_nothing(model: Bruno, samples: int, how: dict[str, Any]) -> Drawn:
     return Drawn(result, drawn, (0,))
 
 
-def _from_one_again_and_again(model: Bruno, image: Tensor, samples: int, how: dict[str, Any]) -> Drawn:
-    spread = spread_by_repeats(model, image, _REPEATS, samples=max(samples, 100), **how)
-    above = image.expand(len(_REPEATS), *image.shape)
-    rows = tuple((str(n), f"{v:.4f}") for n, v in zip(spread.repeats, spread.variance, strict=True))
+def _from_one_again_and_again(model: Bruno, x: Tensor, samples: int, how: dict[str, Any]) -> Drawn:
+    """The spread is a mean over all images, each by itself; the first is shown."""
+    each = max(samples, math.ceil(_FOR_A_VARIANCE / len(x)), 2)
+    spreads = [spread_by_repeats(model, image, _REPEATS, samples=each, **how) for image in x]
+    by_image = [spread.variance for spread in spreads]
+    variance = [statistics.fmean(column) for column in zip(*by_image, strict=True)]
+    first, above = spreads[0], x[:1].expand(len(_REPEATS), *model.shape)
     result = Result(
         "samples-repeats",
         "The same image again and again",
-        {"variance": spread.variance},
-        ("times seen", "mean variance of a pixel, from 0 to 1"),
-        rows,
-        "Top: the image that was seen. Below: samples once it was seen so often.",
-        _by_column(model, above, spread.samples, samples),
+        {"variance": variance, "by_image": by_image},
+        ("times seen", f"mean variance of a pixel, from 0 to 1, over {len(x)} image{'s' * (len(x) != 1)}"),
+        tuple((str(n), f"{v:.4f}") for n, v in zip(_REPEATS, variance, strict=True)),
+        "Top: the first image. Below: samples once it was seen so often.",
+        _by_column(model, above, first.samples, samples),
     )
-    return Drawn(result, spread.samples, spread.repeats, image.unsqueeze(0))
+    return Drawn(result, first.samples, first.repeats, x[:1])
 
 
 def _from_prefixes(
