@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bruno import Bruno
 from bruno.config import Recipe, TrainConfig, load_recipe
 from bruno.data import Examples
-from bruno.flow import AffineCoupling
+from bruno.flow import AffineCoupling, networks
 from bruno.optimisation import make_optimiser
 from bruno.provenance import provenance
 from bruno.sequences import SetSampler
@@ -110,7 +110,7 @@ def choices_on_cpu(times: int) -> list[dict[str, Any]]:
     """Threads, memory format and optimiser: each choice against what the package does by default."""
     rows = []
     all_threads = torch.get_num_threads()
-    for name, batch in (("omniglot-paper", 2), ("mnist-dense", 32)):
+    for name, batch in (("omniglot-paper", 2), ("omniglot", 4), ("mnist-dense", 32)):
         recipe = load_recipe(name)
         default = seconds(trainer(recipe, batch=batch).step, times)
 
@@ -124,17 +124,9 @@ def choices_on_cpu(times: int) -> list[dict[str, Any]]:
             )
         torch.set_num_threads(all_threads)
         if recipe.flow.kind == "conv":
-            last = trainer(recipe, batch=batch)
-            last.model.to(memory_format=torch.channels_last)
-            for coupling in last.model.modules():
-                if (
-                    isinstance(coupling, AffineCoupling)
-                    and coupling.partition.__class__.__name__ != "OddEven"
-                ):
-                    coupling.network.register_forward_pre_hook(
-                        lambda _, inputs: inputs[0].contiguous(memory_format=torch.channels_last)
-                    )
-            against("channels last", seconds(last.step, times))
+            networks.MEMORY_FORMAT = torch.contiguous_format
+            against("channels first, not last", seconds(trainer(recipe, batch=batch).step, times))
+            networks.MEMORY_FORMAT = torch.channels_last
         model = Bruno.from_config(recipe.model((1, 28, 28), 256))
         groups = list(model.parameters())
         for p in groups:

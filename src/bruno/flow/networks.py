@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+MEMORY_FORMAT = torch.channels_last  # of images on a CPU: a tenth faster at half resolution
+
 
 class WeightNormed(nn.Module):
     """A layer whose weight is magnitude · direction/|direction|, one magnitude an output.
@@ -116,6 +118,8 @@ class ConvNetwork(nn.Module):
         self.last = Conv(filters, 2 * outputs, 1, weight_norm=weight_norm, zero=True)
 
     def forward(self, x: Float[Tensor, "batch inputs h w"]) -> Float[Tensor, "batch outputs h w"]:  # noqa: D102
+        if not x.is_cuda:  # where the compiler sees to it
+            x = x.contiguous(memory_format=MEMORY_FORMAT)
         x = F.elu(self.first(x))
         for block in self.blocks:
             x = block(x)
