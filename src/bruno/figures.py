@@ -215,17 +215,19 @@ def scores_over_time(
     thresholds: Sequence[float | None],
     outliers: Mapping[int, UInt8[Tensor, "channels height width"]],
     first: int = 1,
+    what: str = "stream",
 ) -> bytes:
-    """Scores along a stream from its `first` element on, those below the threshold marked.
+    """Scores along a stream (or batch) from its `first` element on, those below the threshold marked.
 
     The elements in `outliers`, by their place in the stream, are shown.
     """
-    with _axes("element of the stream", "score, nats", (7.0, 4.6 if outliers else 3.6)) as (axes, file):
+    with _axes(f"element of the {what}", "score, nats", (7.0, 4.6 if outliers else 3.6)) as (axes, file):
         place = np.arange(first, first + len(scores))
         limit = np.array([math.nan if t is None else t for t in thresholds])
         below = np.array(scores) < limit
         axes.plot(place, scores, "o-", color=_COLOURS[0], markersize=3, linewidth=0.8)
         axes.plot(place, limit, "--", color=_COLOURS[5], linewidth=0.8, label="threshold")
+        axes.locator_params(axis="x", integer=True)
         if below.any():
             axes.plot(place[below], np.array(scores)[below], "o", color=_COLOURS[1], label="odd one out")
         axes.legend(frameon=False)

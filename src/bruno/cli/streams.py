@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +44,7 @@ from bruno.tasks.anomaly import (
 )
 from bruno.tasks.anomaly_quality import measure_anomaly
 
-_SHOWN = 12  # outliers kept to be shown, the latest
+_SHOWN = 12  # outliers kept to be shown, the lowest
 _LOWEST = 20  # scores of a batch that are told
 _KEPT = 10_000  # scores of a stream, the latest
 _STRANGERS = 0.1  # their share of a stream that is made up
@@ -159,7 +160,7 @@ def _along(
     count = flagged = 0
     stopped = False
     latest: deque[tuple[str, Scored]] = deque(maxlen=_KEPT)
-    outliers: deque[tuple[int, Tensor]] = deque(maxlen=_SHOWN)
+    outliers: list[tuple[float, int, Tensor]] = []
     try:
         for element in elements:
             judged, known = detector.step(known, element.x.to(opened.device))
@@ -167,14 +168,15 @@ def _along(
             latest.append((element.name, judged))
             if judged.outlier:
                 flagged += 1
-                outliers.append((count, element.x))
+                outliers = sorted([*outliers, (judged.score, count, element.x)], key=itemgetter(0))[:_SHOWN]
             flag = "  odd one out" if judged.outlier else ""
             console.print(f"{judged.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         stopped = True
     names, scored = [name for name, _ in latest], [judged for _, judged in latest]
     scores, thresholds = [judged.score for judged in scored], [judged.threshold for judged in scored]
-    return _result(opened, "anomaly", count, flagged, names, scores, thresholds, outliers), stopped
+    shown = [(place, x) for _, place, x in sorted(outliers, key=itemgetter(1))]
+    return _result(opened, "anomaly", count, flagged, names, scores, thresholds, shown), stopped
 
 
 def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Result:
@@ -204,12 +206,11 @@ def _result(
     thresholds: list[float | None],
     outliers: Iterable[tuple[int, Tensor]],
 ) -> Result:
-    """Of `count` elements, of which the latest are named and scored, and the latest outliers shown."""
+    """Of `count` elements, of which the latest are named and scored, and the lowest outliers shown."""
     if not count:
         raise ValueError("`stream` must hold at least one element; it is empty.")
-    given = "all others" if name == "anomaly-batch" else "those before it"
-    which = "lowest" if name == "anomaly-batch" else "latest"
-    latest = f" The {which} {_SHOWN} of them are shown." if flagged > _SHOWN else ""
+    given, what = ("all others", "batch") if name == "anomaly-batch" else ("those before it", "stream")
+    some = f" The lowest {_SHOWN} of them are shown." if flagged > _SHOWN else ""
     images = {}
     if opened.model.levels:
         images = {place: visible(x, opened.model.levels) for place, x in outliers}
@@ -217,9 +218,9 @@ def _result(
         name,
         "Which is the odd one out of a batch?" if name == "anomaly-batch" else "Which is the odd one out?",
         {"elements": count, "outliers": flagged, "names": names, "scores": scores, "thresholds": thresholds},
-        note=f"{flagged} of {count} are below the threshold.{latest} The score is "
+        note=f"{flagged} of {count} are below the threshold.{some} The score is "
         f"log p(x | {given}) − log p(x), in nats.",
-        picture=scores_over_time(scores, thresholds, images, first=count - len(scores) + 1),
+        picture=scores_over_time(scores, thresholds, images, first=count - len(scores) + 1, what=what),
     )
 
 

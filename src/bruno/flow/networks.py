@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-MEMORY_FORMAT = torch.channels_last  # of images on a CPU: a tenth faster at half resolution
+MEMORY_FORMAT = torch.channels_last  # of images on a CPU: up to a tenth faster
 
 
 class WeightNormed(nn.Module):
