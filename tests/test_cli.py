@@ -145,6 +145,23 @@ def test_the_best_checkpoint_can_be_asked_for(tmp_path, monkeypatch):
         run("evaluate", "run", "--checkpoint", "first")
 
 
+def test_finetuning_has_episodes_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    both = [
+        "train.discriminative=0.1",
+        "train.shared=true",
+        "train.episodes=1",
+        "train.way=4",
+        "train.queries=3",
+    ]
+    settings = [word for setting in both for word in ("--set", setting)]
+    run("train", "digits", "--steps", "2", "--out", "run", *SMALL, *settings)
+    tune = ["finetune", "run", "--steps", "2", "--way", "3", "--trials", "0", "--device", "cpu"]
+    run(*tune, "--generative", "0")
+    tuned = Run("run-finetuned").recipe.train
+    assert (tuned.shared, tuned.queries, tuned.way) == (False, 1, 3)
+
+
 @pytest.mark.slow
 def test_the_demo_learns_and_shows_what_it_learnt(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

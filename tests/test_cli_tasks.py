@@ -280,6 +280,8 @@ def test_an_exported_model_needs_no_run(trained, tmp_path, monkeypatch):
     assert exported["bruno"][0]["accuracy"] == pytest.approx(original["bruno"][0]["accuracy"], abs=0.02)
     run("sample", "model.safetensors", "--prior", "--samples", "4")
     run("evaluate", "model.safetensors", "--sets", "4", "--length", "3")
+    run("evaluate", "model.safetensors", "--sets", "4", "--length", "2", "--data", "digits")
+    assert Path("model/results/bits-digits.png").is_file()
     assert len(json.loads(Path("model/results/bits-test.json").read_text())["values"]["by_position"]) == 3
 
 

@@ -72,9 +72,16 @@ def finetune(
             f"`--trials` must be at least 2, for a spread to be told, or 0 for none; got {trials}."
         )
     before = Run(run)
-    episodes_only = {"discriminative": 1.0, "generative": generative, "episodes": episodes}
+    # Whatever episodes the run had, those of fine-tuning are its own, beside its sets.
+    tasks = {"episodes": episodes, "way": way, "shot": shot, "queries": 1, "shared": False}
     values = to_dict(before.recipe)
-    values["train"] |= {**episodes_only, "way": way, "shot": shot, "seed": seed, "minutes": 0.0}
+    values["train"] |= {
+        **tasks,
+        "discriminative": 1.0,
+        "generative": generative,
+        "seed": seed,
+        "minutes": 0.0,
+    }
     recipe = override(Recipe, values, [*(settings or []), *length_overrides(steps, minutes)])
     check_same(
         run.name, *({k: to_dict(r)[k] for k in ("alpha", "flow", "process")} for r in (before.recipe, recipe))

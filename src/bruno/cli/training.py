@@ -24,6 +24,7 @@ from bruno.cli.options import (
     OtherData,
     Seed,
     Settings,
+    check_number,
     choose_device,
     console,
     examples_of,
@@ -106,6 +107,7 @@ def evaluate(
     """Bits/dim of a model, without rotations: at the first position, for each, and their mean."""
     if sets is not None and sets < 2:
         raise ValueError(f"`--sets` must be at least 2, for an error to be told; got {sets}.")
+    check_number("--length", length, 1)
     opened = open_model(run, checkpoint, device)
     examples = opened.examples(split, data_dir, data)
     result = measure_bits_per_dim(
@@ -119,14 +121,15 @@ def evaluate(
     rows = [(str(i), f"{bits:.4f}") for i, bits in enumerate(result.by_position, start=1)]
     rows.append(("mean", f"{result.mean:.4f} ± {result.error:.4f}"))
     positions = range(1, len(result.by_position) + 1)
+    where = split if data is None else Path(data).stem
     found = Result(
-        f"bits-{split}",
-        f"Bits/dim, {split}, by how many were seen before",
+        f"bits-{where}",
+        f"Bits/dim, {where}, by how many were seen before",
         {"split": split if data is None else data, **asdict(result)},
         ("position", "bits/dim"),
         tuple(rows),
         f"{result.sets} sets.",
-        curves({split: (positions, result.by_position)}, "position in the set", "bits/dim"),
+        curves({where: (positions, result.by_position)}, "position in the set", "bits/dim"),
     )
     opened.keep(found, seed)
 
