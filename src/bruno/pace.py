@@ -16,7 +16,7 @@ from bruno.training import Trainer
 
 T = TypeVar("T")
 
-_BEGUN = 1e-3  # of a run of minutes, at least: at 0 a rate that warms up would waste the first steps
+_EDGE = 1e-3  # of a run of minutes: at its very ends, a rate that warms up or decays would waste a step
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Pace:
         trainer = self._trainer
         count = at_a_time if self._planned else min(at_a_time, trainer.config.steps - trainer.index)
         begun = time.monotonic()
-        share = max(self._share(), _BEGUN) if self._planned else None
+        share = min(max(self._share(), _EDGE), 1 - _EDGE) if self._planned else None
         steps = trainer.advance(count, share)
         taken = time.monotonic() - begun
         spent_here = time.monotonic() - self._begun
