@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +16,17 @@ EPISODES = ["--set", "train.discriminative=0.1", "--set", "train.episodes=2", "-
 COMMAND = ["train", "digits", "--device", "cpu", "--set", "train.ema=0.9", *SMALL, *SAME_RATE, *EPISODES]
 
 
+def torchrun(processes: int) -> list[str]:
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+
+
 def bruno_with(processes: int, folder, *arguments: str, code: int = 0) -> str:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(torchrun if processes > 1 else []), "-m", "bruno", *COMMAND, *arguments]
+    launcher = torchrun(processes) if processes > 1 else []
+    return python_with(folder, *launcher, "-m", "bruno", *COMMAND, *arguments, code=code)
+
+
+def python_with(folder, *arguments: str, code: int = 0) -> str:
+    command = [sys.executable, *arguments]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert result.returncode == code, result.stderr
     return result.stdout + result.stderr
@@ -47,3 +56,22 @@ def test_two_processes_train_the_model_that_one_does(tmp_path):
 def test_a_batch_that_cannot_be_shared_is_refused(tmp_path):
     said = bruno_with(2, tmp_path, "--set", "train.batch=5", "--out", "run", code=1)  # torchrun's own code
     assert "`train.batch` must be a multiple of 2 processes; got 5" in said
+
+
+# What a process still runs after a command that ended well; a thread of gloo's would abort it now and then.
+THREADS_LEFT = """
+import sys
+from pathlib import Path
+from bruno.cli import app
+app(sys.argv[1:], standalone_mode=False)
+print(*(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")), "were left")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed by Linux alone")
+def test_no_thread_of_the_group_outlives_the_command(tmp_path):
+    (tmp_path / "script.py").write_text(THREADS_LEFT)
+    said = python_with(tmp_path, *torchrun(2), "script.py", *COMMAND, "--steps", "2", "--out", "run")
+    assert said.count("were left") == 2
+    assert "gloo" not in said, said

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
+import torch.distributed.nn  # before a group is there: its functions hold the group they are imported with
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -264,9 +265,14 @@ def _duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def process_group() -> Iterator[None]:
-    """The group that torchrun's processes form, if any, ends with the command."""
+    """The group that torchrun's processes form, if any, ends with the command, and its threads with it.
+
+    A thread of gloo's that is still letting go of a tensor when the interpreter ends aborts the process. They
+    end with the last reference to their group, and what trained is full of cycles that hold one.
+    """
     try:
         yield
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
+            gc.collect()
