@@ -3,7 +3,18 @@ import math
 import pytest
 import torch
 
-from bruno.preprocessing import Logit, Standardise, dequantise, quantise
+from bruno.preprocessing import Gaussianise, Logit, Standardise, dequantise, quantise
+
+
+def drawings(n: int) -> torch.Tensor:
+    """Pixels as those of a drawing: four fifths background, the rest of all shades, none quite white."""
+    shades = torch.randint(1, 250, (n, 1, 10, 10))
+    return torch.where(torch.rand(n, 1, 10, 10) < 0.8, 0, shades).to(torch.uint8)
+
+
+@pytest.fixture(params=["logit", "gaussianise"])
+def pixels(request):
+    return Logit() if request.param == "logit" else Gaussianise().fit(drawings(500))
 
 
 def test_noise_stays_within_its_integer():
@@ -20,20 +31,67 @@ def test_a_generator_repeats_its_noise_and_none_means_the_middle():
     assert torch.equal(dequantise(x), x + 0.5)
 
 
-def test_every_level_survives_the_round_trip_in_float32():
+def test_every_level_survives_the_round_trip_in_float32(pixels):
     x = torch.arange(256).view(256, 1, 1, 1)
-    logit = Logit()
     for noise in (0.01, 0.5, 0.99):
-        z, _ = logit((x + noise).float())
-        assert torch.equal(quantise(logit.clamped(logit.inverse(z)[0])[0]).long(), x)
+        z, _ = pixels((x + noise).float())
+        assert torch.equal(quantise(pixels.clamped(pixels.inverse(z)[0])[0]).long(), x)
 
 
-def test_both_tails_keep_their_digits_in_float32():
+def test_both_ends_are_finite_and_back_again(pixels):
+    x = torch.tensor([[0.0, 256.0]])
+    z, log_det = pixels(x)
+    assert z.isfinite().all()
+    assert log_det.isfinite().all()
+    torch.testing.assert_close(pixels.inverse(z)[0], x, rtol=0, atol=1e-2)
+    far, astray = pixels.clamped(pixels.inverse(torch.tensor([[-30.0, 30.0]]))[0])
+    assert quantise(far).tolist() == [[0, 255]]
+    assert not astray.any()
+
+
+def test_both_tails_keep_their_digits_in_float32(pixels):
     x = torch.tensor([[1e-4, 0.01, 128.0, 255.99, 256 - 1e-4]])
-    z, log_det = Logit()(x)
-    exact, exact_det = Logit()(x.double())
+    z, log_det = pixels(x)
+    exact, exact_det = pixels(x.double())
     torch.testing.assert_close(z.double(), exact, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(log_det.double(), exact_det, rtol=1e-6, atol=1e-5)
+
+
+def test_gaussianised_pixels_are_a_bell():
+    """Their density under it is then the histogram's: the entropy of a pixel drawn alone."""
+    x = drawings(500)
+    pixels = Gaussianise().fit(x)
+    z, log_det = pixels(dequantise(x, torch.Generator().manual_seed(0)).double())
+    values = z.flatten()
+    assert abs(values.mean()) < 0.02
+    assert abs(values.std() - 1) < 0.02
+    assert abs((values**3).mean()) < 0.05
+    bits = -(torch.distributions.Normal(0, 1).log_prob(z).flatten(1).sum(1) + log_det) / (100 * math.log(2))
+    shares = x.flatten().long().bincount(minlength=256) / x.numel()
+    entropy = -(shares * shares.clamp(min=1e-9).log2()).sum()
+    assert 0 <= bits.mean() - entropy < 0.015  # what a hundredth for all levels alike costs
+
+
+@pytest.mark.parametrize(
+    ("alpha", "cost"), [(1e-6, 0.594), (1e-3, 0.309), (0.05, 0.255), (None, 0.143)], ids=str
+)
+def test_what_the_shape_of_the_background_costs(alpha, cost):
+    """Bits lost on a pixel that is surely background by the best normal density: docs/paper-notes.md."""
+    u = (torch.arange(200_000).double() + 0.5) / 200_000
+    drawing = torch.cat([torch.zeros(813), torch.arange(1, 188)])  # the share of background in Omniglot
+    pixels = Logit(alpha=alpha) if alpha else Gaussianise().fit(drawing)
+    z, log_det = pixels(u.unsqueeze(1))
+    best_normal = 0.5 * math.log(2 * math.pi * math.e * z.var())
+    assert (best_normal - log_det.mean()) / math.log(2) == pytest.approx(cost, abs=1e-3)
+
+
+def test_a_level_that_fit_never_saw_keeps_a_place():
+    pixels = Gaussianise().fit(drawings(10))
+    assert pixels.shares[255] == pytest.approx(0.01 / 256)
+    assert pixels.shares.sum() == pytest.approx(1)
+    shares = pixels.shares.clone()
+    assert torch.equal(pixels.fit(255 - drawings(10)).shares, shares)  # once is for all
+    assert set(pixels.state_dict()) == {"shares", "fitted"}
 
 
 def test_density_of_pixels_includes_the_rescaling():

@@ -62,12 +62,13 @@ class ProcessConfig:
 class ModelConfig:
     """A model of sets whose elements have this shape.
 
-    Integers on 0..levels − 1 are dequantised and go through a logit with this alpha; with 0 levels the
-    elements are real numbers, standardised instead.
+    Integers on 0..levels − 1 are dequantised and put on the whole line by `pixels`, "logit" or "gaussianise",
+    with this alpha; with 0 levels the elements are real numbers, standardised instead.
     """
 
     shape: tuple[int, ...]
     levels: int = 256
+    pixels: str = "logit"
     alpha: float = 1e-6
     flow: FlowConfig = field(default_factory=FlowConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
@@ -77,6 +78,7 @@ class ModelConfig:
             raise ValueError(f"`shape` must be positive sizes, as (1, 28, 28) or (7,); got {self.shape}.")
         if self.levels == 1 or self.levels < 0:
             raise ValueError(f"`levels` must be at least 2, or 0 for real numbers; got {self.levels}.")
+        check_choice("pixels", self.pixels, ("logit", "gaussianise"))
 
 
 @dataclass(frozen=True)
@@ -178,14 +180,15 @@ class Recipe:
     """All that a training run is made from: one TOML file, or a preset of that name."""
 
     data: DataConfig
-    alpha: float = 1e-6
+    pixels: str = "logit"  # or "gaussianise": how integers get to the whole line
+    alpha: float = 1e-6  # how much of it stays free at each end
     flow: FlowConfig = field(default_factory=FlowConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def model(self, shape: tuple[int, ...], levels: int) -> ModelConfig:
         """The model for elements of this shape."""
-        return ModelConfig(shape, levels, self.alpha, self.flow, self.process)
+        return ModelConfig(shape, levels, self.pixels, self.alpha, self.flow, self.process)
 
 
 def presets() -> dict[str, str]:

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from bruno.config import ModelConfig
 from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, initialise
-from bruno.preprocessing import Logit, Standardise, dequantise, quantise
+from bruno.preprocessing import Gaussianise, Logit, Pixels, Standardise, dequantise, quantise
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
 from bruno.process.checks import may_look_at_values
 
@@ -53,7 +53,7 @@ class Bruno(nn.Module):
         shape: of an element.
         flow: any `Bijection` from elements to vectors of as many numbers.
         process: with as many dimensions.
-        preprocessing: the first step, `Logit` for pixels or `Standardise` for real numbers.
+        preprocessing: the first step, `Logit` or `Gaussianise` for pixels, `Standardise` for real numbers.
         config: what the model was built from; without it, it can be trained and used but not saved whole.
     """
 
@@ -62,7 +62,7 @@ class Bruno(nn.Module):
         shape: tuple[int, ...],
         flow: Bijection,
         process: ExchangeableProcess,
-        preprocessing: Logit | Standardise,
+        preprocessing: Pixels | Standardise,
         config: ModelConfig | None = None,
     ) -> None:
         super().__init__()
@@ -82,22 +82,22 @@ class Bruno(nn.Module):
     @classmethod
     def from_config(cls, config: ModelConfig) -> Bruno:
         """Build a model, with fresh weights."""
-        preprocessing = Logit(config.levels, config.alpha) if config.levels else Standardise(config.shape)
-        return cls(config.shape, _flow(config), _process(config), preprocessing, config)
+        return cls(config.shape, _flow(config), _process(config), _preprocessing(config), config)
 
     @property
     def levels(self) -> int:
         """How many integers an element's numbers range over; 0 for real numbers."""
-        return self.preprocessing.levels if isinstance(self.preprocessing, Logit) else 0
+        return self.preprocessing.levels if isinstance(self.preprocessing, Pixels) else 0
 
     def initialise(self, x: Tensor, generator: Generator | None = None) -> None:
         """Take from elements (*batch, *shape) what depends on data; a second time changes nothing.
 
-        That is the scale of weight-normalised layers and, for real numbers, their mean and deviation.
+        That is the scale of weight-normalised layers and how the numbers of elements are distributed, if the
+        preprocessing wants to know.
         """
         if self._batch_of(x).numel() < 2:
             raise ValueError(f"`x` must be at least two elements to take a scale from; got {tuple(x.shape)}.")
-        if isinstance(self.preprocessing, Standardise):
+        if isinstance(self.preprocessing, Standardise | Gaussianise):
             self.preprocessing.fit(x.reshape(-1, *self.shape).to(self.process.mean.dtype))
         initialise(self, lambda: self.encode(x, generator))
 
@@ -187,6 +187,13 @@ class Bruno(nn.Module):
             raise ValueError(f"`x` must be from 0 to {top} for this model; got {wrong:g}.")
         if not math.isfinite(low) or not math.isfinite(high):
             raise ValueError(f"`x` must be finite; got {low if not math.isfinite(low) else high}.")
+
+
+def _preprocessing(config: ModelConfig) -> Pixels | Standardise:
+    if not config.levels:
+        return Standardise(config.shape)
+    kind = {"logit": Logit, "gaussianise": Gaussianise}[config.pixels]
+    return kind(config.levels, config.alpha)
 
 
 def _flow(config: ModelConfig) -> Bijection:

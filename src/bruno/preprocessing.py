@@ -1,4 +1,4 @@
-"""From integers to real numbers and back: dequantisation, the logit of pixels, standardised tables."""
+"""From integers to real numbers and back: dequantisation, pixels on the whole line, standardised tables."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def quantise(x: Tensor, levels: int = 256) -> Tensor:
     return x.floor().clamp(0, levels - 1).to(torch.uint8 if levels <= 256 else torch.long)
 
 
-class Logit(Bijection):
-    """Dequantised pixels on [0, levels) to the whole line: logit(α + (1 − 2α)·x/levels).
+class Pixels(Bijection):
+    """Dequantised pixels on [0, levels) to the whole line, in a way that a kind of its own chooses.
 
     The log-det includes the rescaling, so that densities, and bits/dim, are those of the pixels themselves.
-    Both tails are computed from their own end, where 1 − p would have lost its digits.
+    `alpha` is the share of the line's probability that stays free at each end, for 0 not to be −∞.
     """
 
     def __init__(self, levels: int = 256, alpha: float = 1e-6) -> None:
@@ -38,6 +38,25 @@ class Logit(Bijection):
         if not 0 < alpha < 0.5:
             raise ValueError(f"`alpha` must be between 0 and 0.5; got {alpha}.")
         self.levels, self.alpha = levels, alpha
+
+    def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers put back on [0, levels), and where that was necessary: a sample may be off by α."""
+        top = math.nextafter(self.levels, 0) if x.dtype == torch.double else self.levels * (1 - 2**-24)
+        inside = x.nan_to_num(0.0).clamp(0, top)
+        # Within α of an end is where the map itself ends, not a sample gone astray.
+        margin = 2 * self.alpha / self._thinnest_end()
+        return inside, ~((x >= -margin) & (x <= self.levels + margin))
+
+    def _thinnest_end(self) -> float | Tensor:
+        """The share of the line's probability that the first or the last level has, whichever is less."""
+        return 1 / self.levels
+
+
+class Logit(Pixels):
+    """The paper's way: logit(α + (1 − 2α)·x/levels).
+
+    Both tails are computed from their own end, where 1 − p would have lost its digits.
+    """
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
         log_p, log_q = self._log_tails(x)
@@ -47,14 +66,6 @@ class Logit(Bijection):
         x = (z.sigmoid() - self.alpha) * (self.levels / (1 - 2 * self.alpha))
         return x, -self._log_det(-(-z).logaddexp(torch.zeros_like(z)), -z.logaddexp(torch.zeros_like(z)))
 
-    def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers put back on [0, levels), and where that was necessary: a sample may be off by α."""
-        top = math.nextafter(self.levels, 0) if x.dtype == torch.double else self.levels * (1 - 2**-24)
-        inside = x.nan_to_num(0.0).clamp(0, top)
-        # Within α of an end is where the logit itself ends, not a sample gone astray.
-        margin = 2 * self.alpha * self.levels
-        return inside, ~((x >= -margin) & (x <= self.levels + margin))
-
     def _log_tails(self, x: Tensor) -> tuple[Tensor, Tensor]:
         width = (1 - 2 * self.alpha) / self.levels
         return (self.alpha + width * x).log(), (self.alpha + width * (self.levels - x)).log()
@@ -62,6 +73,58 @@ class Logit(Bijection):
     def _log_det(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         log_width = math.log((1 - 2 * self.alpha) / self.levels)
         return (log_width - log_p - log_q).flatten(1).sum(1)
+
+
+class Gaussianise(Pixels):
+    """To a bell: Φ⁻¹(α + (1 − 2α)·F(x)), where F is how the pixels seen by `fit` are distributed.
+
+    F rises evenly within each level, by the level's share of all pixels. So the level of an empty background
+    becomes most of a bell. A logit makes its noise a one-sided tail, a linear scale a thin sheet, and affine
+    couplings can bend neither into a bell: that costs up to 0.6 bits for every such pixel.
+
+    Computed in double precision, in which 1 − p keeps its digits up to any α worth having.
+    """
+
+    shares: Tensor
+    fitted: Tensor
+
+    def __init__(self, levels: int = 256, alpha: float = 1e-6) -> None:
+        super().__init__(levels, alpha)
+        self.register_buffer("shares", torch.full((levels,), 1 / levels, dtype=torch.double))
+        self.register_buffer("fitted", torch.tensor(False))
+
+    def fit(self, x: Tensor) -> Gaussianise:
+        """Take the shares from pixels, once; a hundredth is for all levels alike, seen or not."""
+        if self.fitted:
+            return self
+        counts = quantise(x, self.levels).flatten().long().bincount(minlength=self.levels).double()
+        self.fitted.fill_(True)
+        self.shares.copy_(0.99 * counts / counts.sum() + 0.01 / self.levels)
+        return self
+
+    def forward(self, x: Tensor) -> Transformed:  # noqa: D102
+        level = x.detach().floor().clamp(0, self.levels - 1).long()
+        p = self._below()[level] + self.shares[level] * (x.double() - level)
+        z = torch.special.ndtri(self.alpha + (1 - 2 * self.alpha) * p)
+        return z.to(x.dtype), self._log_det(level, z).to(x.dtype)
+
+    def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
+        z, dtype = z.double(), z.dtype
+        p = (torch.special.ndtr(z) - self.alpha) / (1 - 2 * self.alpha)
+        level = (torch.searchsorted(self._below(), p, right=True) - 1).clamp(0, self.levels - 1)
+        x = level + (p - self._below()[level]) / self.shares[level]
+        return x.to(dtype), -self._log_det(level, z).to(dtype)
+
+    def _thinnest_end(self) -> Tensor:
+        return torch.minimum(self.shares[0], self.shares[-1])
+
+    def _below(self) -> Tensor:
+        """The share of all pixels below each level."""
+        return self.shares.cumsum(0) - self.shares
+
+    def _log_det(self, level: Tensor, z: Tensor) -> Tensor:
+        slope = math.log((1 - 2 * self.alpha) * math.sqrt(2 * math.pi)) + self.shares[level].log() + z**2 / 2
+        return slope.flatten(1).sum(1)
 
 
 class Standardise(Bijection):

@@ -22,7 +22,7 @@ from bruno.flow import (
     Squeeze,
     initialise,
 )
-from bruno.preprocessing import Logit, Standardise
+from bruno.preprocessing import Gaussianise, Logit, Standardise
 
 
 class Case(NamedTuple):
@@ -47,6 +47,11 @@ def small_conv(shape, **kwargs):
     return ConvRealNVP(shape, **{"filters": 4, "blocks": 1, "dense_units": 8, "dense_couplings": 2, **kwargs})
 
 
+def mostly_dark(*size, dtype):
+    """Pixels of 256 levels, half of them below level 8."""
+    return 256 * torch.rand(*size, dtype=dtype) ** 5
+
+
 BIJECTIONS = {
     "user's own": lambda: Case(Cube(), (3,)),
     "squeeze": lambda: Case(Squeeze(), (2, 4, 6)),
@@ -67,7 +72,10 @@ BIJECTIONS = {
     "conv, three scales": lambda: Case(small_conv((1, 8, 8), scales=3), (1, 8, 8)),
     "conv, squeeze first": lambda: Case(small_conv((2, 8, 8), squeeze_first=True), (2, 8, 8)),
     "conv, no weight norm": lambda: Case(small_conv((1, 4, 4), weight_norm=False), (1, 4, 4)),
-    "logit": lambda: Case(Logit(), (1, 3, 3), lambda *size, **kwargs: 256 * torch.rand(*size, **kwargs)),
+    "logit": lambda: Case(Logit(), (1, 3, 3), mostly_dark),
+    "gaussianise": lambda: Case(
+        Gaussianise().fit(mostly_dark(100, 1, 3, 3, dtype=torch.double)), (1, 3, 3), mostly_dark
+    ),
     "standardise": lambda: Case(Standardise((3,)).fit(2 + 3 * torch.randn(50, 3)), (3,)),
 }
 

@@ -83,9 +83,8 @@ def finetune(
         "minutes": 0.0,
     }
     recipe = override(Recipe, values, [*(settings or []), *length_overrides(steps, minutes)])
-    check_same(
-        run.name, *({k: to_dict(r)[k] for k in ("alpha", "flow", "process")} for r in (before.recipe, recipe))
-    )
+    model_settings = ("pixels", "alpha", "flow", "process")
+    check_same(run.name, *({k: to_dict(r)[k] for k in model_settings} for r in (before.recipe, recipe)))
     after = Run(out or run.with_name(f"{run.name}-finetuned"))
     if resume and steps is None and minutes is None:
         recipe = as_planned(recipe, after)

@@ -113,7 +113,9 @@ def stability_study(
     curves = []
     for number, (variant, process, seed) in enumerate(runs):
         own_flow = replace(flow, weight_norm=variant.weight_norm)
-        settings = ModelConfig(examples.shape, examples.levels, alpha, own_flow, ProcessConfig(process))
+        settings = ModelConfig(
+            examples.shape, examples.levels, alpha=alpha, flow=own_flow, process=ProcessConfig(process)
+        )
         own_train = replace(train, steps=steps, rate=train.rate * variant.rate, seed=seed)
         trainer = Trainer(_fresh_model(settings, variant.correlation, seed).to(device), sampler, own_train)
         trained = []
