@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bruno import Bruno, FlowConfig, ModelConfig
-from bruno.augmentation import augmented_sets, mirrored, shifted
+from bruno.augmentation import augmented_sets, mirrored, shifted, warped
 from bruno.config import TrainConfig
 from bruno.data import Examples, load_examples
 from bruno.sequences import SetSampler
@@ -39,8 +39,34 @@ def test_an_image_is_moved_by_whole_pixels_and_paper_comes_in(sets):
     assert len(seen) == 9
 
 
+def test_a_warp_keeps_the_middle_the_paper_and_the_greys():
+    ring = torch.zeros(200, 1, 29, 29, dtype=torch.uint8)
+    ring[..., 8:21, 8:21] = 16
+    ring[..., 9:20, 9:20] = 0
+    ring[..., 14, 14] = 16
+    x = warped(ring, 0.1, seeded())
+    assert x.dtype == torch.uint8
+    assert (x[..., 14, 14] == 16).all()  # the map has no translation
+    assert x.max() == 16
+    assert (x[..., 0, :] == 0).all()
+    assert len(x.flatten(1).unique(dim=0)) == 200
+    ink = x.float().mean((1, 2, 3)) / ring.float().mean((1, 2, 3))
+    assert abs(ink.mean() - 1) < 0.2
+    assert ink.std() > 0.05
+    assert torch.equal(warped(ring, 0.0, seeded()), ring)
+
+
+def test_a_warp_of_real_numbers_stays_in_their_range():
+    x = torch.randn(5, 3, 2, 8, 8)
+    moved = warped(x, 0.2, seeded())
+    assert moved.dtype == x.dtype
+    assert moved.shape == x.shape
+    assert moved.max() <= x.max()
+    assert not torch.equal(moved, moved.round())
+
+
 def test_nothing_asked_for_is_nothing_done(sets):
-    assert augmented_sets(sets, mirror=False, shift=0, generator=seeded()) is sets
+    assert augmented_sets(sets, mirror=False, shift=0, warp=0.0, generator=seeded()) is sets
 
 
 def test_support_and_query_of_a_class_are_mirrored_alike():
@@ -58,22 +84,23 @@ def test_support_and_query_of_a_class_are_mirrored_alike():
     assert torch.equal(left, left[:, :, :1].expand(6, 5, 5))
 
 
-def test_training_sees_mirrored_and_moved_images():
+def test_training_sees_mirrored_moved_and_warped_images():
     examples = load_examples("digits")
     config = ModelConfig((1, 8, 8), levels=17, flow=FlowConfig("dense", couplings=2, units=16))
     plan = {"steps": 3, "batch": 4, "length": 5, "discriminative": 0.1, "episodes": 2, "way": 3}
     bits = []
-    for settings in ({}, {"mirror": True}, {"shift": 1}):
+    for settings in ({}, {"mirror": True}, {"shift": 1}, {"warp": 0.1}):
         torch.manual_seed(0)
         model = Bruno.from_config(config)
         bits.append(
             [s.bits_per_dim for s in train(model, SetSampler(examples), TrainConfig(**plan, **settings))]
         )
-    assert bits[0] != bits[1] != bits[2] != bits[0]
+    assert len({tuple(losses) for losses in bits}) == 4
 
 
-def test_rows_are_neither_mirrored_nor_moved():
+@pytest.mark.parametrize("settings", [{"shift": 1}, {"mirror": True}, {"warp": 0.1}], ids=str)
+def test_rows_are_neither_mirrored_nor_moved(settings):
     rows = Examples(torch.randn(20, 4), torch.arange(20) // 10, ("a", "b"))
     model = Bruno.from_config(ModelConfig((4,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))
-    with pytest.raises(ValueError, match=r"`train.mirror` and `train.shift` are for images"):
-        Trainer(model, SetSampler(rows), TrainConfig(shift=1, length=5))
+    with pytest.raises(ValueError, match=r"`train.mirror`, `train.shift` and `train.warp` are for images"):
+        Trainer(model, SetSampler(rows), TrainConfig(**settings, length=5))

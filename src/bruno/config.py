@@ -113,6 +113,7 @@ class TrainConfig:
     ema: float = 0.0  # how much the averaged weights keep at each step; 0 for no averaging
     mirror: bool = False  # every other set, as a whole
     shift: int = 0  # move each image by up to so many pixels
+    warp: float = 0.0  # slant, turn and stretch each image: how far its linear map is from the identity
     precision: str = "bfloat16"
     graph: bool = True
     seed: int = 0
@@ -132,6 +133,7 @@ class TrainConfig:
             "weight_decay",
             "clip",
             "minutes",
+            "warp",
         ):
             check_at_least(f"train.{name}", getattr(self, name), 0)
         check_at_least("train.shift", self.shift, 0)

@@ -127,10 +127,14 @@ class Trainer:
         self._augmentation: dict[str, Any] = {
             "mirror": config.mirror,
             "shift": config.shift,
+            "warp": config.warp,
             "generator": self.generator,
         }
-        if (config.mirror or config.shift) and len(model.shape) != 3:
-            raise ValueError(f"`train.mirror` and `train.shift` are for images; got elements {model.shape}.")
+        if (config.mirror or config.shift or config.warp) and len(model.shape) != 3:
+            raise ValueError(
+                "`train.mirror`, `train.shift` and `train.warp` are for images; "
+                f"got elements {model.shape}. Leave them at their defaults."
+            )
         self.average: Average | None = None
         self._parameters = list(model.parameters())
         self._factor, self._keep = torch.zeros((2,), device=self.device).unbind()
