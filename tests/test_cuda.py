@@ -69,7 +69,8 @@ def test_model_in_bf16_trains_and_in_float32_inverts():
 
 def trainer(**settings) -> Trainer:
     torch.manual_seed(0)
-    config = ModelConfig((1, 28, 28), flow=FlowConfig(filters=8, blocks=1, units=32, squeeze_first=True))
+    flow = FlowConfig(filters=8, blocks=1, units=32, squeeze_first=True)
+    config = ModelConfig((1, 28, 28), pixels="gaussianise", flow=flow)
     images = torch.randint(0, 256, (200, 1, 28, 28), dtype=torch.uint8)
     examples = Examples(images, torch.arange(200) // 20, tuple(map(str, range(10))))
     plan = TrainConfig(steps=20, batch=4, length=5, episodes=2, way=3, precision="float32", ema=0.9)
@@ -80,6 +81,7 @@ def trainer(**settings) -> Trainer:
 @pytest.mark.parametrize(("optimiser", "shared"), [("adamw", False), ("adamw", True), ("rmsprop", False)])
 def test_a_captured_step_is_the_same_step(optimiser, shared):
     settings = {"optimiser": optimiser, "discriminative": 0.1, "clip": 5.0, "shared": shared}
+    settings |= {"mirror": True, "shift": 1, "warp": 0.1}
     eager, captured = trainer(graph=False, **settings), trainer(**settings)
     for a, b in zip(eager.advance(10), captured.advance(10), strict=True):
         assert not b.skipped
