@@ -13,6 +13,7 @@ def test_dictionaries_and_configs_are_the_same():
     ("values", "message"),
     [
         ({"shape": [1], "flow": {"filtres": 3}}, r"`flow.filtres` is not a setting .* `flow.filters`\?"),
+        ({"shape": [1], "pixels": "probit"}, "`pixels` must be 'logit' or 'gaussianise'; got 'probit'"),
         ({"shape": [1], "xyz": 3}, "`xyz` is not a setting of ModelConfig; known are alpha"),
         ({"shape": [1], "flow": {"kind": "cnn"}}, "`flow.kind` must be 'conv' or 'dense'; got 'cnn'"),
         ({"shape": [1], "process": {"kind": "t"}}, "`process.kind` must be 'student-t' or 'gaussian'"),

@@ -10,6 +10,7 @@ import bruno
 SOURCE = Path(bruno.__file__).parent
 ORDER = [
     "bruno.provenance",
+    "bruno.files",
     "bruno.data.archives",
     "bruno.data.examples",
     "bruno.data.drawn",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from bruno.config import ModelConfig, from_dict, to_dict
+from bruno.files import replacing
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
 
@@ -98,17 +97,6 @@ def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) 
         mask = os.umask(0)  # there is no other way to ask for it
         os.umask(mask)
         beside.chmod(0o666 & ~mask)  # as any other file: safetensors lets nobody else read its own
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file to write beside another, which it replaces in the end: a crash leaves the old or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield beside
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _checksum(tensors: dict[str, torch.Tensor]) -> int:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _PRESETS = Path(__file__).parent / "presets"
+_PIXELS = ("logit", "gaussianise")
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class ModelConfig:
             raise ValueError(f"`shape` must be positive sizes, as (1, 28, 28) or (7,); got {self.shape}.")
         if self.levels == 1 or self.levels < 0:
             raise ValueError(f"`levels` must be at least 2, or 0 for real numbers; got {self.levels}.")
-        check_choice("pixels", self.pixels, ("logit", "gaussianise"))
+        check_choice("pixels", self.pixels, _PIXELS)
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,9 @@ class Recipe:
     flow: FlowConfig = field(default_factory=FlowConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        check_choice("pixels", self.pixels, _PIXELS)
 
     def model(self, shape: tuple[int, ...], levels: int) -> ModelConfig:
         """The model for elements of this shape."""

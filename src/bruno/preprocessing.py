@@ -110,9 +110,9 @@ class Gaussianise(Pixels):
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
         z, dtype = z.double(), z.dtype
-        p = (torch.special.ndtr(z) - self.alpha) / (1 - 2 * self.alpha)
-        level = (torch.searchsorted(self._below(), p, right=True) - 1).clamp(0, self.levels - 1)
-        x = level + (p - self._below()[level]) / self.shares[level]
+        p, below = (torch.special.ndtr(z) - self.alpha) / (1 - 2 * self.alpha), self._below()
+        level = (torch.searchsorted(below, p, right=True) - 1).clamp(0, self.levels - 1)
+        x = level + (p - below[level]) / self.shares[level]
         return x.to(dtype), -self._log_det(level, z).to(dtype)
 
     def _thinnest_end(self) -> Tensor:

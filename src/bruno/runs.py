@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bruno.checkpoint import read, replacing, write
+from bruno.checkpoint import read, write
 from bruno.config import ModelConfig, Recipe, check_choice, check_same, from_dict, to_dict
+from bruno.files import replacing
 from bruno.model import Bruno
 from bruno.pace import Pace, Progress, agreed
 from bruno.provenance import provenance

@@ -70,7 +70,7 @@ def sample(
         raise ValueError("`--prior` is given nothing; leave out --repeats, --given and --prefixes.")
     opened = open_model(run, checkpoint, device)
     model = opened.model
-    noise = torch.Generator(model.process.mean.device).manual_seed(seed)
+    noise = torch.Generator(opened.device).manual_seed(seed)
     how = {"generator": noise, "temperature": temperature}
     if prior:
         drawn = _from_nothing(model, samples, how)
@@ -154,10 +154,10 @@ def _inputs(
     invert: bool,
 ) -> Tensor:
     """The images to condition on: the user's own, or a set of one class."""
-    device = opened.model.process.mean.device
     if given:
-        return opened.reader(invert=invert).all(given)[0].to(device)
-    return SetSampler(opened.examples(split, data_dir, data), device=device).sets(1, length, generator)[0]
+        return opened.reader(invert=invert).all(given)[0].to(opened.device)
+    sampler = SetSampler(opened.examples(split, data_dir, data), device=opened.device)
+    return sampler.sets(1, length, generator)[0]
 
 
 def _keep(opened: Opened, drawn: Drawn, temperature: float, seed: int) -> None:

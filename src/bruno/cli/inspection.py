@@ -55,11 +55,10 @@ def inspect(
     """What a model has learnt: its correlations, degrees of freedom, and how predictions gain from a set."""
     check_number("--sets", sets, 2)
     opened = open_model(run, checkpoint, device)
-    place = opened.model.process.mean.device
-    sampler = SetSampler(opened.examples(split, data_dir, data), device=place)
+    sampler = SetSampler(opened.examples(split, data_dir, data), device=opened.device)
     for result in (_correlations(opened), _degrees(opened), _toy(seed)):
         opened.keep(result, seed)
-    noise = torch.Generator(place).manual_seed(seed)
+    noise = torch.Generator(opened.device).manual_seed(seed)
     opened.keep(_positions(opened, sampler, sets, noise), seed)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bruno.data.archives import reason
+from bruno.files import replacing
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,20 +90,15 @@ class Examples:
 
         It is there as a whole or not at all, however many processes write it at once.
         """
-        beside = path.with_name(f".{path.name}.{uuid4().hex}.part")
-        try:
-            with beside.open("wb") as file:
-                np.savez_compressed(
-                    file,
-                    elements=self.elements.numpy(),
-                    labels=self.labels.numpy(),
-                    names=np.array(self.names),
-                    skipped=np.array(self.skipped, dtype=str),
-                    levels=np.array(self.levels),
-                )
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with replacing(path) as beside, beside.open("wb") as file:
+            np.savez_compressed(
+                file,
+                elements=self.elements.numpy(),
+                labels=self.labels.numpy(),
+                names=np.array(self.names),
+                skipped=np.array(self.skipped, dtype=str),
+                levels=np.array(self.levels),
+            )
 
     @classmethod
     def load(cls, path: Path) -> Examples:
