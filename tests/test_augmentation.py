@@ -66,7 +66,7 @@ def test_a_warp_of_real_numbers_stays_in_their_range():
 
 
 def test_nothing_asked_for_is_nothing_done(sets):
-    assert augmented_sets(sets, mirror=False, shift=0, warp=0.0, generator=seeded()) is sets
+    assert augmented_sets(sets, mirror=False, shift=0, warp=None, generator=seeded()) is sets
 
 
 def test_support_and_query_of_a_class_are_mirrored_alike():
@@ -96,6 +96,25 @@ def test_training_sees_mirrored_moved_and_warped_images():
             [s.bits_per_dim for s in train(model, SetSampler(examples), TrainConfig(**plan, **settings))]
         )
     assert len({tuple(losses) for losses in bits}) == 4
+
+
+def test_a_warp_fades_until_images_are_as_they_are():
+    labels = torch.arange(40) // 10
+    examples = Examples(torch.rand(40, 1, 8, 8), labels, tuple("abcd"))  # real numbers: no noise is added
+    config = ModelConfig((1, 8, 8), levels=0, flow=FlowConfig("dense", couplings=2, units=16))
+
+    def bits(warp: float, progress: float) -> float:
+        torch.manual_seed(0)
+        plan = TrainConfig(batch=4, length=5, warp=warp)
+        return (
+            Trainer(Bruno.from_config(config), SetSampler(examples), plan)
+            .advance(1, progress)[0]
+            .bits_per_dim
+        )
+
+    assert bits(0.3, 1.0) == pytest.approx(bits(0.0, 1.0), rel=1e-4)
+    early, late = (abs(bits(0.3, progress) - bits(0.0, progress)) for progress in (0.01, 0.99))
+    assert early > 10 * late > 0
 
 
 @pytest.mark.parametrize("settings", [{"shift": 1}, {"mirror": True}, {"warp": 0.1}], ids=str)

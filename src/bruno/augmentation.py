@@ -26,7 +26,9 @@ def shifted(x: Real[Tensor, "*batch channels height width"], most: int, generato
     return images[image, channel, rows, columns].view(x.shape)
 
 
-def warped(x: Real[Tensor, "*batch channels height width"], strength: float, generator: Generator) -> Tensor:
+def warped(
+    x: Real[Tensor, "*batch channels height width"], strength: float | Tensor, generator: Generator
+) -> Tensor:
     """Each image through a linear map of its own, I + strength · N(0, 1): slant, turn, size and proportion.
 
     Cubic interpolation keeps strokes as sharp, and paper as empty, as they were: a linear one would teach the
@@ -41,8 +43,13 @@ def warped(x: Real[Tensor, "*batch channels height width"], strength: float, gen
     return (moved if x.is_floating_point() else moved.round().to(x.dtype)).view(x.shape)
 
 
-def augmented_sets(x: Tensor, *, mirror: bool, shift: int, warp: float, generator: Generator) -> Tensor:
-    """Sets (sets, n, channels, height, width) of a training step."""
+def augmented_sets(
+    x: Tensor, *, mirror: bool, shift: int, warp: Tensor | None, generator: Generator
+) -> Tensor:
+    """Sets (sets, n, channels, height, width) of a training step.
+
+    The strength of a warp is a tensor, which may change in a step that is captured; None for no warp.
+    """
     x = mirrored(x, generator) if mirror else x
     x = shifted(x, shift, generator) if shift else x
-    return warped(x, warp, generator) if warp else x
+    return x if warp is None else warped(x, warp, generator)

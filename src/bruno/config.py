@@ -114,7 +114,9 @@ class TrainConfig:
     ema: float = 0.0  # how much the averaged weights keep at each step; 0 for no averaging
     mirror: bool = False  # every other set, as a whole
     shift: int = 0  # move each image by up to so many pixels
-    warp: float = 0.0  # slant, turn and stretch each image: how far its linear map is from the identity
+    # Slant, turn and stretch each image: how far its linear map is from the identity, at first. Warped images
+    # are not quite those to be modelled, so this fades, and the last steps see images as they are.
+    warp: float = 0.0
     precision: str = "bfloat16"
     graph: bool = True
     seed: int = 0

@@ -124,12 +124,6 @@ class Trainer:
         self.device = model.process.mean.device
         self.generator = Generator(self.device).manual_seed(config.seed)
         self.optimiser = make_optimiser(model, config)
-        self._augmentation: dict[str, Any] = {
-            "mirror": config.mirror,
-            "shift": config.shift,
-            "warp": config.warp,
-            "generator": self.generator,
-        }
         if (config.mirror or config.shift or config.warp) and len(model.shape) != 3:
             raise ValueError(
                 "`train.mirror`, `train.shift` and `train.warp` are for images; "
@@ -137,7 +131,14 @@ class Trainer:
             )
         self.average: Average | None = None
         self._parameters = list(model.parameters())
-        self._factor, self._keep = torch.zeros((2,), device=self.device).unbind()
+        # What changes from step to step: a captured step reads it here.
+        self._factor, self._keep, self._warp = torch.zeros((3,), device=self.device).unbind()
+        self._augmentation: dict[str, Any] = {
+            "mirror": config.mirror,
+            "shift": config.shift,
+            "warp": self._warp if config.warp else None,
+            "generator": self.generator,
+        }
         self._initialised = False
         self._run: Callable[[], Tensor] | None = None
 
@@ -171,7 +172,7 @@ class Trainer:
     def advance(self, count: int, progress: float | None = None) -> list[Step]:
         """Several steps, and only then a look at what they gave: a GPU does not wait in between.
 
-        The rate follows the share of the config's steps that are done, or the `progress` given.
+        The rate and the warp follow the share of the config's steps that are done, or the `progress` given.
         """
         if self._run is None:
             self.begin()
@@ -180,8 +181,10 @@ class Trainer:
         for _ in range(count):
             self.index += 1
             done = (self.index - 0.5) / self.config.steps if progress is None else progress  # never 0
-            factor = self.scale * rate_factor(self.config, min(1.0, done))
+            done = min(1.0, done)
+            factor = self.scale * rate_factor(self.config, done)
             self._factor.fill_(factor)
+            self._warp.fill_(self.config.warp * (1 - done))
             # Early on the average keeps less: it has nothing worth keeping yet.
             self._keep.fill_(min(self.config.ema, self.index / (self.index + 9)))
             rates.append(self.config.rate * factor)
