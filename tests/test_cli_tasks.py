@@ -10,11 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import bruno
+from bruno import Bruno
 from bruno.cli import app
-from bruno.data import ElementReader, load_examples
+from bruno.config import load_recipe, to_dict
+from bruno.data import ElementReader, Examples, load_examples
 
 DIGITS = ("2", "5", "8")  # which the model never saw
 
@@ -283,6 +287,32 @@ def test_an_exported_model_needs_no_run(trained, tmp_path, monkeypatch):
     run("evaluate", "model.safetensors", "--sets", "4", "--length", "2", "--data", "digits")
     assert Path("model/results/bits-digits.png").is_file()
     assert len(json.loads(Path("model/results/bits-test.json").read_text())["values"]["by_position"]) == 3
+
+
+def test_a_model_of_the_package_needs_no_data(tmp_path, monkeypatch):
+    recipe = load_recipe("omniglot", ["flow.kind=dense", "flow.couplings=2", "flow.units=8"])
+    model = Bruno.from_config(recipe.model((1, 28, 28), 256))
+    (tmp_path / "weights").mkdir()
+    bruno.save(model, tmp_path / "weights" / "tiny.safetensors", about={"recipe": to_dict(recipe)})
+    monkeypatch.setattr("bruno.shipped._WEIGHTS", tmp_path / "weights")
+    monkeypatch.setenv("BRUNO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("BRUNO_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    said = r"omniglot is not here: with characters of our own instead, as `--data drawn`; `--data omniglot`"
+    assert re.search(said, run("sample", "tiny", "--length", "2", "--samples", "2"))
+    run("fewshot", "tiny", "--way", "5", "--shot", "1", "--trials", "2", "--no-rotations")
+    record = json.loads((tmp_path / "runs/pretrained-tiny/results/few-shot-drawn.json").read_text())
+    assert record["values"]["split"] == "drawn"
+    run("evaluate", "tiny", "--length", "2")
+    assert (tmp_path / "runs/pretrained-tiny/results/bits-drawn.json").is_file()
+    (tmp_path / "data").mkdir()
+    names = ("Angelic/character01", "Gurmukhi/character42", "Gurmukhi/character43")  # the last two for test
+    published = Examples(torch.zeros(12, 1, 28, 28, dtype=torch.uint8), torch.arange(12) // 4, names)
+    monkeypatch.setattr("bruno.data.sources.OMNIGLOT_FIRST", (names[0], names[0]))
+    published.save(tmp_path / "data" / "omniglot.npz")
+    assert "not here" not in run("evaluate", "tiny", "--length", "2", "--data-dir", "data")
+    assert "8 sets" in run("evaluate", "tiny", "--length", "2", "--sets", "8", "--data-dir", "data")
+    assert (tmp_path / "runs/pretrained-tiny/results/bits-test.json").is_file()
 
 
 @pytest.mark.slow

@@ -62,6 +62,7 @@ def fewshot(
     if threshold is not None:
         check_number("--threshold", threshold, 0, 1)
     opened = open_model(run, checkpoint, device)
+    data = opened.at_hand(data, data_dir)
     examples = opened.examples(split, data_dir, data)
     turned = opened.rotations if rotations is None else rotations
     most = len(examples.names)

@@ -23,7 +23,7 @@ from torch import distributed
 
 from bruno.checkpoint import load, read_about
 from bruno.config import Recipe, from_dict, to_dict
-from bruno.data import SOURCES, ElementReader, Examples, load_examples
+from bruno.data import SOURCES, ElementReader, Examples, is_here, load_examples
 from bruno.data.readers import read_csv, read_images
 from bruno.model import Bruno
 from bruno.report import Result
@@ -99,6 +99,15 @@ def _say_skipped(names: tuple[str, ...]) -> None:
     console.print(f"left out {len(names)} that could not be used, first {names[0]}", soft_wrap=True)
 
 
+@cache
+def _say_drawn(name: str) -> None:
+    console.print(
+        f"{name} is not here: with characters of our own instead, as `--data drawn`; "
+        f"`--data {name}` downloads it, `--data-dir DIR` says where it is.",
+        soft_wrap=True,
+    )
+
+
 def held_out_examples(recipe: Recipe, split: str, data_dir: Path | None) -> Examples:
     """A split to measure on: classes that a run was limited to are what it learnt from, in test all count."""
     limited = recipe.data.classes if split.startswith("train") else ()
@@ -111,6 +120,7 @@ class Opened(NamedTuple):
     model: Bruno
     recipe: Recipe | None
     folder: Path
+    shipped: bool = False  # with the package
 
     @property
     def device(self) -> torch.device:
@@ -126,8 +136,19 @@ class Opened(NamedTuple):
         """Of elements as this model takes them."""
         return ElementReader(self.model.shape, self.model.levels, invert=invert, skip_bad=skip_bad)
 
+    def at_hand(self, data: str | None, data_dir: Path | None) -> str | None:
+        """The other data asked for, None for the run's own.
+
+        Who tries a model of the package need not have its data: without them it is given our own characters.
+        """
+        if data is None and self.shipped and self.recipe and not is_here(self.recipe.data.name, data_dir):
+            _say_drawn(self.recipe.data.name)
+            return "drawn"
+        return data
+
     def examples(self, split: str, data_dir: Path | None, data: str | None = None) -> Examples:
         """A split of the data of the run or of a named set, or all of one's own class folders, or CSV."""
+        data = self.at_hand(data, data_dir)
         if data is None:
             if self.recipe is None:
                 raise ValueError(
@@ -157,8 +178,8 @@ def open_model(run: str, checkpoint: str, device: str) -> Opened:
     place, path = choose_device(device), Path(run)
     if path.is_dir():
         return Opened(Run(path).model(checkpoint, place), Run(path).recipe, path)
-    folder = path.with_suffix("")
-    if run in pretrained_names():
+    folder, shipped = path.with_suffix(""), run in pretrained_names()
+    if shipped:
         path, folder = pretrained_path(run), Path("runs") / f"pretrained-{run}"
     if not path.is_file():
         known = ", ".join(pretrained_names()) or "none yet"
@@ -167,7 +188,7 @@ def open_model(run: str, checkpoint: str, device: str) -> Opened:
     if not isinstance(model, Bruno):
         raise ValueError(f"`run` must be a run or a model; {run} is a posterior.")
     made_from = read_about(path).get("recipe")
-    return Opened(model, from_dict(Recipe, made_from) if made_from else None, folder)
+    return Opened(model, from_dict(Recipe, made_from) if made_from else None, folder, shipped)
 
 
 @contextmanager

@@ -110,6 +110,7 @@ def evaluate(
         raise ValueError(f"`--sets` must be at least 2, for an error to be told; got {sets}.")
     check_number("--length", length, 1)
     opened = open_model(run, checkpoint, device)
+    data = opened.at_hand(data, data_dir)
     examples = opened.examples(split, data_dir, data)
     result = measure_bits_per_dim(
         opened.model,

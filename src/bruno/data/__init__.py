@@ -2,7 +2,15 @@
 
 from bruno.data.elements import Element, ElementReader
 from bruno.data.examples import Examples
-from bruno.data.sources import SOURCES, MissingDataError, load_examples, locate, locate_compact, place_of
+from bruno.data.sources import (
+    SOURCES,
+    MissingDataError,
+    is_here,
+    load_examples,
+    locate,
+    locate_compact,
+    place_of,
+)
 
 __all__ = [
     "SOURCES",
@@ -10,6 +18,7 @@ __all__ = [
     "ElementReader",
     "Examples",
     "MissingDataError",
+    "is_here",
     "load_examples",
     "locate",
     "locate_compact",

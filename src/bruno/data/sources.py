@@ -136,6 +136,11 @@ def locate_compact(name: str, data_dir: Path | None = None) -> Path | None:
     return _find(f"{name}.npz", data_dir)
 
 
+def is_here(name: str, data_dir: Path | None = None) -> bool:
+    """Whether a named data set can be read without a download."""
+    return locate_compact(name, data_dir) is not None or all(locate(name, data_dir).values())
+
+
 def place_of(remote: Remote, data_dir: Path | None = None) -> Path:
     """Where a published file is to be put by hand: below data_dir, $BRUNO_DATA or the cache."""
     return _folders(data_dir)[0] / remote.path
@@ -192,12 +197,19 @@ def _fetch(name: str, remote: Remote, data_dir: Path | None, download: bool) -> 
                 )
                 return Path(got)
             except Exception as error:
-                problems.append(f"{url}: {error}")
+                problems.append(f"{url}: {_cause(error)}")
     raise MissingDataError(
         f"{name} needs {remote.path} (SHA-256 {remote.sha256[:12]}…), which is not there: put it at "
         f"{place_of(remote, data_dir)}, or name another folder with --data-dir or $BRUNO_DATA. "
         + "; ".join(problems)
     )
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong first: a library for the network wraps it into what each of its layers has to say."""
+    while error.__context__:
+        error = error.__context__
+    return " ".join(str(error).split())
 
 
 def _cached(key: str, parse: Callable[[], Examples]) -> Examples:
