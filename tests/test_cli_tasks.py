@@ -198,6 +198,9 @@ def test_a_calibrated_stream_and_its_quality(trained):
         assert "IsolationForest, pixels" in part["qualities"]
         assert part["qualities"]["BRUNO, leave one out"]["area"] > 0.7
     assert picture(trained, "anomaly-quality").std() > 10
+    assert "12 sets of 10 elements" in run(
+        "anomaly", trained / "run", "--measure", "--sets", "12", "--length", "10"
+    )
 
 
 @pytest.mark.slow
@@ -361,6 +364,10 @@ def test_the_study_runs_and_is_drawn(tmp_path):
             "must be a finite number; got nan",
         ),
         (["anomaly", "RUN", "queries/2", "--batch", "--keep-out"], "leave out --keep-out and --typical"),
+        (
+            ["anomaly", "RUN", "queries/2", "--batch", "--length", "9"],
+            "as long as itself; leave out --length",
+        ),
         (
             ["retrieve", "RUN", "--query", "support/2", "--collection", "collection", "--top", "0"],
             "`--top` must",

@@ -48,7 +48,7 @@ _SHOWN = 12  # outliers kept to be shown, the lowest
 _LOWEST = 20  # scores of a batch that are told
 _KEPT = 10_000  # scores of a stream, the latest
 _STRANGERS = 0.1  # their share of a stream that is made up
-_LENGTH = 20  # of the sets that quality is measured on
+_LENGTH = 20  # of the sets that are calibrated or measured on
 
 
 def anomaly(
@@ -77,9 +77,11 @@ def anomaly(
     ] = False,
     sets: Annotated[int, typer.Option(help="To calibrate on, or to measure on.")] = 500,
     length: Annotated[
-        int,
-        typer.Option(help="Of sets to calibrate on; what comes later is judged as the last."),
-    ] = 20,
+        int | None,
+        typer.Option(
+            help=f"Of these sets, {_LENGTH} if left out; what comes later in a stream is judged as the last."
+        ),
+    ] = None,
     split: Split = "test",
     data: OtherData = None,
     data_dir: DataDir = None,
@@ -95,9 +97,12 @@ def anomaly(
     if threshold is not None:
         check_number("--threshold", threshold)
     check_number("--sets", sets, 1)
-    check_number("--length", length, 2)
     if batch and (keep_out or typical):
         raise ValueError("`--batch` scores each given all others; leave out --keep-out and --typical.")
+    if batch and length is not None:
+        raise ValueError("`--batch` is calibrated on sets as long as itself; leave out --length.")
+    length = _LENGTH if length is None else length
+    check_number("--length", length, 2)
     for path in stream or []:
         if path == "-" and stream != ["-"]:
             raise ValueError(f"`-` must be the only stream; got {' '.join(stream or [])}.")
@@ -107,7 +112,7 @@ def anomaly(
     place = opened.device
     noise = torch.Generator(place).manual_seed(seed)
     if measure:
-        opened.keep(_quality(opened, opened.examples(split, data_dir, data), sets, noise), seed)
+        opened.keep(_quality(opened, opened.examples(split, data_dir, data), sets, length, noise), seed)
         return
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
     elements: Iterable[Element]
@@ -224,12 +229,14 @@ def _result(
     )
 
 
-def _quality(opened: Opened, examples: Examples, sets: int, generator: torch.Generator) -> Result:
+def _quality(
+    opened: Opened, examples: Examples, sets: int, length: int, generator: torch.Generator
+) -> Result:
     with progress_bar("sets") as progress:
         found = measure_anomaly(
             opened.model,
             examples,
-            length=min(_LENGTH, int(examples.counts.min())),
+            length=min(length, int(examples.counts.min())),
             sets=sets,
             rotations=opened.rotations,
             generator=generator,
