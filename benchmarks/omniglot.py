@@ -53,6 +53,7 @@ def commands(name: str, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     for model, results in ((run, run / "results"), (half, run / "half" / "results")):
         yield results / "bits-test.json", ["evaluate", str(model)]
         yield results / "few-shot-test.json", ["fewshot", str(model)]
+    yield run / "results" / "few-shot-test-without-noise.json", ["fewshot", str(run), "--no-noise"]
     yield run / "results" / "gain-by-position.json", ["inspect", str(run), "--sets", "423"]
     yield run / "results" / "samples.png", ["sample", str(run), "--length", "20", "--samples", "6"]
     yield run / "half" / "results" / "samples.png", ["sample", str(half), "--data", "drawn"]

@@ -90,6 +90,12 @@ def test_few_shot_beats_chance_and_says_how_often_it_was_asked(trained):
     assert values["bruno"][0]["accuracy"] > 0.6
     assert values["bruno"][1]["accuracy"] > 0.85
     assert picture(trained, "few-shot-test").std() > 10
+    run("fewshot", trained / "run", "--way", "3", "--shot", "1,5", "--trials", "20", "--no-noise")
+    quiet = result(trained, "few-shot-test-without-noise")
+    assert not quiet["noise"]
+    assert quiet["pixels"] == values["pixels"]  # the same episodes
+    assert quiet["bruno"] != values["bruno"]
+    assert quiet["bruno"][1]["accuracy"] > 0.85
 
 
 @pytest.mark.slow

@@ -48,6 +48,9 @@ def fewshot(
     threshold: Annotated[
         float | None, typer.Option(help="Use only latent dimensions with a correlation above this.")
     ] = None,
+    noise: Annotated[
+        bool, typer.Option(help="Dequantise with fresh noise, as the protocol has it, or with ½.")
+    ] = True,
     rotations: Annotated[
         bool | None, typer.Option(help="Turned classes count as classes; as in training if left out.")
     ] = None,
@@ -79,6 +82,7 @@ def fewshot(
             rotations=turned,
             generator=torch.Generator().manual_seed(seed),
             threshold=threshold,
+            noisy=noise,
             progress=progress,
         )
     pixels = measure_pixels(
@@ -95,19 +99,24 @@ def fewshot(
         for a, b in zip(ours, pixels, strict=True)
     )
     where = split if data is None else Path(data).stem
-    above = "" if threshold is None else f", dimensions with a correlation above {threshold:g}"
+    variants = {}  # in a file's name: in a title
+    if threshold is not None:
+        variants[f"above-{threshold:g}"] = f"dimensions with a correlation above {threshold:g}"
+    if not noise:
+        variants["without-noise"] = "without noise"
     values = {
         "split": split if data is None else data,
         "rotations": turned,
         "threshold": threshold,
+        "noise": noise,
         "bruno": [asdict(result) for result in ours],
         "pixels": [asdict(result) for result in pixels],
     }
     columns = ("", "accuracy %", "nearest pixels %", "chance %", "episodes")
     note = f"Mean of {trials} trials ± standard deviation from trial to trial."
     shown = accuracy_bars({"BRUNO": ours, "nearest pixels": pixels})
-    name = f"few-shot-{where}" + ("" if threshold is None else f"-above-{threshold:g}")
-    title = f"Few-shot classification, {where}{above}"
+    name = "-".join(["few-shot", where, *variants])
+    title = ", ".join(["Few-shot classification", where, *variants.values()])
     opened.keep(Result(name, title, values, columns, rows, note, shown), seed)
 
 

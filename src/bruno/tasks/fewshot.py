@@ -88,6 +88,7 @@ def measure_few_shot(
     rotations: bool = False,
     generator: Generator,
     threshold: float | None = None,
+    noisy: bool = True,
     at_a_time: int = 1024,
     progress: Progress | None = None,
 ) -> tuple[FewShotResult, ...]:
@@ -107,11 +108,12 @@ def measure_few_shot(
         rotations: every class counts four times, turned by multiples of 90 degrees.
         generator: of seeds for the trials; on any device.
         threshold: use only latent dimensions whose correlation exceeds this.
+        noisy: as the protocol has it; if not, images are dequantised with ½, as in `classify`.
         at_a_time: images to encode at a time.
         progress: called as progress(done, total), in images, all through the work.
     """
     plan = _Plan.of(examples, ways, shots, trials, rotations, generator)
-    return plan.results(ByModel(model, threshold), at_a_time, progress)
+    return plan.results(ByModel(model, threshold, noisy=noisy), at_a_time, progress)
 
 
 @torch.no_grad()
@@ -159,7 +161,7 @@ def episode_scores(
 ) -> Float[Tensor, "episodes way"]:
     """log p(query | support) in all episodes of `measure_few_shot` at one setting; the first is right.
 
-    The arguments are those of `measure_few_shot`; if not `noisy`, images are dequantised with ½.
+    The arguments are those of `measure_few_shot`.
     """
     plan = _Plan.of(examples, [way], [shot], trials, rotations, generator)
     scorer = ByModel(model, threshold, noisy=noisy)
