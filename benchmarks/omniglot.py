@@ -1,9 +1,9 @@
 """All that results/omniglot/ holds, from the published data on: `make omniglot BRUNO_DATA=DIR`, on a GPU.
 
-Calls `bruno` for one thing after the other: to train, to round the weights to half precision, to measure both
-on the test characters, to draw. A run that was stopped goes on, and what is finished is not done again.
-Pictures of Omniglot's own characters stay in the runs' folder; what comes to results/ are numbers, and
-samples given characters that the project drew itself. The first run of each kind is the model that ships.
+Calls `bruno` for one thing after the other: to train, to measure on the test characters, to do the same with
+weights rounded to half precision for what ships, to draw. A run that was stopped goes on, and what is done is
+not done again. Pictures of Omniglot's own characters stay in the runs' folder; what comes to results/ are
+numbers, and samples given characters that the project drew itself. The first run of each kind ships.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def commands(name: str, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     resume = ["--resume"] if Run(run).checkpoints else []
     yield run / "model.safetensors", ["train", *RUNS[name], *ALL_CHARACTERS, "--out", str(run), *resume]
     yield half, ["export", str(run), str(half), "--half"]
-    for model, results in ((run, run / "results"), (half, run / "half" / "results")):
+    for model in (run, half) if name in SHIPPED else (run,):
+        results = model.with_suffix("") / "results"
         yield results / "bits-test.json", ["evaluate", str(model)]
         yield results / "few-shot-test.json", ["fewshot", str(model)]
     yield run / "results" / "few-shot-test-without-noise.json", ["fewshot", str(run), "--no-noise"]
@@ -91,14 +92,11 @@ def ship(name: str, folder: Path) -> None:
 
 def row(name: str, to: Path) -> dict[str, str]:
     """A run's numbers as a line of the README's table, from its results or those of its rounded weights."""
-    bits, few = (
-        json.loads((to / f"{kind}-test.json").read_text())["values"] for kind in ("bits", "few-shot")
-    )
+    bits = json.loads((to / "bits-test.json").read_text())["values"]
     last = json.loads((RESULTS / name / "learning.json").read_text())[-1]
-    settings = {f"{r['way']}-way {r['shot']}-shot": f"{100 * r['accuracy']:.1f}" for r in few["bruno"]}
     return {
         "": name,
-        **settings,
+        **accuracy(to / "few-shot-test.json"),
         "bits/dim": f"{bits['mean']:.3f}",
         "at the first": f"{bits['first']:.3f}",
         "minutes": f"{last['seconds'] / 60:.0f}",
@@ -106,10 +104,20 @@ def row(name: str, to: Path) -> dict[str, str]:
     }
 
 
+def accuracy(file: Path) -> dict[str, str]:
+    """At each few-shot setting, in per cent."""
+    found = json.loads(file.read_text())["values"]["bruno"]
+    return {f"{r['way']}-way {r['shot']}-shot": f"{100 * r['accuracy']:.1f}" for r in found}
+
+
 def table() -> str:
-    """Every run that is there, in Markdown."""
-    rows = [row(name, RESULTS / name) for name in RUNS if (RESULTS / name).is_dir()]
-    return _markdown([list(rows[0]), ["---"] * len(rows[0]), *([*found.values()] for found in rows)])
+    """Every run that is there, in Markdown; below each its accuracy where images are given no noise."""
+    rows = []
+    for to in (RESULTS / name for name in RUNS if (RESULTS / name).is_dir()):
+        rows.append(row(to.name, to))
+        rows.append({"": "… without noise", **accuracy(to / "few-shot-test-without-noise.json")})
+    lines = ([found.get(key, "") for key in rows[0]] for found in rows)
+    return _markdown([list(rows[0]), ["---"] * len(rows[0]), *lines])
 
 
 def _markdown(lines: Iterable[Iterable[str]]) -> str:
