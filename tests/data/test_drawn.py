@@ -24,6 +24,8 @@ def test_ink_is_bright_and_there_is_some_in_the_middle_of_every_drawing():
     assert ink.max() < 0.25
     border = x[..., 0].mean() + x[..., -1].mean() + x[..., 0, :].mean() + x[..., -1, :].mean()
     assert border < 0.02
+    assert 0.18 < (x > 0).float().mean() < 0.22  # of Omniglot's pixels 18.6 to 20.0 %, by split
+    assert 0.07 < ink.mean() < 0.1
 
 
 def test_drawings_of_a_character_are_more_alike_than_those_of_two():

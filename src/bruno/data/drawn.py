@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from bruno.data.examples import Examples
 
 _CANVAS = 105  # pixels, as Omniglot's drawings; resized like them
-_PEN = 4
+_PEN = 2  # its radius, in pixels: strokes as wide as there
 _EXTENT = 0.62  # of the canvas that a character takes up, the longer way
 
 Points = NDArray[np.float64]
@@ -78,8 +78,8 @@ def _drawing(strokes: list[Points], size: int) -> NDArray[np.uint8]:
     image = Image.new("L", (_CANVAS, _CANVAS), 0)
     pen = ImageDraw.Draw(image)
     for points in strokes:
-        path = [(float(x), float(y)) for x, y in _smooth(points) * _CANVAS]
-        pen.line(path, fill=255, width=_PEN, joint="curve")
+        for x, y in (_smooth(points) * _CANVAS).round():  # close enough for a round pen to leave no gap
+            pen.ellipse((x - _PEN, y - _PEN, x + _PEN, y + _PEN), fill=255)
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
