@@ -1,10 +1,15 @@
+import io
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from bruno import Bruno, FlowConfig, ModelConfig
-from bruno.augmentation import augmented_sets, mirrored, shifted, warped
+from bruno.augmentation import augmented_sets, mapped, mirrored, reduced, shifted, slants, warps
 from bruno.config import TrainConfig
 from bruno.data import Examples, load_examples
+from bruno.data.readers import decode
 from bruno.sequences import SetSampler
 from bruno.training import Trainer, train
 
@@ -44,7 +49,7 @@ def test_a_warp_keeps_the_middle_the_paper_and_the_greys():
     ring[..., 8:21, 8:21] = 16
     ring[..., 9:20, 9:20] = 0
     ring[..., 14, 14] = 16
-    x = warped(ring, 0.1, seeded())
+    x = mapped(ring, warps(200, 0.1, seeded()))
     assert x.dtype == torch.uint8
     assert (x[..., 14, 14] == 16).all()  # the map has no translation
     assert x.max() == 16
@@ -53,12 +58,12 @@ def test_a_warp_keeps_the_middle_the_paper_and_the_greys():
     ink = x.float().mean((1, 2, 3)) / ring.float().mean((1, 2, 3))
     assert abs(ink.mean() - 1) < 0.2
     assert ink.std() > 0.05
-    assert torch.equal(warped(ring, 0.0, seeded()), ring)
+    assert torch.equal(mapped(ring, warps(200, 0.0, seeded())), ring)
 
 
 def test_a_warp_of_real_numbers_stays_in_their_range():
-    x = torch.randn(5, 3, 2, 8, 8)
-    moved = warped(x, 0.2, seeded())
+    x = torch.randn(15, 2, 8, 8)
+    moved = mapped(x, warps(15, 0.2, seeded()))
     assert moved.dtype == x.dtype
     assert moved.shape == x.shape
     assert moved.max() <= x.max()
@@ -66,7 +71,83 @@ def test_a_warp_of_real_numbers_stays_in_their_range():
 
 
 def test_nothing_asked_for_is_nothing_done(sets):
-    assert augmented_sets(sets, mirror=False, shift=0, warp=None, generator=seeded()) is sets
+    assert augmented_sets(sets, (5, 5), seeded()) is sets
+
+
+def test_slants_keep_areas_and_vary_in_all_other_ways():
+    maps = slants(4000, 0.2, seeded())
+    torch.testing.assert_close(torch.linalg.det(maps), torch.ones(4000))
+    torch.testing.assert_close(maps.mean(0), torch.eye(2), rtol=0, atol=0.05)
+    assert (maps.std(0) > 0.15).all()
+    assert (maps.std(0) < 0.25).all()
+    assert torch.equal(slants(3, 0.0, seeded()), torch.eye(2).expand(3, 2, 2))
+
+
+def test_a_set_is_slanted_as_a_whole_and_images_are_warped_by_themselves():
+    bar = torch.zeros(30, 4, 1, 21, 21, dtype=torch.uint8)
+    bar[..., 4:17, 9:12] = 200
+
+    def kinds(**strengths: torch.Tensor) -> list[int]:
+        x = augmented_sets(bar, (21, 21), seeded(), **strengths)
+        return [len(images.flatten(1).unique(dim=0)) for images in x]
+
+    some = torch.tensor(0.3)
+    assert set(kinds(slant=some)) == {1}
+    assert set(kinds(warp=some)) == {4}
+    assert len(augmented_sets(bar, (21, 21), seeded(), slant=some).flatten(1).unique(dim=0)) == 30
+    # An image's own map comes on top of its set's: with one of them at nothing, the other is as it would be.
+    both = augmented_sets(bar, (21, 21), seeded(), slant=some, warp=torch.tensor(0.0))
+    assert torch.equal(both, augmented_sets(bar, (21, 21), seeded(), slant=some))
+
+
+@pytest.mark.parametrize("size", [(28, 28), (10, 21)], ids=str)
+def test_images_are_reduced_as_the_readers_of_files_do_it(size):
+    images = np.random.default_rng(0).integers(0, 2, (20, 105, 105), dtype=np.uint8) * 255
+    images[10:, 30:60] = 0
+    expected = []
+    for image in images:
+        Image.fromarray(image).save(file := io.BytesIO(), "png")
+        expected.append(decode(file.getvalue(), size, grey=True))
+    found = reduced(torch.from_numpy(images).unsqueeze(1), size)
+    assert found.dtype == torch.uint8
+    off = (found.int() - torch.from_numpy(np.stack(expected)).int()).abs()
+    assert off.max() <= 1  # Pillow rounds its weights too
+    assert off.float().mean() < 0.01
+
+
+def test_what_is_reduced_is_not_blurred_before():
+    bar = torch.zeros(40, 5, 1, 84, 84, dtype=torch.uint8)
+    bar[..., 20:60, 36:48] = 255
+    large = mapped(bar.flatten(0, 1), warps(200, 0.2, seeded()), sharp=True)
+    assert large.unique().tolist() == [0, 255]
+    small = augmented_sets(bar, (28, 28), seeded(), shift=3, slant=torch.tensor(0.2), warp=torch.tensor(0.1))
+    assert small.shape == (40, 5, 1, 28, 28)
+    ink = 9 * small.float().sum((-3, -2, -1)) / bar.float().sum((-3, -2, -1))
+    assert abs(ink.mean() - 1) < 0.05
+
+
+def test_a_trainer_takes_images_larger_than_the_models():
+    large = torch.randint(0, 256, (40, 1, 24, 24), dtype=torch.uint8)
+    labels, names = torch.arange(40) // 10, tuple("abcd")
+    flow = FlowConfig("dense", couplings=2, units=16)
+
+    def bits(images: torch.Tensor, **settings: float) -> list[float]:
+        torch.manual_seed(0)
+        model = Bruno.from_config(ModelConfig((1, 8, 8), flow=flow))
+        plan = TrainConfig(steps=3, batch=4, length=5, **settings)
+        return [s.bits_per_dim for s in train(model, SetSampler(Examples(images, labels, names)), plan)]
+
+    assert bits(large) == bits(reduced(large, (8, 8)))
+    assert bits(large, shift=2, slant=0.1) != bits(reduced(large, (8, 8)), shift=2, slant=0.1)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 7, 8), (1, 8, 7), (64,)], ids=str)
+def test_a_trainer_refuses_elements_that_its_model_cannot_have(shape):
+    images = torch.zeros((40, *shape), dtype=torch.uint8)
+    sampler = SetSampler(Examples(images, torch.arange(40) // 10, tuple("abcd")))
+    model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=8)))
+    with pytest.raises(ValueError, match=r"model's shape \(1, 8, 8\), or larger images; got \("):
+        Trainer(model, sampler, TrainConfig(length=5))
 
 
 def test_support_and_query_of_a_class_are_mirrored_alike():
@@ -89,23 +170,24 @@ def test_training_sees_mirrored_moved_and_warped_images():
     config = ModelConfig((1, 8, 8), levels=17, flow=FlowConfig("dense", couplings=2, units=16))
     plan = {"steps": 3, "batch": 4, "length": 5, "discriminative": 0.1, "episodes": 2, "way": 3}
     bits = []
-    for settings in ({}, {"mirror": True}, {"shift": 1}, {"warp": 0.1}):
+    for settings in ({}, {"mirror": True}, {"shift": 1}, {"slant": 0.1}, {"warp": 0.1}):
         torch.manual_seed(0)
         model = Bruno.from_config(config)
         bits.append(
             [s.bits_per_dim for s in train(model, SetSampler(examples), TrainConfig(**plan, **settings))]
         )
-    assert len({tuple(losses) for losses in bits}) == 4
+    assert len({tuple(losses) for losses in bits}) == 5
 
 
-def test_a_warp_fades_until_images_are_as_they_are():
+@pytest.mark.parametrize("name", ["slant", "warp"])
+def test_slants_and_warps_fade_until_images_are_as_they_are(name):
     labels = torch.arange(40) // 10
     examples = Examples(torch.rand(40, 1, 8, 8), labels, tuple("abcd"))  # real numbers: no noise is added
     config = ModelConfig((1, 8, 8), levels=0, flow=FlowConfig("dense", couplings=2, units=16))
 
-    def bits(warp: float, progress: float) -> float:
+    def bits(strength: float, progress: float) -> float:
         torch.manual_seed(0)
-        plan = TrainConfig(batch=4, length=5, warp=warp)
+        plan = TrainConfig(batch=4, length=5, **{name: strength})
         return (
             Trainer(Bruno.from_config(config), SetSampler(examples), plan)
             .advance(1, progress)[0]
@@ -117,9 +199,9 @@ def test_a_warp_fades_until_images_are_as_they_are():
     assert early > 10 * late > 0
 
 
-@pytest.mark.parametrize("settings", [{"shift": 1}, {"mirror": True}, {"warp": 0.1}], ids=str)
+@pytest.mark.parametrize("settings", [{"shift": 1}, {"mirror": True}, {"slant": 0.1}, {"warp": 0.1}], ids=str)
 def test_rows_are_neither_mirrored_nor_moved(settings):
     rows = Examples(torch.randn(20, 4), torch.arange(20) // 10, ("a", "b"))
     model = Bruno.from_config(ModelConfig((4,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))
-    with pytest.raises(ValueError, match=r"`train.mirror`, `train.shift` and `train.warp` are for images"):
+    with pytest.raises(ValueError, match=r"`train.mirror`, `train.shift`, .* are for images"):
         Trainer(model, SetSampler(rows), TrainConfig(**settings, length=5))

@@ -311,13 +311,34 @@ def test_steps_that_were_left_out_are_told(tmp_path, monkeypatch):
     assert "left out 1 step whose gradient" in run("train", "digits", "--steps", "3", "--out", "run", *SMALL)
 
 
-def test_what_is_left_out_is_said_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pixels = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
-    for name, count in (*((f"class{i}", 6) for i in range(5)), ("small", 2)):
+def own_images(counts: dict[str, int], size: int) -> None:
+    """./images with a folder of so many images for each class."""
+    pixels = np.random.default_rng(0).integers(0, 256, (size, size), dtype=np.uint8)
+    for name, count in counts.items():
         Path("images", name).mkdir(parents=True)
         for i in range(count):
-            Image.fromarray(pixels).save(Path("images", name, f"{i}.png"))
+            Image.fromarray(pixels + np.uint8(i)).save(Path("images", name, f"{i}.png"))
+
+
+def test_images_in_their_original_size_train_a_model_of_smaller_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_images({f"class{i:02d}": 6 for i in range(20)}, 20)
+    data = ["data.name=images", "data.size=8", "train.length=5", "train.slant=0.2", "train.shift=2"]
+    settings = [word for setting in data for word in ("--set", setting)] + SMALL
+    run("train", "digits", "--steps", "2", "--out", "small", *settings)
+    settings += ["--set", "data.original=true"]
+    run("train", "digits", "--steps", "2", "--out", "large", *settings)
+    small, large = (bruno.load(f"{name}/model.safetensors") for name in ("small", "large"))
+    assert small.shape == large.shape == (1, 8, 8)
+    assert not torch.equal(small.process.raw_variance, large.process.raw_variance)
+    run("train", "digits", "--steps", "3", "--out", "large", "--resume", *settings)
+    run("finetune", "large", "--steps", "1", "--way", "3", "--trials", "2", "--device", "cpu")
+    assert "mean" in run("evaluate", "large-finetuned", "--length", "5")
+
+
+def test_what_is_left_out_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_images({**{f"class{i}": 6 for i in range(5)}, "small": 2}, 8)
     Path("images/class0/0.png").write_bytes(b"no image")
     data = ["--set", "data.name=images", "--set", "data.rotations=false", "--set", "train.length=5"]
     start = ["train", "digits", "--steps", "1", *data, *SMALL]

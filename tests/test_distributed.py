@@ -72,6 +72,8 @@ print(*(path.read_text().strip() for path in Path("/proc/self/task").glob("*/com
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed by Linux alone")
 def test_no_thread_of_the_group_outlives_the_command(tmp_path):
     (tmp_path / "script.py").write_text(THREADS_LEFT)
-    said = python_with(tmp_path, *torchrun(2), "script.py", *COMMAND, "--steps", "2", "--out", "run")
-    assert said.count("were left") == 2
-    assert "gloo" not in said, said
+    tuning = ("finetune", "run", "--steps", "2", "--way", "3", "--trials", "0", "--device", "cpu")
+    for command in ((*COMMAND, "--steps", "2", "--out", "run"), tuning):
+        said = python_with(tmp_path, *torchrun(2), "script.py", *command)
+        assert said.count("were left") == 2
+        assert "gloo" not in said, said

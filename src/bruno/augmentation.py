@@ -1,9 +1,15 @@
-"""More images than there are: sets mirrored as a whole, images moved by whole pixels or slightly warped."""
+"""More images than there are: sets mirrored or slanted as a whole, images moved or slightly warped.
+
+Strokes that are warped and then reduced look like any other; those that are reduced and then warped do not.
+So images may come larger than a model takes them, and are reduced last.
+"""
 
 from __future__ import annotations
 
+import functools
+
 import torch
-from jaxtyping import Real
+from jaxtyping import Float, Real
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
@@ -26,30 +32,81 @@ def shifted(x: Real[Tensor, "*batch channels height width"], most: int, generato
     return images[image, channel, rows, columns].view(x.shape)
 
 
-def warped(
-    x: Real[Tensor, "*batch channels height width"], strength: float | Tensor, generator: Generator
+def slants(sets: int, strength: float | Tensor, generator: Generator) -> Float[Tensor, "sets 2 2"]:
+    """Linear maps that keep areas, one for each set: a slanted class is one more class.
+
+    A slant along each axis and a stretch of one at the other's cost, all by strength · N(0, 1).
+    """
+    across, down, stretch = strength * torch.randn((3, sets), generator=generator, device=generator.device)
+    one, none = torch.ones_like(across), torch.zeros_like(across)
+    factors = (
+        (one, across, none, one),
+        (one, none, down, one),
+        (stretch.exp(), none, none, (-stretch).exp()),
+    )
+    first, second, third = (torch.stack(factor, 1).view(sets, 2, 2) for factor in factors)
+    return first @ second @ third
+
+
+def warps(images: int, strength: float | Tensor, generator: Generator) -> Float[Tensor, "images 2 2"]:
+    """Linear maps I + strength · N(0, 1), one for each image: slant, turn, size and proportion."""
+    by = torch.randn((images, 2, 2), generator=generator, device=generator.device)
+    return torch.eye(2, device=by.device) + strength * by
+
+
+def mapped(
+    x: Real[Tensor, "images channels height width"], maps: Float[Tensor, "images 2 2"], *, sharp: bool = False
 ) -> Tensor:
-    """Each image through a linear map of its own, I + strength · N(0, 1): slant, turn, size and proportion.
+    """Each image through a linear map around its middle; what comes in from outside is 0, as paper is.
 
     Cubic interpolation keeps strokes as sharp, and paper as empty, as they were: a linear one would teach the
-    density images that are blurred. What overshoots goes back to the ends of the image's own range.
+    density images that are blurred. What overshoots goes back to the ends of the image's own range. Images
+    that are to be reduced stay `sharp`: every pixel is one of the image's own.
     """
-    images = x.flatten(0, -4).float()
-    by = torch.randn((len(images), 2, 2), generator=generator, device=x.device)
-    maps = F.pad(torch.eye(2, device=x.device) + strength * by, (0, 1))
-    places = F.affine_grid(maps, list(images.shape), align_corners=False)
-    moved = F.grid_sample(images, places, mode="bicubic", padding_mode="zeros", align_corners=False)
+    images = x.float()
+    places = F.affine_grid(F.pad(maps, (0, 1)), list(images.shape), align_corners=False)
+    mode = "nearest" if sharp else "bicubic"
+    moved = F.grid_sample(images, places, mode=mode, padding_mode="zeros", align_corners=False)
     moved = moved.clamp(images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True))
-    return (moved if x.is_floating_point() else moved.round().to(x.dtype)).view(x.shape)
+    return moved if x.is_floating_point() else moved.round().to(x.dtype)
+
+
+def reduced(x: Real[Tensor, "*batch height width"], size: tuple[int, int]) -> Tensor:
+    """Images in a smaller size, as the readers of files make them (Pillow's bilinear filter).
+
+    A pixel is the mean of those it covers and of their neighbours, weighted by a tent: first along rows, then
+    along columns, rounded after each where pixels are integers.
+    """
+    for axis, length in ((-1, size[1]), (-2, size[0])):
+        scale = x.shape[axis] / length
+        middles = (torch.arange(length, device=x.device) + 0.5) * scale
+        places = torch.arange(x.shape[axis], device=x.device) + 0.5
+        tents = (1 - (places - middles[:, None]).abs() / scale).clamp(min=0)
+        tents = tents / tents.sum(1, keepdim=True)
+        y = (tents @ x.float().transpose(axis, -2)).transpose(axis, -2)
+        x = y if x.is_floating_point() else y.round().to(x.dtype)
+    return x
 
 
 def augmented_sets(
-    x: Tensor, *, mirror: bool, shift: int, warp: Tensor | None, generator: Generator
+    x: Real[Tensor, "sets n channels height width"],
+    size: tuple[int, int],
+    generator: Generator,
+    *,
+    mirror: bool = False,
+    shift: int = 0,
+    slant: Tensor | None = None,
+    warp: Tensor | None = None,
 ) -> Tensor:
-    """Sets (sets, n, channels, height, width) of a training step.
+    """Sets (sets, n, channels, *size) of a training step.
 
-    The strength of a warp is a tensor, which may change in a step that is captured; None for no warp.
+    The strengths of slants and warps are tensors, which may change in a step that is captured.
     """
     x = mirrored(x, generator) if mirror else x
     x = shifted(x, shift, generator) if shift else x
-    return x if warp is None else warped(x, warp, generator)
+    smaller = x.shape[-2:] != size
+    maps = [] if slant is None else [slants(len(x), slant, generator).repeat_interleave(x.shape[1], 0)]
+    maps += [] if warp is None else [warps(x.shape[0] * x.shape[1], warp, generator)]
+    if maps:
+        x = mapped(x.flatten(0, 1), functools.reduce(torch.matmul, maps), sharp=smaller).view(x.shape)
+    return reduced(x, size) if smaller else x

@@ -113,9 +113,11 @@ class TrainConfig:
     clip: float = 0.0  # largest norm of the gradient; 0 for none
     ema: float = 0.0  # how much the averaged weights keep at each step; 0 for no averaging
     mirror: bool = False  # every other set, as a whole
-    shift: int = 0  # move each image by up to so many pixels
-    # Slant, turn and stretch each image: how far its linear map is from the identity, at first. Warped images
-    # are not quite those to be modelled, so this fades, and the last steps see images as they are.
+    shift: int = 0  # move each image by up to so many pixels, of its original size if it comes in that
+    # Slant, turn and stretch each set as a whole, and each image by itself: how far the linear map is from
+    # the identity, at first. Such images are not quite those to be modelled, so both fade, and the last
+    # steps see images as they are.
+    slant: float = 0.0
     warp: float = 0.0
     precision: str = "bfloat16"
     graph: bool = True
@@ -136,6 +138,7 @@ class TrainConfig:
             "weight_decay",
             "clip",
             "minutes",
+            "slant",
             "warp",
         ):
             check_at_least(f"train.{name}", getattr(self, name), 0)
@@ -170,6 +173,7 @@ class DataConfig:
     name: str
     split: str = "train"  # or "trainval", once all choices are made
     rotations: bool = False  # every class four times, turned by multiples of 90 degrees
+    original: bool = False  # learn from images in the size they were published in, reduced last in each step
     classes: tuple[str, ...] = ()  # only these; all if empty
     size: int = 0  # for images of your own: resize to this height and width
     colour: bool = False  # for images of your own: three channels

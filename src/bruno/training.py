@@ -124,20 +124,16 @@ class Trainer:
         self.device = model.process.mean.device
         self.generator = Generator(self.device).manual_seed(config.seed)
         self.optimiser = make_optimiser(model, config)
-        if (config.mirror or config.shift or config.warp) and len(model.shape) != 3:
-            raise ValueError(
-                "`train.mirror`, `train.shift` and `train.warp` are for images; "
-                f"got elements {model.shape}. Leave them at their defaults."
-            )
+        self._check_elements()
         self.average: Average | None = None
         self._parameters = list(model.parameters())
         # What changes from step to step: a captured step reads it here.
-        self._factor, self._keep, self._warp = torch.zeros((3,), device=self.device).unbind()
+        self._factor, self._keep, self._slant, self._warp = torch.zeros((4,), device=self.device).unbind()
         self._augmentation: dict[str, Any] = {
             "mirror": config.mirror,
             "shift": config.shift,
+            "slant": self._slant if config.slant else None,
             "warp": self._warp if config.warp else None,
-            "generator": self.generator,
         }
         self._initialised = False
         self._run: Callable[[], Tensor] | None = None
@@ -148,7 +144,7 @@ class Trainer:
             return
         if not self._initialised:
             length = min(self.config.length, self.sampler.fewest)
-            first = self._noisy(self.sampler.sets(self.config.batch, length, self.generator))
+            first = self._seen(self.sampler.sets(self.config.batch, length, self.generator))
             if self.rank == 0:
                 self.model.initialise(first)
             self._initialised = True
@@ -172,7 +168,7 @@ class Trainer:
     def advance(self, count: int, progress: float | None = None) -> list[Step]:
         """Several steps, and only then a look at what they gave: a GPU does not wait in between.
 
-        The rate and the warp follow the share of the config's steps that are done, or the `progress` given.
+        Rate, slants and warps follow the share of the config's steps that are done, or the `progress` given.
         """
         if self._run is None:
             self.begin()
@@ -184,6 +180,7 @@ class Trainer:
             done = min(1.0, done)
             factor = self.scale * rate_factor(self.config, done)
             self._factor.fill_(factor)
+            self._slant.fill_(self.config.slant * (1 - done))
             self._warp.fill_(self.config.warp * (1 - done))
             # Early on the average keeps less: it has nothing worth keeping yet.
             self._keep.fill_(min(self.config.ema, self.index / (self.index + 9)))
@@ -271,16 +268,34 @@ class Trainer:
         sets, tasks = None, None
         if config.generative and not config.shared:
             sets = self.sampler.sets(config.batch, config.length, generator)
-            sets = self._share(self._noisy(augmented_sets(sets, **self._augmentation)))
+            sets = self._share(self._seen(sets, **self._augmentation))
         if config.discriminative:
             n = config.shot + config.queries
             tasks = self.sampler.tasks(config.episodes, config.way, n, generator).flatten(0, 1)
-            tasks = self._noisy(augmented_sets(tasks, **self._augmentation))
+            tasks = self._seen(tasks, **self._augmentation)
             tasks = self._share(tasks.unflatten(0, (config.episodes, config.way)))
         return sets, tasks
 
-    def _noisy(self, x: Tensor) -> Tensor:
+    def _seen(self, x: Tensor, **augmentation: Any) -> Tensor:
+        """Sets as the model sees them: images augmented and in its size, integers dequantised."""
+        if len(self.model.shape) == 3:
+            x = augmented_sets(x, self.model.shape[-2:], self.generator, **augmentation)
         return x if x.is_floating_point() else dequantise(x, self.generator)
+
+    def _check_elements(self) -> None:
+        """Raise unless the sampler's elements are the model's, or larger images of as many channels."""
+        drawn, shape = tuple(self.sampler.elements.shape[1:]), self.model.shape
+        augmented = ("mirror", "shift", "slant", "warp")
+        if len(shape) != 3 and any(getattr(self.config, name) for name in augmented):
+            raise ValueError(
+                f"{', '.join(f'`train.{name}`' for name in augmented)} are for images; "
+                f"got elements {shape}. Leave them at their defaults."
+            )
+        larger = len(drawn) == len(shape) == 3 and all(a >= b for a, b in zip(drawn, shape, strict=True))
+        if drawn != shape and not (larger and drawn[0] == shape[0]):
+            raise ValueError(
+                f"`sampler` must have elements of the model's shape {shape}, or larger images; got {drawn}."
+            )
 
     def _check_shares(self, name: str, size: int) -> None:
         if size % self.processes:

@@ -12,7 +12,7 @@ import torch
 from test_readers import FILES, as_folder, as_zip, idx, np, picture
 
 from bruno.data import SOURCES, Examples, MissingDataError, load_examples, locate
-from bruno.data.sources import Remote, _fetch
+from bruno.data.sources import OMNIGLOT_FIRST, Remote, _fetch
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 REAL = Path(os.environ.get("BRUNO_DATA") or SHARED)
@@ -55,6 +55,33 @@ def test_a_compact_file_in_the_data_folder_will_do(tmp_path):
         tmp_path / "mnist.npz"
     )
     assert len(load_examples("mnist", "test", data_dir=tmp_path)) == 2
+
+
+def test_images_come_in_their_original_size_if_asked(tmp_path, cache):
+    folder = tmp_path / "data"
+    (folder / "omniglot").mkdir(parents=True)
+    for remote, first in zip(SOURCES["omniglot"].files, OMNIGLOT_FIRST, strict=True):
+        alphabet, character = first.split("/")
+        made = as_zip(folder, {f"{alphabet}/{character}/1.png": picture(255, (105, 105))})
+        made.rename(folder / remote.path)
+    assert load_examples("omniglot", data_dir=folder).shape == (1, 28, 28)
+    assert load_examples("omniglot", data_dir=folder, original=True).shape == (1, 105, 105)
+    assert load_examples("omniglot", data_dir=folder).shape == (1, 28, 28)  # each has its compact file
+    own = as_folder(tmp_path / "own", FILES)
+    before, after = (load_examples(str(own), size=4, original=flag).shape for flag in (False, True))
+    assert before == (1, 4, 4) != after
+    assert load_examples("digits", original=True).shape == (1, 8, 8)  # published as small as they are
+
+
+def test_a_compact_file_of_original_images_will_do(tmp_path):
+    names = [*OMNIGLOT_FIRST]
+    Examples(torch.zeros(2, 1, 9, 9, dtype=torch.uint8), torch.arange(2), tuple(names)).save(
+        tmp_path / "omniglot-original.npz"
+    )
+    examples = load_examples("omniglot", "trainval", data_dir=tmp_path, original=True, download=False)
+    assert examples.shape == (1, 9, 9)
+    with pytest.raises(MissingDataError):
+        load_examples("omniglot", data_dir=tmp_path, download=False)
 
 
 def test_ones_own_folder_is_split_by_class(tmp_path):

@@ -12,7 +12,7 @@ import typer
 
 from bruno.cli.options import Seed, choose_device, console, say
 from bruno.cli.pages import curve_of
-from bruno.cli.training import train_recipe
+from bruno.cli.training import fresh_model, run_to_the_end, trainer_of
 from bruno.config import load_recipe, to_dict
 from bruno.data import Examples, load_examples
 from bruno.evaluation import measure_bits_per_dim
@@ -41,7 +41,7 @@ def demo(
     run = Run(_free(out))
     learnt, unseen = load_examples("digits"), load_examples("digits", "test")
     console.print(f"Learning from {len(learnt)} images of the digits {' '.join(learnt.names)} …")
-    train_recipe(run, recipe, learnt, place)
+    run_to_the_end(run, recipe, trainer_of(fresh_model(recipe, learnt, place), recipe, learnt, place))
     model = run.model("last", place)
     results = [
         _samples(model, learnt, unseen, place, seed),

@@ -18,7 +18,6 @@ from bruno.cli.options import (
     Settings,
     choose_device,
     console,
-    examples_of,
     held_out_examples,
     say,
 )
@@ -33,6 +32,7 @@ from bruno.cli.training import (
     rounds_of,
     run_to_the_end,
     trainer_of,
+    training_examples,
 )
 from bruno.config import Recipe, check_same, override, to_dict
 from bruno.data import Examples
@@ -45,6 +45,7 @@ from bruno.sequences import SetSampler
 from bruno.tasks.fewshot import FewShotResult, measure_few_shot
 
 
+@process_group()
 def finetune(
     run: RunFolder,
     settings: Settings = None,
@@ -88,18 +89,17 @@ def finetune(
     after = Run(out or run.with_name(f"{run.name}-finetuned"))
     if resume and steps is None and minutes is None:
         recipe = as_planned(recipe, after)
-    with process_group():
-        place = choose_device(device)
-        model = before.model(checkpoint, place)
-        examples = held_out_examples(recipe, split, data_dir) if trials else None
-        trainer = trainer_of(model, recipe, examples_of(recipe, recipe.data.split, data_dir), place)
-        run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
-        if examples is not None and trainer.rank == 0:
-            models = {"before": before.model(checkpoint, place), "after": after.model("last", place)}
-            result = _compared(models, recipe, examples, split, trials, seed)
-            say(result)
-            path = result.write(after.folder, config=to_dict(recipe), seed=seed)
-            console.print(f"written: {path}")
+    place = choose_device(device)
+    model = before.model(checkpoint, place)
+    examples = held_out_examples(recipe, split, data_dir) if trials else None
+    trainer = trainer_of(model, recipe, training_examples(recipe, data_dir), place)
+    run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
+    if examples is not None and trainer.rank == 0:
+        models = {"before": before.model(checkpoint, place), "after": after.model("last", place)}
+        result = _compared(models, recipe, examples, split, trials, seed)
+        say(result)
+        path = result.write(after.folder, config=to_dict(recipe), seed=seed)
+        console.print(f"written: {path}")
 
 
 def _compared(

@@ -76,14 +76,15 @@ def choose_device(name: str) -> str:
     return name
 
 
-def examples_of(recipe: Recipe, split: str, data_dir: Path | None) -> Examples:
-    """A split of a recipe's data."""
+def examples_of(recipe: Recipe, split: str, data_dir: Path | None, *, original: bool = False) -> Examples:
+    """A split of a recipe's data; images in the size of its model, or in their original one."""
     data = recipe.data
     examples = load_examples(
         data.name,
         split,
         data_dir=data_dir,
         size=data.size or None,
+        original=original,
         grey=not data.colour,
         group=data.group,
         skip_bad=data.skip_bad,

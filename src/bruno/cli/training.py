@@ -57,6 +57,23 @@ Validate = Annotated[
 ]
 
 
+@contextlib.contextmanager
+def process_group() -> Iterator[None]:
+    """The group that torchrun's processes form, if any, ends with a command, and its threads with it.
+
+    A thread of gloo's that is still letting go of a tensor when the interpreter ends aborts the process. They
+    end with the last reference to their group, and what trained is full of cycles that hold one. It is to be
+    put on the command as a decorator: what is within the command must be gone by then, too.
+    """
+    try:
+        yield
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+            gc.collect()
+
+
+@process_group()
 def train(
     preset: Annotated[str, typer.Argument(help="A preset (see `bruno presets`) or a TOML file.")],
     settings: Settings = None,
@@ -85,11 +102,11 @@ def train(
     run = Run(out or Path("runs") / Path(preset).stem)
     if resume and steps is None and minutes is None:
         recipe = as_planned(recipe, run)
-    with process_group():
-        place = choose_device(device)
-        examples = examples_of(recipe, recipe.data.split, data_dir)
-        measure = _validation(recipe, data_dir, place, validate)
-        train_recipe(run, recipe, examples, place, measure, resume=resume, save_every=save_every)
+    place = choose_device(device)
+    model = fresh_model(recipe, examples_of(recipe, recipe.data.split, data_dir), place)
+    trainer = trainer_of(model, recipe, training_examples(recipe, data_dir), place)
+    measure = _validation(recipe, data_dir, place, validate)
+    run_to_the_end(run, recipe, trainer, measure, resume=resume, save_every=save_every)
 
 
 def evaluate(
@@ -144,21 +161,15 @@ def as_planned(recipe: Recipe, run: Run) -> Recipe:
     return replace(recipe, train=replace(recipe.train, steps=planned.steps, minutes=planned.minutes))
 
 
-def train_recipe(
-    run: Run,
-    recipe: Recipe,
-    examples: Examples,
-    device: str,
-    measure: Callable[[Bruno], float] | None = None,
-    *,
-    resume: bool = False,
-    save_every: float = 60.0,
-) -> None:
-    """A fresh model of these examples, trained to the end of its recipe."""
+def fresh_model(recipe: Recipe, examples: Examples, device: str) -> Bruno:
+    """A model of such examples, not trained yet."""
     torch.manual_seed(recipe.train.seed)
-    model = Bruno.from_config(recipe.model(examples.shape, examples.levels)).to(device)
-    trainer = trainer_of(model, recipe, examples, device)
-    run_to_the_end(run, recipe, trainer, measure, resume=resume, save_every=save_every)
+    return Bruno.from_config(recipe.model(examples.shape, examples.levels)).to(device)
+
+
+def training_examples(recipe: Recipe, data_dir: Path | None) -> Examples:
+    """What a recipe learns from: images as its model takes them, or larger ones that are reduced last."""
+    return examples_of(recipe, recipe.data.split, data_dir, original=recipe.data.original)
 
 
 def rounds_of(examples: Examples) -> int:
@@ -204,10 +215,10 @@ def run_to_the_end(
     run: Run,
     recipe: Recipe,
     trainer: Trainer,
-    measure: Callable[[Bruno], float] | None,
+    measure: Callable[[Bruno], float] | None = None,
     *,
-    resume: bool,
-    save_every: float,
+    resume: bool = False,
+    save_every: float = 60.0,
 ) -> None:
     """All remaining steps with a progress bar on a terminal; then the model in a file of its own."""
     if agreed(run.folder.exists() and not run.folder.is_dir()):
@@ -262,18 +273,3 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-@contextlib.contextmanager
-def process_group() -> Iterator[None]:
-    """The group that torchrun's processes form, if any, ends with the command, and its threads with it.
-
-    A thread of gloo's that is still letting go of a tensor when the interpreter ends aborts the process. They
-    end with the last reference to their group, and what trained is full of cycles that hold one.
-    """
-    try:
-        yield
-    finally:
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
-            gc.collect()

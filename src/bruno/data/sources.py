@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sys
@@ -33,12 +34,16 @@ class Remote:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that can be asked for by name."""
+    """A data set that can be asked for by name.
+
+    `read` gives it in the size that models take, `read_original` in the one it was published in, if larger.
+    """
 
     title: str
     files: tuple[Remote, ...]
     read: Callable[[list[Path]], Examples]
     split: Callable[[Examples, str], Examples]
+    read_original: Callable[[list[Path]], Examples] | None = None
 
 
 class MissingDataError(FileNotFoundError):
@@ -51,6 +56,7 @@ def load_examples(
     *,
     data_dir: Path | None = None,
     size: int | None = None,
+    original: bool = False,
     grey: bool = True,
     group: str = "",
     skip_bad: bool = False,
@@ -68,6 +74,7 @@ def load_examples(
             meant to be tried on classes it has not seen.
         data_dir: where files are looked for and downloaded to; $BRUNO_DATA, then ~/.cache/bruno.
         size: for your own images: resize to this height and width.
+        original: images in the size they were published in instead.
         grey: for your own images: one channel or three.
         group: for a CSV: the column that says which set a row belongs to.
         skip_bad: for your own files: leave out what cannot be read, and count it.
@@ -80,7 +87,7 @@ def load_examples(
         if size:
             raise ValueError(f"`size` must be left out for {name}, which has its own; got {size}.")
         source = SOURCES[name]
-        return source.split(_parsed(name, source, data_dir, download), split)
+        return source.split(_parsed(name, source, data_dir, download, original), split)
     path = Path(name)
     if not path.exists():
         raise ValueError(
@@ -94,6 +101,7 @@ def load_examples(
             f"{_stamp(path)} {group} {skip_bad}", lambda: read_csv(path, group, skip_bad=skip_bad)
         )
     else:
+        size = None if original else size
         examples = _cached(
             f"{_stamp(path)} {size} {grey} {skip_bad}",
             lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad),
@@ -131,9 +139,12 @@ def locate(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
     return {remote.path: _find(remote.path, data_dir) for remote in SOURCES[name].files}
 
 
-def locate_compact(name: str, data_dir: Path | None = None) -> Path | None:
-    """A data set as one file that `Examples.save` wrote, NAME.npz in a data folder: it is taken first."""
-    return _find(f"{name}.npz", data_dir)
+def locate_compact(name: str, data_dir: Path | None = None, original: bool = False) -> Path | None:
+    """A data set as one file that `Examples.save` wrote, NAME.npz in a data folder: it is taken first.
+
+    Images in the size they were published in are looked for in NAME-original.npz.
+    """
+    return _find(f"{name}-original.npz" if original else f"{name}.npz", data_dir)
 
 
 def is_here(name: str, data_dir: Path | None = None) -> bool:
@@ -151,8 +162,9 @@ def cache_dir() -> Path:
     return Path(os.environ.get("BRUNO_CACHE") or Path.home() / ".cache" / "bruno")
 
 
-def _parsed(name: str, source: Source, data_dir: Path | None, download: bool) -> Examples:
-    if compact := locate_compact(name, data_dir):
+def _parsed(name: str, source: Source, data_dir: Path | None, download: bool, original: bool) -> Examples:
+    read = (source.read_original if original else None) or source.read
+    if compact := locate_compact(name, data_dir, read is source.read_original):
         try:
             return Examples.load(compact)
         except ValueError as error:
@@ -161,11 +173,11 @@ def _parsed(name: str, source: Source, data_dir: Path | None, download: bool) ->
                 f"{error} It is in the way: move or rename it. {name} is read from {files}."
             ) from error
     if not source.files:
-        return source.read([])
+        return read([])
     paths = [
         _find(remote.path, data_dir) or _fetch(name, remote, data_dir, download) for remote in source.files
     ]
-    return _cached(name + "".join(map(_stamp, paths)), lambda: source.read(paths))
+    return _cached(f"{name} {original}" + "".join(map(_stamp, paths)), lambda: read(paths))
 
 
 def _folders(data_dir: Path | None) -> list[Path]:
@@ -258,10 +270,10 @@ def _split_digits(examples: Examples, split: str) -> Examples:
     return examples.of_classes(learnt if split.startswith("train") else held_out)
 
 
-def _read_omniglot(paths: list[Path]) -> Examples:
+def _read_omniglot(paths: list[Path], size: int | None = 28) -> Examples:
     parts = []
     for path, first in zip(paths, OMNIGLOT_FIRST, strict=True):
-        part = read_images(path, size=28, invert=True)
+        part = read_images(path, size=size, invert=True)
         if part.names[0] != first:
             raise ValueError(
                 f"{path}: is not Omniglot's archive of that name: its first class must be {first}; "
@@ -351,6 +363,7 @@ SOURCES = {
         ),
         _read_omniglot,
         _split_omniglot,
+        functools.partial(_read_omniglot, size=None),
     ),
     "mnist": Source(
         "MNIST, 70,000 handwritten digits, 28 × 28",
