@@ -78,6 +78,11 @@ def test_samples_from_nothing_from_a_set_and_from_one_image_again(trained):
     run("sample", trained / "run", "--length", "100", "--prefixes", "98-100", "--samples", "2")
     assert result(trained, "samples")["seen"] == [98, 99, 100]
     assert picture(trained, "samples").std() > 10
+    run("sample", trained / "run", "--sets", "3", "--length", "4", "--prefixes", "0,1,4", "--samples", "2")
+    with np.load(trained / "run" / "results" / "samples.npz") as file:
+        assert file["samples"].shape == (3, 3, 2, 1, 8, 8)
+        assert file["inputs"].shape == (3, 4, 1, 8, 8)
+        assert len(np.unique(file["inputs"][:, 0], axis=0)) == 3  # sets of three classes
 
 
 @pytest.mark.slow
@@ -339,6 +344,9 @@ def test_the_study_runs_and_is_drawn(tmp_path):
     ("arguments", "message"),
     [
         (["sample", "RUN", "--prior", "--repeats"], "`--prior` is given nothing"),
+        (["sample", "RUN", "--sets", "2", "--repeats"], "`--sets` must be 1 with --prior, --repeats"),
+        (["sample", "RUN", "--sets", "4"], "`--sets` must be at least 1 and at most 3; got 4"),
+        (["sample", "RUN", "--length", "999"], "`--length` must be from 1 to"),
         (["sample", "RUN", "--given", "nowhere.png"], "nowhere.png: there is no such file"),
         (["sample", "RUN", "--prefixes", "1,0"], "`--prefixes` must have 0 first"),
         (["sample", "RUN", "--prefixes", "a"], "`--prefixes` takes numbers, as 1,5 or 480-500; got 'a'"),

@@ -24,7 +24,7 @@ _COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")
 _INK, _PALE = "#1a202c", "#a0aec0"
 _GRID: dict[str, Any] = {"color": "#e2e8f0", "linewidth": 0.8}
 BACKGROUND = 60  # the grey between images
-_WIDTH = 900  # pixels that a picture of images is enlarged to, at most
+_WIDTH = 1000  # pixels that a picture of images is enlarged to, at most
 
 
 def visible(images: Tensor, levels: int) -> UInt8[Tensor, "*batch channels height width"]:

@@ -29,6 +29,7 @@ from bruno.cli.options import (
     numbers,
     open_model,
 )
+from bruno.data import Examples
 from bruno.figures import BACKGROUND, picture, visible
 from bruno.model import Bruno, Samples
 from bruno.report import Result
@@ -36,6 +37,7 @@ from bruno.sequences import SetSampler
 from bruno.tasks.generation import grid, prefix_grid, prior_samples, samples_by_prefix, spread_by_repeats
 
 _REPEATS = (1, 2, 5, 10, 20)
+_GAP = 4  # pixels between sets
 _FOR_A_VARIANCE = 100  # samples after each number of repeats, at least, of all images together
 
 
@@ -49,7 +51,8 @@ def sample(
         bool, typer.Option("--repeats", help="Given one image again and again: the spread shrinks.")
     ] = False,
     samples: Annotated[int, typer.Option(help="How many to draw each time.")] = 8,
-    length: Annotated[int, typer.Option(help="Images of the set that is drawn if none are given.")] = 8,
+    sets: Annotated[int, typer.Option(help="How many sets to draw if no images are given.")] = 1,
+    length: Annotated[int, typer.Option(help="Images of each set.")] = 8,
     prefixes: Annotated[
         str, typer.Option(help="How many of the set to have seen, as 0,1,5 or 480-500; all if left out.")
     ] = "",
@@ -63,11 +66,13 @@ def sample(
     seed: Seed = 0,
 ) -> None:
     """Draw more of the same: after each image of a set, from the prior, or given one image repeatedly."""
-    check_number("--samples", samples, 1)
-    check_number("--length", length, 1)
+    for option, number in (("--samples", samples), ("--sets", sets), ("--length", length)):
+        check_number(option, number, 1)
     check_number("--temperature", temperature, 0)
     if prior and (repeats or given or prefixes):
         raise ValueError("`--prior` is given nothing; leave out --repeats, --given and --prefixes.")
+    if sets > 1 and (prior or repeats or given):
+        raise ValueError(f"`--sets` must be 1 with --prior, --repeats or --given; got {sets}.")
     opened = open_model(run, checkpoint, device)
     model = opened.model
     noise = torch.Generator(opened.device).manual_seed(seed)
@@ -75,11 +80,15 @@ def sample(
     if prior:
         drawn = _from_nothing(model, samples, how)
     else:
-        x = _inputs(opened, given, split, data_dir, data, length, noise, invert)
-        if repeats:
-            drawn = _from_one_again_and_again(model, x, samples, how)
+        if given:
+            x = opened.reader(invert=invert).all(given)[0].to(opened.device).unsqueeze(0)
         else:
-            drawn = _from_prefixes(model, x, samples, numbers("--prefixes", prefixes or f"0-{len(x)}"), how)
+            x = _sets(opened.examples(split, data_dir, data), opened.device, sets, length, noise)
+        if repeats:
+            drawn = _from_one_again_and_again(model, x[0], samples, how)
+        else:
+            seen = numbers("--prefixes", prefixes or f"0-{x.shape[1]}")
+            drawn = _from_prefixes(model, x, samples, seen, how)
     _keep(opened, drawn, temperature, seed)
 
 
@@ -116,48 +125,53 @@ def _from_one_again_and_again(model: Bruno, x: Tensor, samples: int, how: dict[s
         ("times seen", f"mean variance of a pixel, from 0 to 1, over {len(x)} image{'s' * (len(x) != 1)}"),
         tuple((str(n), f"{v:.4f}") for n, v in zip(_REPEATS, variance, strict=True)),
         "Top: the first image. Below: samples once it was seen so often.",
-        _by_column(model, above, first.samples, samples),
+        _by_column(model, [(above, first.samples)], samples),
     )
     return Drawn(result, first.samples, first.repeats, x[:1])
 
 
 def _from_prefixes(
-    model: Bruno, x: Tensor, samples: int, lengths: tuple[int, ...], how: dict[str, Any]
+    model: Bruno, sets: Tensor, samples: int, lengths: tuple[int, ...], how: dict[str, Any]
 ) -> Drawn:
+    """Of several sets, the samples have a dimension more."""
     if 0 in lengths[1:]:
         raise ValueError(f"`--prefixes` must have 0 first, if at all; got {lengths}.")
-    found = samples_by_prefix(model, x, samples, lengths=lengths, **how)
-    above = x[[n - 1 for n in lengths if n]]  # the element that was seen last
+    found = [samples_by_prefix(model, x, samples, lengths=lengths, **how).samples for x in sets]
+    above = sets[:, [n - 1 for n in lengths if n]]  # the elements that were seen last
     note = "Top: the images of the set, one by one. Below each: samples once it was seen, and all before it."
-    result = Result(
-        "samples", "More of the same", {}, note=note, picture=_by_column(model, above, found.samples)
-    )
-    return Drawn(result, found.samples, found.lengths, x)
+    shown = _by_column(model, list(zip(above, found, strict=True)))
+    x = torch.stack([drawn.x for drawn in found]).squeeze(0)
+    samples_of_all = Samples(x, sum(drawn.clamped for drawn in found), model.levels)
+    result = Result("samples", "More of the same", {}, note=note, picture=shown)
+    return Drawn(result, samples_of_all, lengths, sets.squeeze(0))
 
 
-def _by_column(model: Bruno, above: Tensor, drawn: Samples, most: int | None = None) -> bytes:
-    """A column for each number of elements seen, the last of them above it; rows have no picture."""
+def _by_column(model: Bruno, sets: list[tuple[Tensor, Samples]], most: int | None = None) -> bytes:
+    """A column for each number of elements seen, the last of them above it; rows have no picture.
+
+    For each set: the elements above the columns, and the samples in them, of which at most so many are shown.
+    Several sets are tiles of a square.
+    """
     if not model.levels:
         return b""
-    shown = visible(drawn.images, model.levels)[:, :most]
-    return picture(prefix_grid(visible(above, model.levels), shown, 1, BACKGROUND))
+    grids = []
+    for above, drawn in sets:
+        top, below = (visible(images, model.levels) for images in (above, drawn.images[:, :most]))
+        grids.append(prefix_grid(top, below, 1, BACKGROUND))
+    if len(grids) == 1:
+        return picture(grids[0])
+    tiles = torch.from_numpy(np.stack(grids)).permute(0, 3, 1, 2)
+    return picture(grid(tiles, math.ceil(math.sqrt(len(grids))), _GAP, 255))
 
 
-def _inputs(
-    opened: Opened,
-    given: list[Path] | None,
-    split: str,
-    data_dir: Path | None,
-    data: str | None,
-    length: int,
-    generator: torch.Generator,
-    invert: bool,
+def _sets(
+    examples: Examples, device: torch.device, sets: int, length: int, generator: torch.Generator
 ) -> Tensor:
-    """The images to condition on: the user's own, or a set of one class."""
-    if given:
-        return opened.reader(invert=invert).all(given)[0].to(opened.device)
-    sampler = SetSampler(opened.examples(split, data_dir, data), device=opened.device)
-    return sampler.sets(1, length, generator)[0]
+    """(sets, length, *shape), each set of another class."""
+    check_number("--sets", sets, 1, len(examples.names))
+    sampler = SetSampler(examples, device=device)
+    sampler.check_enough(length, "--length")
+    return sampler.tasks(1, sets, length, generator)[0]
 
 
 def _keep(opened: Opened, drawn: Drawn, temperature: float, seed: int) -> None:
