@@ -57,7 +57,8 @@ def commands(name: str, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     yield run / "results" / "few-shot-test-without-noise.json", ["fewshot", str(run), "--no-noise"]
     yield run / "results" / "gain-by-position.json", ["inspect", str(run), "--sets", "423"]
     yield run / "results" / "samples.png", ["sample", str(run), "--length", "20", "--samples", "6"]
-    yield run / "half" / "results" / "samples.png", ["sample", str(half), "--data", "drawn"]
+    ours = ["--data", "drawn", "--sets", "4", "--prefixes", "0-7", "--samples", "4"]
+    yield run / "half" / "results" / "samples.png", ["sample", str(half), *ours]
     if name in SHIPPED:
         for job, kind in (("anomaly", "anomaly"), ("retrieve", "retrieval")):
             yield run / "half" / "results" / f"{kind}-quality.json", [job, str(half), "--measure"]
