@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 import torch
 
@@ -249,7 +251,35 @@ def test_progress_ends_where_it_should(characters):
         progress=lambda *report: reports.append(report),
     )
     assert reports == sorted(reports)
-    assert reports[-1] == (3 * 4 * 35, 3 * 4 * 35)
+    assert reports[-1] == (4 * 35 + 3 * 4 * 6, 4 * 35 + 3 * 4 * 6)  # encoded once, asked three times
+
+
+@pytest.mark.parametrize(("noisy", "times"), [(True, 5), (False, 1)])
+def test_an_image_is_encoded_in_each_trial_that_has_noise_of_its_own(
+    digits_model, unseen_digits, monkeypatch, noisy, times
+):
+    encode, seen = Bruno.encode, []
+
+    def counting(self, x, *rest, **named):
+        seen.extend(image.tobytes() for image in x.numpy())
+        return encode(self, x, *rest, **named)
+
+    monkeypatch.setattr(Bruno, "encode", counting)
+    some = unseen_digits.of_classes([0, 1, 2])
+    few = Examples(some.elements.unique(dim=0)[:30], torch.arange(30) // 10, some.names, levels=17)
+    reports = []
+    measure_few_shot(
+        digits_model,
+        few,
+        ways=(3,),
+        shots=(9,),  # with the query, all ten of each class
+        trials=5,
+        generator=seeded(),
+        noisy=noisy,
+        progress=lambda *report: reports.append(report),
+    )
+    assert Counter(Counter(seen).values()) == {times: 30}
+    assert reports[-1] == (30 * times + 15, 30 * times + 15)
 
 
 # --- errors -----------------------------------------------------------------------------------------------

@@ -96,8 +96,8 @@ def measure_few_shot(
 
     In each trial every class (with rotations, every rotated class) is asked once in every setting, against
     decoys as in `draw_episodes`; an image is dequantised with fresh noise and encoded once a trial, however
-    many episodes it is in. A tie counts as wrong. The same seed gives the same episodes on every device and
-    for every model, and to `measure_pixels`.
+    many episodes it is in, and without noise once in all trials. A tie counts as wrong. The same seed gives
+    the same episodes on every device and for every model, and to `measure_pixels`.
 
     Args:
         model: on the device where the work is to be done.
@@ -110,7 +110,7 @@ def measure_few_shot(
         threshold: use only latent dimensions whose correlation exceeds this.
         noisy: as the protocol has it; if not, images are dequantised with ½, as in `classify`.
         at_a_time: images to encode at a time.
-        progress: called as progress(done, total), in images, all through the work.
+        progress: called as progress(done, total), in images encoded or asked, all through the work.
     """
     plan = _Plan.of(examples, ways, shots, trials, rotations, generator)
     return plan.results(ByModel(model, threshold, noisy=noisy), at_a_time, progress)
@@ -225,21 +225,38 @@ class _Plan:
     def scores(
         self, scorer: Scorer, at_a_time: int, progress: Progress | None = None
     ) -> Iterator[list[Float[Tensor, "episodes way"]]]:
-        """For each trial the scores at each setting, from features computed once for each image."""
+        """For each trial the scores at each setting.
+
+        Features are computed once for each image: in a trial where there is noise, in all of them where not.
+        """
         images = len(self.sampler.elements) * self.sampler.classes // len(self.sampler.counts)
-        for trial, (seed, noise_seed) in enumerate(self.seeds):
-            drawing, noise = Generator().manual_seed(seed), Generator(scorer.device).manual_seed(noise_seed)
-            drawn = [draw_episodes(self.sampler, way, shot, drawing) for way, shot in self.settings]
-            flat = [index.flatten() for episodes in drawn for index in episodes]
+        groups = [[seeds] for seeds in self.seeds] if scorer.noisy else [self.seeds]
+        asked = self.sampler.classes * len(self.settings)
+        report = progress or (lambda done, total: None)
+        done, total = 0, len(groups) * images + len(self.seeds) * asked
+        for group in groups:
+            trials = [self._episodes(seed) for seed, _ in group]
+            noise = Generator(scorer.device).manual_seed(group[0][1])
+            flat = [index.flatten() for trial in trials for episodes in trial for index in episodes]
             used, place = torch.cat(flat).unique(return_inverse=True)
-            parts, done = [], 0
+            parts = []
             for some in used.split(at_a_time):
                 parts.append(scorer.features(images_at(self.sampler, some).to(scorer.device), noise))
                 done += len(some)
-                if progress is not None:
-                    progress(trial * images + images * done // len(used), len(self.seeds) * images)
-            features, places = torch.cat(parts), place.to(scorer.device).split([len(i) for i in flat])
-            yield [
-                scores_in_parts(scorer, features, support.view(episodes.support.shape), query)
-                for episodes, query, support in zip(drawn, places[::2], places[1::2], strict=True)
-            ]
+                report(done, total)
+            done += images - len(used)
+            features, places = torch.cat(parts), iter(place.split([len(index) for index in flat]))
+            for trial in trials:
+                found = []
+                for episodes in trial:
+                    query, support = (next(places).to(scorer.device) for _ in episodes)
+                    support = support.view(episodes.support.shape)
+                    found.append(scores_in_parts(scorer, features, support, query))
+                yield found
+                done += asked
+                report(done, total)
+
+    def _episodes(self, seed: int) -> list[EpisodeIndices]:
+        """Those of a trial, for each setting."""
+        generator = Generator().manual_seed(seed)
+        return [draw_episodes(self.sampler, way, shot, generator) for way, shot in self.settings]

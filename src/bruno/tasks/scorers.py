@@ -23,7 +23,8 @@ class ByModel:
     """log p(query | support) of latents, with fresh noise in each image or, if not `noisy`, with ½."""
 
     def __init__(self, model: Bruno, threshold: float | None, *, noisy: bool = True) -> None:
-        self.model, self.device, self.noisy = model, model.process.mean.device, noisy
+        self.model, self.device = model, model.process.mean.device
+        self.noisy = noisy and model.levels > 0  # real numbers are given none
         self.dimensions = dimensions_above(model, threshold)
 
     def features(self, images: Tensor, noise: Generator) -> Float[Tensor, "images dim"]:
@@ -43,6 +44,8 @@ class ByModel:
 
 class ByPixels:
     """The cosine of pixels, by the same two steps."""
+
+    noisy = False
 
     def __init__(self, matching: Matching, levels: int, device: torch.device) -> None:
         known = ("nearest", "attention") if levels else ("nearest",)
