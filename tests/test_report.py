@@ -60,9 +60,9 @@ def test_a_page_needs_nothing_else_and_says_what_it_was_given(tmp_path):
 
 
 def test_a_picture_keeps_every_pixel_as_a_square():
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 90, 1), np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 100, 1), np.uint8)
     image = opened(picture(pixels))
-    assert image.size == (900, 50)
+    assert image.size == (1000, 50)
     assert np.array_equal(np.asarray(image)[5::10, 5::10], pixels[..., 0])
     assert opened(picture(np.zeros((4, 2000, 3), np.uint8))).size == (2000, 4)
 
