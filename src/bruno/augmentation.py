@@ -67,7 +67,8 @@ def mapped(
     places = F.affine_grid(F.pad(maps, (0, 1)), list(images.shape), align_corners=False)
     mode = "nearest" if sharp else "bicubic"
     moved = F.grid_sample(images, places, mode=mode, padding_mode="zeros", align_corners=False)
-    moved = moved.clamp(images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True))
+    if not sharp:
+        moved = moved.clamp(images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True))
     return moved if x.is_floating_point() else moved.round().to(x.dtype)
 
 

@@ -115,6 +115,7 @@ class Trainer:
         self.model, self.sampler, self.config = model, sampler, config
         self.index, self.scale, self.seconds = 0, 1.0, 0.0
         self.rank, self.processes = _rank_and_processes()
+        self._check_elements()
         if config.generative and not config.shared:
             sampler.check_enough(config.length, "train.length")
             self._check_shares("batch", config.batch)
@@ -124,7 +125,6 @@ class Trainer:
         self.device = model.process.mean.device
         self.generator = Generator(self.device).manual_seed(config.seed)
         self.optimiser = make_optimiser(model, config)
-        self._check_elements()
         self.average: Average | None = None
         self._parameters = list(model.parameters())
         # What changes from step to step: a captured step reads it here.
@@ -291,8 +291,8 @@ class Trainer:
                 f"{', '.join(f'`train.{name}`' for name in augmented)} are for images; "
                 f"got elements {shape}. Leave them at their defaults."
             )
-        larger = len(drawn) == len(shape) == 3 and all(a >= b for a, b in zip(drawn, shape, strict=True))
-        if drawn != shape and not (larger and drawn[0] == shape[0]):
+        images = len(drawn) == len(shape) == 3 and drawn[0] == shape[0]
+        if drawn != shape and not (images and drawn[1] >= shape[1] and drawn[2] >= shape[2]):
             raise ValueError(
                 f"`sampler` must have elements of the model's shape {shape}, or larger images; got {drawn}."
             )

@@ -164,7 +164,8 @@ def cache_dir() -> Path:
 
 def _parsed(name: str, source: Source, data_dir: Path | None, download: bool, original: bool) -> Examples:
     read = (source.read_original if original else None) or source.read
-    if compact := locate_compact(name, data_dir, read is source.read_original):
+    larger = read is source.read_original
+    if compact := locate_compact(name, data_dir, larger):
         try:
             return Examples.load(compact)
         except ValueError as error:
@@ -177,7 +178,7 @@ def _parsed(name: str, source: Source, data_dir: Path | None, download: bool, or
     paths = [
         _find(remote.path, data_dir) or _fetch(name, remote, data_dir, download) for remote in source.files
     ]
-    return _cached(f"{name} {original}" + "".join(map(_stamp, paths)), lambda: read(paths))
+    return _cached(f"{name} {larger}" + "".join(map(_stamp, paths)), lambda: read(paths))
 
 
 def _folders(data_dir: Path | None) -> list[Path]:
