@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 
 import bruno
 from bruno import Bruno
+from bruno.checkpoint import read, read_about
 from bruno.cli import app
 from bruno.config import load_recipe, to_dict
 from bruno.data import ElementReader, Examples, load_examples
+from bruno.runs import Run
 
 DIGITS = ("2", "5", "8")  # which the model never saw
 
@@ -301,6 +303,21 @@ def test_an_exported_model_needs_no_run(trained, tmp_path, monkeypatch):
     run("evaluate", "model.safetensors", "--sets", "4", "--length", "2", "--data", "digits")
     assert Path("model/results/bits-digits.png").is_file()
     assert len(json.loads(Path("model/results/bits-test.json").read_text())["values"]["by_position"]) == 3
+
+
+@pytest.mark.slow
+def test_a_models_file_says_what_it_was_made_from_and_can_be_rounded_too(trained, tmp_path):
+    whole, half = trained / "run" / "model.safetensors", tmp_path / "half.safetensors"
+    run("export", whole, half, "--half")
+    run("export", trained / "run", tmp_path / "from-run.safetensors", "--half")
+    assert half.read_bytes() == (tmp_path / "from-run.safetensors").read_bytes()
+    about = read_about(half)
+    assert about == read_about(whole)
+    assert about["recipe"] == json.loads((trained / "run" / "recipe.json").read_text())
+    _, header = read(Run(trained / "run").checkpoints[-1], "cpu")
+    assert about["provenance"] == header["provenance"]  # of where it was trained
+    with pytest.raises(ValueError, match="there is no nowhere"):
+        run("export", "nowhere", half)
 
 
 def test_a_model_of_the_package_needs_no_data(tmp_path, monkeypatch):

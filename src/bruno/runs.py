@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bruno.checkpoint import read, write
+from bruno.checkpoint import read, save, write
 from bruno.config import ModelConfig, Recipe, check_choice, check_same, from_dict, to_dict
 from bruno.files import replacing
 from bruno.model import Bruno
@@ -106,15 +106,13 @@ class Run:
 
     def model(self, which: str = "last", device: torch.device | str = "cpu") -> Bruno:
         """The model at the "last" checkpoint or at the "best" one, with averaged weights if it has them."""
-        check_choice("checkpoint", which, ("last", "best"))
-        paths = self.checkpoints if which == "last" else [self.best] * self.best.is_file()
-        if not paths:
-            raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no checkpoint.")
-        _, tensors, header = _newest(paths, device)
-        part = "average." if any(name.startswith("average.") for name in tensors) else "model."
-        model = Bruno.from_config(from_dict(ModelConfig, header["config"])).to(device)
-        model.load_state_dict({n.removeprefix(part): t for n, t in tensors.items() if n.startswith(part)})
-        return model
+        return self._restored(which, device)[0]
+
+    def export(self, path: Path, which: str = "last", *, half: bool = False) -> None:
+        """Write the model at a checkpoint to a file of its own, with what it was made from, where and how."""
+        model, header = self._restored(which, "cpu")
+        about = {"recipe": to_dict(self.recipe), "provenance": header["provenance"]}
+        save(model, path, half=half, about=about)
 
     @property
     def best(self) -> Path:
@@ -235,6 +233,18 @@ class Run:
         path = self.folder / "log.jsonl"
         lines = path.read_text().splitlines() if path.is_file() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def _restored(self, which: str, device: torch.device | str) -> tuple[Bruno, dict[str, Any]]:
+        """The model at a checkpoint, and the checkpoint's header."""
+        check_choice("checkpoint", which, ("last", "best"))
+        paths = self.checkpoints if which == "last" else [self.best] * self.best.is_file()
+        if not paths:
+            raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no checkpoint.")
+        _, tensors, header = _newest(paths, device)
+        part = "average." if any(name.startswith("average.") for name in tensors) else "model."
+        model = Bruno.from_config(from_dict(ModelConfig, header["config"])).to(device)
+        model.load_state_dict({n.removeprefix(part): t for n, t in tensors.items() if n.startswith(part)})
+        return model, header
 
     def _save_and_measure(self, trainer: Trainer, measure: Callable[[Bruno], float] | None) -> float:
         """Bits/dim on validation; the checkpoint is also kept as the best if no other had fewer."""

@@ -174,17 +174,22 @@ class Opened(NamedTuple):
         )
 
 
-def open_model(run: str, checkpoint: str, device: str) -> Opened:
-    """The model of a training run, one in a file of its own, or one that comes with the package."""
-    place, path = choose_device(device), Path(run)
-    if path.is_dir():
-        return Opened(Run(path).model(checkpoint, place), Run(path).recipe, path)
-    folder, shipped = path.with_suffix(""), run in pretrained_names()
-    if shipped:
-        path, folder = pretrained_path(run), Path("runs") / f"pretrained-{run}"
+def model_file(run: str) -> Path:
+    """The file of a model that is named by its path, or that comes with the package."""
+    path = pretrained_path(run) if run in pretrained_names() else Path(run)
     if not path.is_file():
         known = ", ".join(pretrained_names()) or "none yet"
         raise ValueError(f"`run` must be a run's folder, a model's file, or of {known}; there is no {run}.")
+    return path
+
+
+def open_model(run: str, checkpoint: str, device: str) -> Opened:
+    """The model of a training run, one in a file of its own, or one that comes with the package."""
+    place, folder = choose_device(device), Path(run)
+    if folder.is_dir():
+        return Opened(Run(folder).model(checkpoint, place), Run(folder).recipe, folder)
+    path, shipped = model_file(run), run in pretrained_names()
+    folder = Path("runs") / f"pretrained-{run}" if shipped else path.with_suffix("")
     model = load(path, device=place)
     if not isinstance(model, Bruno):
         raise ValueError(f"`run` must be a run or a model; {run} is a posterior.")

@@ -16,7 +16,6 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from torch import distributed
 
-from bruno.checkpoint import save
 from bruno.cli.options import (
     Checkpoint,
     DataDir,
@@ -240,7 +239,7 @@ def run_to_the_end(
         console.print(f"stopped after step {trainer.index} and saved; go on with --resume")
         raise typer.Exit(128 + run.stop_signal)
     if trainer.rank == 0:
-        save(run.model(device=trainer.device), run.folder / "model.safetensors")
+        run.export(run.folder / "model.safetensors")
     if pace is None:
         console.print(f"it was finished, after {trainer.index:,} steps; for more, name --steps or --minutes")
     else:
