@@ -15,6 +15,8 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 from bruno.figures import curves
 from bruno.runs import Run
@@ -23,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "omniglot"
 WEIGHTS = ROOT / "src" / "bruno" / "weights"
 BUDGET = ["--minutes", "20"]
+HARDWARE = "one NVIDIA H200, which four runs shared"  # for the cards of the models that ship
 GAUSSIAN = ["--set", "process.kind=gaussian"]
 RUNS = {
     "omniglot": ["omniglot", *BUDGET],
@@ -35,8 +38,25 @@ RUNS = {
 }
 ALL_CHARACTERS = ["--set", "data.split=trainval"]  # once every choice is made
 SHOWN = {"paper": "omniglot-paper", "squeeze-first": "omniglot"}  # of which learning curves are compared
-POINTS = 200  # of a learning curve
-MEASURED = (*(f"{way}-way {shot}-shot" for way in (5, 20) for shot in (1, 5)), "bits/dim", "at the first")
+POINTS = 100  # of a learning curve, at most
+ACCURACY = {f"{way}-way {shot}-shot": ".1f" for way in (5, 20) for shot in (1, 5)}  # how it is written
+MEASURED = {**ACCURACY, "bits/dim": ".3f", "at the first": ".3f"}
+COLUMNS = {**MEASURED, "minutes": ".0f", "steps": ",.0f"}
+ROWS = {  # of the table: which runs are seeds of the same
+    "density alone": ("omniglot", "omniglot-seed1"),
+    "density alone, Gaussian process": ("omniglot-gaussian",),
+    "density alone, the paper's network and settings": ("omniglot-paper",),
+    "both losses": ("omniglot-fewshot", "omniglot-fewshot-seed1"),
+    "both losses, Gaussian process": ("omniglot-fewshot-gaussian",),
+}
+PUBLISHED = {  # what to read above them
+    "density alone": {"*BRUNO* (2018)": [86.3, 95.6, 69.2, 87.7, 0.988, 1.007]},
+    "both losses": {
+        "*BRUNO* (2018), fine-tuned": [97.1, 99.4, 91.3, 97.8],
+        "*Matching Networks* (2016)": [98.1, 98.9, 93.8, 98.5],
+        "*Prototypical Networks* (2017)": [98.8, 99.7, 96.0, 98.9],
+    },
+}
 SHIPPED = {
     "omniglot": {"what": "trained as a density alone"},
     "omniglot-fewshot": {"what": "trained as a density and to tell classes apart, both from the start"},
@@ -73,52 +93,68 @@ def gather(name: str, folder: Path) -> None:
     for file in (run / "half" / "results").glob("*.json"):
         shutil.copy(file, to / "half")
     shutil.copy(run / "half" / "results" / "samples.png", to / "drawn.png")
-    log = Run(run).read_log()
-    keys = ("index", "seconds", "bits_per_dim", "accuracy", "elements_per_second", "memory")
-    some = [*log[: -1 : max(1, len(log) // POINTS)], log[-1]]
-    thinned = [{key: line[key] for key in keys} for line in some]
-    (to / "learning.json").write_text("[\n" + ",\n".join(map(json.dumps, thinned)) + "\n]\n")
+    lines = map(json.dumps, learning_curve(Run(run).read_log()))
+    (to / "learning.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def learning_curve(log: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A log in some points, evenly on a logarithmic axis, each with the means since the one before it."""
+    ends = sorted({round(len(log) ** (i / POINTS)) for i in range(POINTS + 1)})
+    for begin, end in zip([0, *ends], ends, strict=False):
+        point = {key: log[end - 1][key] for key in ("index", "seconds", "memory")}
+        for key in ("bits_per_dim", "accuracy", "elements_per_second"):
+            known = [line[key] for line in log[begin:end] if line[key] is not None]
+            point[key] = mean(known) if known else None
+        yield point
 
 
 def ship(name: str, folder: Path) -> None:
     """A run's model into the package, with the card that says what it is."""
     WEIGHTS.mkdir(exist_ok=True)
     shutil.copy(folder / name / "half.safetensors", WEIGHTS / f"{name}.safetensors")
-    numbers = {kind: row(name, RESULTS / name / part) for kind, part in (("float32", ""), ("half", "half"))}
-    lines = [[key, *(str(found[key]) for found in numbers.values())] for key in MEASURED]
-    cells = [["on Omniglot's test characters", *numbers], ["---"] * 3, *lines]
-    about = {"title": name, "numbers": _markdown(cells), **row(name, RESULTS / name), **SHIPPED[name]}
-    (WEIGHTS / f"{name}.md").write_text(CARD.read_text().format(**about))
+    whole, rounded = (cells([numbers(name, to)]) for to in (RESULTS / name, RESULTS / name / "half"))
+    quiet = cells([accuracy(RESULTS / name / "few-shot-test-without-noise.json")])
+    lines = [
+        ["on Omniglot's test characters", "float32", "half precision", "float32, without noise"],
+        ["---"] * 4,
+        *zip(MEASURED, whole, rounded, quiet, strict=False),
+    ]
+    about = {"title": name, "numbers": _markdown(lines), "minutes": whole[-2], "steps": whole[-1]}
+    (WEIGHTS / f"{name}.md").write_text(CARD.read_text().format(**about, hardware=HARDWARE, **SHIPPED[name]))
 
 
-def row(name: str, to: Path) -> dict[str, str]:
-    """A run's numbers as a line of the README's table, from its results or those of its rounded weights."""
+def numbers(name: str, to: Path) -> list[float]:
+    """A run's line of the table, from its results or those of its rounded weights."""
     bits = json.loads((to / "bits-test.json").read_text())["values"]
     last = json.loads((RESULTS / name / "learning.json").read_text())[-1]
-    return {
-        "": name,
-        **accuracy(to / "few-shot-test.json"),
-        "bits/dim": f"{bits['mean']:.3f}",
-        "at the first": f"{bits['first']:.3f}",
-        "minutes": f"{last['seconds'] / 60:.0f}",
-        "steps": f"{last['index']:,}",
-    }
+    found = accuracy(to / "few-shot-test.json")
+    return [*found, bits["mean"], bits["first"], last["seconds"] / 60, last["index"]]
 
 
-def accuracy(file: Path) -> dict[str, str]:
+def accuracy(file: Path) -> list[float]:
     """At each few-shot setting, in per cent."""
-    found = json.loads(file.read_text())["values"]["bruno"]
-    return {f"{r['way']}-way {r['shot']}-shot": f"{100 * r['accuracy']:.1f}" for r in found}
+    return [100 * found["accuracy"] for found in json.loads(file.read_text())["values"]["bruno"]]
+
+
+def cells(runs: list[list[float]]) -> list[str]:
+    """The mean of some runs as a line of the table; of what is measured also half the way between them."""
+    line = []
+    for (column, digits), values in zip(COLUMNS.items(), zip(*runs, strict=True), strict=False):
+        spread = f" ± {(max(values) - min(values)) / 2:{digits}}" * (len(runs) > 1 and column in MEASURED)
+        line.append(f"{mean(values):{digits}}{spread}")
+    return line + [""] * (len(COLUMNS) - len(line))
 
 
 def table() -> str:
-    """Every run that is there, in Markdown; below each its accuracy where images are given no noise."""
-    rows = []
-    for to in (RESULTS / name for name in RUNS if (RESULTS / name).is_dir()):
-        rows.append(row(to.name, to))
-        rows.append({"": "… without noise", **accuracy(to / "few-shot-test-without-noise.json")})
-    lines = ([found.get(key, "") for key in rows[0]] for found in rows)
-    return _markdown([list(rows[0]), ["---"] * len(rows[0]), *lines])
+    """Published numbers, every run that is there, and its accuracy where images get no noise, in Markdown."""
+    lines = [["", *COLUMNS], ["---"] * (1 + len(COLUMNS))]
+    for title, names in ROWS.items():
+        lines += [[work, *cells([found])] for work, found in PUBLISHED.get(title, {}).items()]
+        if there := [RESULTS / name for name in names if (RESULTS / name).is_dir()]:
+            quiet = [accuracy(to / "few-shot-test-without-noise.json") for to in there]
+            lines += [[title, *cells([numbers(to.name, to) for to in there])]]
+            lines += [["… without noise", *cells(quiet)]]
+    return _markdown(lines)
 
 
 def _markdown(lines: Iterable[Iterable[str]]) -> str:

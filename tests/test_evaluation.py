@@ -82,6 +82,13 @@ def test_positions_average_to_the_mean_and_the_first_is_the_prior(model, rows):
         assert result.by_position[2] < result.first
 
 
+def test_which_elements_come_first_is_not_left_to_chance(model, rows):
+    prior = model.bits_per_dim(model.prior().log_prob(rows.elements)).mean().item()
+    for seed in range(4):  # every element of every class is drawn, in another order
+        result = measure_bits_per_dim(model, SetSampler(rows), sets=None, length=4, generator=seeded(seed))
+        assert result.first == pytest.approx(prior, rel=1e-5)
+
+
 def test_turned_classes_count_too():
     images = torch.zeros(6, 1, 2, 2, dtype=torch.uint8)
     sampler = SetSampler(Examples(images, torch.arange(3).repeat(2), tuple("abc")), rotations=True)

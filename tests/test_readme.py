@@ -1,6 +1,7 @@
 """What the README tells a newcomer to type, typed."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -13,3 +14,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 def test_python_examples_run(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec("import torch\nfrom bruno.flow import Bijection\n" + BLOCKS[block], {})
+
+
+def test_the_table_of_omniglot_is_what_was_measured():
+    table = runpy.run_path(str(README.parent / "benchmarks" / "omniglot.py"))["table"]()
+    assert table in README.read_text()

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Generator
+from jaxtyping import Float
+from torch import Generator, Tensor
 
 from bruno.model import Bruno
 from bruno.sequences import SetSampler
@@ -19,7 +20,9 @@ class BitsPerDim:
     Attributes:
         mean: over all positions of a set.
         first: at the first position, where nothing has been seen: the prior.
-        by_position: for each position.
+        by_position: for each position. Every element of a set might be the first, so there all of them are
+            averaged, and at later positions what those before an element change is added: the mean is the
+            same, but not left to chance is which elements came first.
         error: standard error of the mean, from one set to another.
         sets: how many were drawn.
     """
@@ -29,6 +32,16 @@ class BitsPerDim:
     by_position: tuple[float, ...]
     error: float
     sets: int
+
+
+def conditional_and_prior(
+    model: Bruno, x: Tensor, generator: Generator
+) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch n"]]:
+    """log p(x_i | x_1..x_{i−1}) and log p(x_i) for sets (*batch, n, *shape), for every i at once."""
+    z, log_det = model.encode(x, generator)
+    steps = model.process.step_log_prob(z, validate=False)
+    alone = model.process.step_log_prob(z.unsqueeze(-2), validate=False).squeeze(-1)
+    return steps + log_det, alone + log_det
 
 
 @torch.no_grad()
@@ -68,8 +81,9 @@ def measure_bits_per_dim(
             x = sampler.sets_of(classes, length, generator)
         else:
             x = sampler.sets(end - begin, length, generator)
-        parts.append(model.bits_per_dim(model.log_prob(x, generator)).double().cpu())
-    bits = torch.cat(parts)
-    by_position = bits.mean(0)
+        both = torch.stack(conditional_and_prior(model, x, generator))
+        parts.append(model.bits_per_dim(both).double().cpu())
+    bits, alone = torch.cat(parts, 1)
+    by_position = alone.mean() + (bits - alone).mean(0)
     error = bits.mean(1).std().item() / math.sqrt(number)
     return BitsPerDim(bits.mean().item(), by_position[0].item(), tuple(by_position.tolist()), error, number)

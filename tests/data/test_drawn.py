@@ -1,7 +1,8 @@
+import numpy as np
 import torch
 
 from bruno.data import load_examples
-from bruno.data.drawn import draw_characters
+from bruno.data.drawn import _drawing, draw_characters
 
 
 def test_characters_are_drawn_by_many_hands():
@@ -41,3 +42,8 @@ def test_drawings_of_a_character_are_more_alike_than_those_of_two():
 
 def test_they_are_a_named_data_set():
     assert len(load_examples("drawn", "test").names) == 40
+
+
+def test_a_long_line_is_as_wide_everywhere_as_the_pen():
+    line = _drawing([np.array([[0.1, 0.2], [0.9, 0.3]])], 105)
+    assert (line[:, 20:85] > 0).sum(0).min() == 5  # not a string of beads

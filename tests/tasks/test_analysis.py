@@ -167,8 +167,12 @@ def test_log_prob_by_position_is_the_measured_bits_in_nats(digits_model, unseen_
     arguments = {"sets": 20, "length": 5}
     sampler = SetSampler(unseen_digits)
     found = log_prob_by_position(digits_model, sampler, **arguments, generator=seeded(3))
-    bits = measure_bits_per_dim(digits_model, sampler, **arguments, generator=seeded(3)).by_position
-    assert found.log_prob == pytest.approx([-b * 64 * math.log(2) for b in bits], rel=1e-6)
+    bits, nats = (
+        measure_bits_per_dim(digits_model, sampler, **arguments, generator=seeded(3)),
+        64 * math.log(2),
+    )
+    assert sum(found.log_prob) / 5 == pytest.approx(-bits.mean * nats, rel=1e-6)
+    assert found.gain == pytest.approx([(bits.first - b) * nats for b in bits.by_position], abs=1e-4)
 
 
 @torch.no_grad()

@@ -78,12 +78,12 @@ def _drawing(strokes: list[Points], size: int) -> NDArray[np.uint8]:
     image = Image.new("L", (_CANVAS, _CANVAS), 0)
     pen = ImageDraw.Draw(image)
     for points in strokes:
-        for x, y in (_smooth(points) * _CANVAS).round():  # close enough for a round pen to leave no gap
+        for x, y in (_smooth(points) * _CANVAS).round():  # close enough for a round pen to leave an even line
             pen.ellipse((x - _PEN, y - _PEN, x + _PEN, y + _PEN), fill=255)
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
-def _smooth(points: Points, steps: int = 24) -> Points:
+def _smooth(points: Points, steps: int = 100) -> Points:
     """A Catmull-Rom curve through the points."""
     ends = np.concatenate([[2 * points[0] - points[1]], points, [2 * points[-1] - points[-2]]])
     t = np.linspace(0, 1, steps)[:, None]

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from bruno.evaluation import conditional_and_prior
 from bruno.model import Bruno
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
 from bruno.sequences import SetSampler
@@ -188,10 +189,8 @@ def log_prob_by_position(
     log_probs, gains = [], []
     for begin in range(0, sets, at_a_time):
         count = min(at_a_time, sets - begin)
-        z, log_det = model.encode(sampler.sets(count, length, generator), generator)
-        steps = model.process.step_log_prob(z, validate=False)
-        alone = model.process.step_log_prob(z.unsqueeze(-2), validate=False).squeeze(-1)
-        log_probs.append((steps + log_det).double().cpu())
+        steps, alone = conditional_and_prior(model, sampler.sets(count, length, generator), generator)
+        log_probs.append(steps.double().cpu())
         gains.append((steps - alone).double().cpu())
         if progress is not None:
             progress(begin + count, sets)

@@ -88,17 +88,17 @@ def classify(
     log_prior = _log_prior(prior, len(support))
     device, dimensions = model.process.mean.device, dimensions_above(model, threshold)
 
-    def latents(x: Tensor) -> Tensor:
-        return torch.cat([model.encode(some.to(device), generator).z for some in x.split(at_a_time)])
-
-    evidence = [Evidence.of(latents(images)) for images in support]
+    everything = torch.cat([images.to(device) for images in (*support, queries)])
+    latents = torch.cat([model.encode(some, generator).z for some in everything.split(at_a_time)])
+    *known, asked = latents.split([len(images) for images in (*support, queries)])
+    evidence = [Evidence.of(z) for z in known]
     classes = Evidence(
         *(torch.stack([getattr(one, name) for one in evidence]) for name in ("count", "mean", "scatter"))
     )
     log_scores = torch.cat(
         [
             model.process.step_log_prob(z[:, None, None], classes, dimensions=dimensions).squeeze(-1)
-            for z in latents(queries).split(part_size(len(support) * model.dim, device))
+            for z in asked.split(part_size(len(support) * model.dim, device))
         ]
     )
     probabilities = (log_scores.double() / temperature + log_prior.to(device)).softmax(1).to(log_scores.dtype)

@@ -1,0 +1,95 @@
+"""The models that come with the package, on images that the project drew: a user's first minute."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import bruno
+from bruno.checkpoint import read_about
+from bruno.data import ElementReader, load_examples
+from bruno.data.readers import read_images
+from bruno.evaluation import measure_bits_per_dim
+from bruno.sequences import SetSampler
+from bruno.shipped import pretrained_names, pretrained_path
+from bruno.tasks.anomaly import Detector
+from bruno.tasks.classification import classify
+from bruno.tasks.fewshot import measure_few_shot
+from bruno.tasks.retrieval import Index, rank
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("omniglot", "omniglot-fewshot")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def model(request):
+    return bruno.pretrained(request.param)
+
+
+@pytest.fixture(scope="module")
+def known():
+    return read_images(ROOT / "examples" / "known", size=(28, 28))
+
+
+@pytest.fixture(scope="module")
+def new(model):
+    paths = sorted((ROOT / "examples" / "new").glob("*.png"))
+    return ElementReader(model.shape, model.levels).all(paths)[0], [path.name[0] for path in paths]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_is_small_and_says_what_it_is(name):
+    path = pretrained_path(name)
+    assert path.stat().st_size <= 16e6
+    card = path.with_suffix(".md").read_text()
+    for what in ("**Data**", "**Training**", "**Numbers**", "**Limits**", "**Licence**", "bits/dim"):
+        assert what in card
+    about = read_about(path)
+    assert about["recipe"]["data"] | {"name": "omniglot", "split": "trainval"} == about["recipe"]["data"]
+    assert f"bruno train {name} " in about["provenance"]["command"]
+    assert {p.dtype for p in bruno.pretrained(name).parameters()} == {torch.float32}
+
+
+def test_there_are_no_others():
+    assert pretrained_names() == NAMES
+    with pytest.raises(ValueError, match="must be of omniglot, omniglot-fewshot; got 'mnist'"):
+        bruno.pretrained("mnist")
+
+
+def test_new_drawings_are_told_apart_and_found(model, known, new):
+    images, letters = new
+    support = [known.elements[known.labels == i] for i in range(len(known.names))]
+    assert [known.names[i] for i in classify(model, support, images).labels] == letters
+    ranking = rank(Index.of(model, images), model, support[1])
+    assert {letters[i] for i in ranking.order[:3]} == {known.names[1]}
+
+
+def test_strangers_in_a_stream_are_noticed(model):
+    stream, _ = ElementReader(model.shape, model.levels).all([ROOT / "examples" / "stream"])
+    scores = [scored.score for scored in Detector(model, 0.0).watch(stream)]
+    assert [i for i, score in enumerate(scores, 1) if score < 0] == [8, 11]
+
+
+def test_it_is_good_at_characters_that_nobody_has_seen(model):
+    drawn = load_examples("drawn", "test")
+    noise = torch.Generator().manual_seed(0)
+    bits = measure_bits_per_dim(model, SetSampler(drawn), sets=40, length=10, generator=noise)
+    (result,) = measure_few_shot(model, drawn, ways=(20,), shots=(1,), trials=2, noisy=False, generator=noise)
+    assert bits.mean < 1.45  # a pen that is not quite Omniglot's
+    assert result.accuracy > 0.9  # of nearest pixels 0.65
+
+
+def test_the_images_to_try_it_on_are_drawn_by_the_script_beside_them(tmp_path):
+    spec = importlib.util.spec_from_file_location("draw", ROOT / "examples" / "draw.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.draw(tmp_path)
+    names = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.png"))
+    assert names == sorted(p.relative_to(ROOT / "examples") for p in (ROOT / "examples").rglob("*.png"))
+    for name in names:
+        assert np.array_equal(
+            *(np.asarray(Image.open(folder / name)) for folder in (tmp_path, ROOT / "examples"))
+        )
