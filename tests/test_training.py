@@ -7,7 +7,7 @@ import torch
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.config import TrainConfig, from_dict
 from bruno.data import Examples, load_examples
-from bruno.optimisation import make_optimiser, rate_factor
+from bruno.optimisation import distortion_factor, make_optimiser, rate_factor
 from bruno.sequences import SetSampler
 from bruno.training import Objective, Trainer, episode_log_probs, train
 
@@ -140,6 +140,18 @@ def test_the_rate_rises_then_falls(decay):
     assert rates[-1] == pytest.approx(1.0 if decay == "none" else 0.01)
 
 
+def test_distortions_fade_over_the_last_share_of_a_run():
+    late = TrainConfig(fade=0.2)
+    assert [distortion_factor(late, p) for p in (0.0, 0.5, 0.79)] == [1, 1, 1]
+    assert distortion_factor(late, 0.9) == pytest.approx(0.5)
+    assert [distortion_factor(config, 1.0) for config in (late, TrainConfig(), TrainConfig(fade=0.0))] == [
+        0,
+        0,
+        1,
+    ]
+    assert distortion_factor(TrainConfig(), 0.25) == 0.75
+
+
 def test_no_step_is_wasted_at_a_rate_of_zero(sampler):
     rates = [
         step.rate for step in train(fresh(), sampler, TrainConfig(steps=5, batch=4, length=5, warmup=0.5))
@@ -176,6 +188,7 @@ def test_rows_of_a_table_are_trained_on_too():
     [
         ({"optimiser": "sgd"}, "`train.optimiser` must be 'adamw' or 'adam' or 'rmsprop'; got 'sgd'"),
         ({"way": 1}, "`train.way` must be at least 2; got 1"),
+        ({"fade": 1.5}, "`train.fade` must be from 0 to 1; got 1.5"),
         ({"generative": 0.0}, "got 0 for both"),
         ({"shared": True}, "`train.shared` needs weights above 0 for both losses"),
         ({"warmup": 1.5}, "`train.warmup` must be from 0 up to 1; got 1.5"),

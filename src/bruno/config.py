@@ -119,6 +119,7 @@ class TrainConfig:
     # steps see images as they are.
     slant: float = 0.0
     warp: float = 0.0
+    fade: float = 1.0  # over this share of the run, its last; 0 for never
     precision: str = "bfloat16"
     graph: bool = True
     seed: int = 0
@@ -143,6 +144,8 @@ class TrainConfig:
         ):
             check_at_least(f"train.{name}", getattr(self, name), 0)
         check_at_least("train.shift", self.shift, 0)
+        if not 0 <= self.fade <= 1:
+            raise ValueError(f"`train.fade` must be from 0 to 1; got {self.fade}.")
         for name in ("warmup", "final_rate", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`train.{name}` must be from 0 up to 1; got {getattr(self, name)}.")

@@ -44,6 +44,11 @@ def rate_factor(config: TrainConfig, progress: float) -> float:
     return float(final ** (1 - left)) if config.decay == "exponential" else 1.0
 
 
+def distortion_factor(config: TrainConfig, progress: float) -> float:
+    """The share of their strength that slants and warps have at a progress from 0 to 1."""
+    return min(1.0, (1 - progress) / config.fade) if config.fade else 1.0
+
+
 class Average:
     """Exponentially averaged weights: a second model, nudged towards the trained one after each step."""
 

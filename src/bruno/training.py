@@ -20,7 +20,7 @@ from bruno.capture import CapturedStep
 from bruno.config import TrainConfig
 from bruno.flow import set_compiled, set_network_dtype
 from bruno.model import Bruno
-from bruno.optimisation import Average, make_optimiser, rate_factor
+from bruno.optimisation import Average, distortion_factor, make_optimiser, rate_factor
 from bruno.preprocessing import dequantise
 from bruno.process import Evidence, ExchangeableProcess
 from bruno.sequences import SetSampler
@@ -180,8 +180,9 @@ class Trainer:
             done = min(1.0, done)
             factor = self.scale * rate_factor(self.config, done)
             self._factor.fill_(factor)
-            self._slant.fill_(self.config.slant * (1 - done))
-            self._warp.fill_(self.config.warp * (1 - done))
+            distortion = distortion_factor(self.config, done)
+            self._slant.fill_(self.config.slant * distortion)
+            self._warp.fill_(self.config.warp * distortion)
             # Early on the average keeps less: it has nothing worth keeping yet.
             self._keep.fill_(min(self.config.ema, self.index / (self.index + 9)))
             rates.append(self.config.rate * factor)
