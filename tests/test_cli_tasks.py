@@ -318,6 +318,9 @@ def test_a_models_file_says_what_it_was_made_from_and_can_be_rounded_too(trained
     assert about["provenance"] == header["provenance"]  # of where it was trained
     with pytest.raises(ValueError, match="there is no nowhere"):
         run("export", "nowhere", half)
+    for out in (tmp_path, tmp_path / "missing" / "model.safetensors"):
+        with pytest.raises(ValueError, match="`out` must be a file in a folder that is there"):
+            run("export", whole, out)
 
 
 def test_a_model_of_the_package_needs_no_data(tmp_path, monkeypatch):

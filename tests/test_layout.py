@@ -9,6 +9,7 @@ import bruno
 
 SOURCE = Path(bruno.__file__).parent
 ORDER = [
+    "bruno.threads",
     "bruno.provenance",
     "bruno.files",
     "bruno.data.archives",
@@ -43,6 +44,7 @@ ORDER = [
     "bruno.pace",
     "bruno.runs",
     "bruno.evaluation",
+    "bruno.tasks",
     "bruno.tasks.scorers",
     "bruno.tasks.fewshot",
     "bruno.tasks.classification",
@@ -52,7 +54,6 @@ ORDER = [
     "bruno.tasks.retrieval",
     "bruno.tasks.analysis",
     "bruno.tasks.study",
-    "bruno.tasks",
     "bruno",
     "bruno.figures",
     "bruno.report",

@@ -1,15 +1,20 @@
 """The models that come with the package, on images that the project drew: a user's first minute."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 import bruno
 from bruno.checkpoint import read_about
+from bruno.cli import app
 from bruno.data import ElementReader, load_examples
 from bruno.data.readers import read_images
 from bruno.evaluation import measure_bits_per_dim
@@ -93,3 +98,65 @@ def test_the_images_to_try_it_on_are_drawn_by_the_script_beside_them(tmp_path):
         assert np.array_equal(
             *(np.asarray(Image.open(folder / name)) for folder in (tmp_path, ROOT / "examples"))
         )
+
+
+@pytest.fixture
+def dark_ink(tmp_path, monkeypatch):
+    """The known characters in dark ink on white paper, as class folders."""
+    for path in (ROOT / "examples" / "known").rglob("*.png"):
+        to = tmp_path / "ink" / path.parent.name / path.name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(255 - np.asarray(Image.open(path))).save(to)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "ink"
+
+
+def said(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_dark_ink_is_noticed_and_can_be_inverted(dark_ink):
+    plain = said("sample", "omniglot", "--data", dark_ink, "--length", "2", "--samples", "1")
+    assert "unlike those the model learnt: a brightness of 87%, there 8%" in plain
+    inverted = said("sample", "omniglot", "--data", dark_ink, "--length", "2", "--samples", "1", "--invert")
+    assert "unlike" not in inverted
+    with np.load("runs/pretrained-omniglot/results/samples.npz") as file:
+        assert file["inputs"].mean() < 64
+    few = said(
+        "fewshot", "omniglot", "--data", dark_ink, "--trials", "2", "--shot", "1", "--invert", "--no-noise"
+    )
+    assert "unlike" not in few
+    support = ("--support", ROOT / "examples" / "known")
+    assert "unlike" in said("classify", "omniglot", dark_ink / "a", *support)
+    assert "unlike" not in said("classify", "omniglot", dark_ink / "a", "--support", dark_ink, "--invert")
+    with pytest.raises(ValueError, match="`--invert` is for images of your own"):
+        said("sample", "omniglot", "--data", "drawn", "--invert")
+
+
+def test_classes_that_training_saw_are_not_calibrated_on(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr("bruno.cli.options.is_here", lambda name, data_dir: True)
+    monkeypatch.setattr(
+        "bruno.cli.options.held_out_examples",
+        lambda recipe, split, data_dir: asked.append(split) or load_examples("drawn", "test"),
+    )
+    told = said(
+        "anomaly", "omniglot", ROOT / "examples" / "stream", "--sets", "10", "--rate", "0.1", "--length", "3"
+    )
+    assert asked == ["test"]
+    assert "after one element" in told
+
+
+@pytest.mark.parametrize(("environment", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_threads_that_wait_go_to_sleep_unless_told_otherwise(environment, expected):
+    kept = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    spy = "import sys, os; sys.modules['torch'] = None\ntry: import bruno\nexcept ImportError: pass\n"
+    code = [
+        sys.executable,
+        "-c",
+        spy + "print(os.environ['GOMP_SPINCOUNT'])",
+    ]  # set before torch is asked for
+    assert subprocess.check_output(code, env=kept | environment, text=True).strip() == expected

@@ -1,5 +1,6 @@
 """BRUNO: exact, exchangeable deep models of sets."""
 
+import bruno.threads  # noqa: F401  # isort: split
 from bruno.checkpoint import load, save
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig
 from bruno.model import Bruno, Posterior

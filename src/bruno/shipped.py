@@ -29,4 +29,4 @@ def pretrained(name: str, *, device: torch.device | str = "cpu") -> Bruno:
     """A trained model, ready to use: ``bruno.pretrained("omniglot")``."""
     model = load(pretrained_path(name), device=device)
     assert isinstance(model, Bruno)
-    return model
+    return model.eval()

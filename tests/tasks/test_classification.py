@@ -78,6 +78,16 @@ def test_a_fitted_temperature_makes_probabilities_of_other_images_honest(digits_
     assert error < 0.9 * calibration_error(log_scores, labels)
 
 
+def test_where_nothing_is_wrong_the_temperature_stays_one(digits_model):
+    images = torch.stack([torch.zeros(1, 8, 8), torch.full((1, 8, 8), 16.0)]).to(torch.uint8)
+    easy = Examples(
+        images.repeat_interleave(5, 0), torch.arange(2).repeat_interleave(5), ("dark", "bright"), levels=17
+    )
+    fitted = fit_temperature(digits_model, easy, way=2, shot=1, trials=3, generator=seeded())
+    assert (fitted.temperature, fitted.mistakes, fitted.episodes) == (1.0, 0, 6)
+    assert fitted.log_loss == fitted.log_loss_before
+
+
 def test_the_best_temperature_undoes_a_known_overconfidence():
     logits = 2 * torch.randn(20000, 4, generator=seeded())
     labels = torch.multinomial(logits.softmax(1), 1, generator=seeded()).squeeze(1)

@@ -57,6 +57,7 @@ def fewshot(
     split: Split = "test",
     data: OtherData = None,
     data_dir: DataDir = None,
+    invert: Invert = False,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
     seed: Seed = 0,
@@ -66,7 +67,7 @@ def fewshot(
         check_number("--threshold", threshold, 0, 1)
     opened = open_model(run, checkpoint, device)
     data = opened.at_hand(data, data_dir)
-    examples = opened.examples(split, data_dir, data)
+    examples = opened.examples(split, data_dir, data, invert=invert)
     turned = opened.rotations if rotations is None else rotations
     most = len(examples.names)
     ways = numbers("--way", way) if way else tuple(sorted({min(5, most), min(20, most)}))
@@ -132,7 +133,7 @@ def classify(
         float, typer.Option(help="What log-probabilities are divided by; above 1 for less sure of itself.")
     ] = 1.0,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Fit the temperature on the run's validation classes.")
+        bool, typer.Option("--calibrate", help="Fit the temperature on classes that the run has not seen.")
     ] = False,
     data_dir: DataDir = None,
     invert: Invert = False,
@@ -150,13 +151,15 @@ def classify(
     folders = sorted(path for path in support.glob("*") if path.is_dir()) if support.is_dir() else []
     if len(folders) < 2:
         raise ValueError(
-            f"`--support` must be a folder of at least two class folders; {support} has {len(folders)}."
+            f"`--support` must be a folder of at least two class folders; {support} "
+            + (f"has {len(folders)}." if support.exists() else "does not exist.")
         )
     shares = _shares(prior, len(folders)) if prior else None
     sets = [reader.all([folder])[0].to(place) for folder in folders]
     queries, names = reader.all(images)
+    opened.warn_if_unlike(torch.cat(sets), queries)
     if calibrate:
-        temperature = _fitted(opened.examples("validation", data_dir), opened, sets, seed)
+        temperature = _fitted(opened.examples(opened.unseen, data_dir), opened, sets, seed)
     found = classify_elements(opened.model, sets, queries.to(place), prior=shares, temperature=temperature)
     classes = [folder.name for folder in folders]
     likeliest = [_likeliest(classes, probabilities) for probabilities in found.probabilities]
@@ -209,7 +212,9 @@ def _fitted(examples: Examples, opened: Opened, sets: list[Tensor], seed: int) -
         rotations=opened.rotations,
         generator=torch.Generator().manual_seed(seed),
     )
-    console.print(f"temperature {found.temperature:.2f}, from {found.episodes} episodes")
+    console.print(
+        f"temperature {found.temperature:.2f}, from {found.episodes} episodes with {found.mistakes} mistakes"
+    )
     return found.temperature
 
 

@@ -19,6 +19,8 @@ def export(
     checkpoint: Checkpoint = "last",
 ) -> None:
     """Write a model to one file, with what it was made from, to use or share without its run."""
+    if out.is_dir() or not out.parent.is_dir():
+        raise ValueError(f"`out` must be a file in a folder that is there; got {out}.")
     if Path(run).is_dir():
         Run(run).export(out, checkpoint, half=half)
     else:

@@ -82,8 +82,10 @@ def sample(
     else:
         if given:
             x = opened.reader(invert=invert).all(given)[0].to(opened.device).unsqueeze(0)
+            opened.warn_if_unlike(x)
         else:
-            x = _sets(opened.examples(split, data_dir, data), opened.device, sets, length, noise)
+            examples = opened.examples(split, data_dir, data, invert=invert)
+            x = _sets(examples, opened.device, sets, length, noise)
         if repeats:
             drawn = _from_one_again_and_again(model, x[0], samples, how)
         else:

@@ -13,6 +13,7 @@ from bruno.cli.options import (
     Checkpoint,
     DataDir,
     Device,
+    Invert,
     ModelName,
     Opened,
     OtherData,
@@ -48,6 +49,7 @@ def inspect(
     split: Split = "test",
     data: OtherData = None,
     data_dir: DataDir = None,
+    invert: Invert = False,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
     seed: Seed = 0,
@@ -55,7 +57,7 @@ def inspect(
     """What a model has learnt: its correlations, degrees of freedom, and how predictions gain from a set."""
     check_number("--sets", sets, 2)
     opened = open_model(run, checkpoint, device)
-    sampler = SetSampler(opened.examples(split, data_dir, data), device=opened.device)
+    sampler = SetSampler(opened.examples(split, data_dir, data, invert=invert), device=opened.device)
     for result in (_correlations(opened), _degrees(opened), _toy(seed)):
         opened.keep(result, seed)
     noise = torch.Generator(opened.device).manual_seed(seed)

@@ -19,13 +19,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import distributed
+from torch import Tensor, distributed
 
 from bruno.checkpoint import load, read_about
 from bruno.config import Recipe, from_dict, to_dict
 from bruno.data import SOURCES, ElementReader, Examples, is_here, load_examples
 from bruno.data.readers import read_csv, read_images
 from bruno.model import Bruno
+from bruno.preprocessing import Gaussianise
 from bruno.report import Result
 from bruno.runs import Run
 from bruno.shipped import pretrained_names, pretrained_path
@@ -34,6 +35,7 @@ from bruno.shipped import pretrained_names, pretrained_path
 console = Console(quiet=int(os.environ.get("RANK", "0")) > 0, markup=False)
 
 _MOST_NUMBERS = 10_000  # that a range may name
+_UNLIKE = 3  # times as bright or as dark as what a model learnt
 
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a training run.")]
 ModelName = Annotated[
@@ -115,6 +117,11 @@ def held_out_examples(recipe: Recipe, split: str, data_dir: Path | None) -> Exam
     return examples_of(replace(recipe, data=replace(recipe.data, classes=limited)), split, data_dir)
 
 
+def is_own(data: str | None) -> bool:
+    """Whether --data names files of the user, not a set that the project knows."""
+    return data is not None and data not in SOURCES
+
+
 class Opened(NamedTuple):
     """A trained model, what it was made from if that is known, and where its results go."""
 
@@ -137,6 +144,30 @@ class Opened(NamedTuple):
         """Of elements as this model takes them."""
         return ElementReader(self.model.shape, self.model.levels, invert=invert, skip_bad=skip_bad)
 
+    @property
+    def unseen(self) -> str:
+        """The split whose classes had no part in training."""
+        return "test" if self.recipe and self.recipe.data.split == "trainval" else "validation"
+
+    def warn_if_unlike(self, *images: Tensor) -> None:
+        """Say so if images are far brighter or darker than what the model learnt: it would not say so itself.
+
+        Only a model that knows how bright pixels were can tell.
+        """
+        if not isinstance(self.model.preprocessing, Gaussianise):
+            return
+        shares = self.model.preprocessing.shares
+        learnt = (shares * torch.arange(len(shares), device=shares.device)).sum().item() / len(shares)
+        means = [some.double().mean().item() / len(shares) for some in images]
+        unlike = [mean for mean in means if not learnt / _UNLIKE < mean < learnt * _UNLIKE]
+        if unlike:
+            console.print(
+                f"these images are unlike those the model learnt: a brightness of {unlike[0]:.0%}, "
+                f"there {learnt:.0%}. It will be sure of itself all the same. Dark ink wants --invert, "
+                "a photograph more contrast, a thin or thick pen another one.",
+                soft_wrap=True,
+            )
+
     def at_hand(self, data: str | None, data_dir: Path | None) -> str | None:
         """The other data asked for, None for the run's own.
 
@@ -147,8 +178,14 @@ class Opened(NamedTuple):
             return "drawn"
         return data
 
-    def examples(self, split: str, data_dir: Path | None, data: str | None = None) -> Examples:
+    def examples(
+        self, split: str, data_dir: Path | None, data: str | None = None, *, invert: bool = False
+    ) -> Examples:
         """A split of the data of the run or of a named set, or all of one's own class folders, or CSV."""
+        if invert and not is_own(data):
+            raise ValueError(
+                "`--invert` is for images of your own; name them, as --data DIR, or leave it out."
+            )
         data = self.at_hand(data, data_dir)
         if data is None:
             if self.recipe is None:
@@ -156,13 +193,16 @@ class Opened(NamedTuple):
                     f"`--data` must be given: {self.folder} does not say what it was trained on."
                 )
             return held_out_examples(self.recipe, split, data_dir)
-        if data in SOURCES:
+        if not is_own(data):
             return load_examples(data, split, data_dir=data_dir)
         if not self.model.levels:
             return read_csv(Path(data), self.recipe.data.group if self.recipe else "")
         channels, *size = self.model.shape
         own = read_images(Path(data), size=(size[0], size[1]), grey=channels == 1)
-        return replace(own, elements=self.reader().levelled(own.elements), levels=self.model.levels)
+        pixels = 255 - own.elements if invert else own.elements
+        examples = replace(own, elements=self.reader().levelled(pixels), levels=self.model.levels)
+        self.warn_if_unlike(examples.elements)
+        return examples
 
     def keep(self, result: Result, seed: int) -> None:
         """Show a result and write it beside the model."""

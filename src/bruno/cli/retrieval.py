@@ -65,13 +65,14 @@ def retrieve(
     check_number("--queries", queries, 1)
     opened = open_model(run, checkpoint, device)
     if measure:
-        examples = opened.examples(split, data_dir, data)
+        examples = opened.examples(split, data_dir, data, invert=invert)
         opened.keep(_quality(opened, examples, numbers("--shot", shot), queries, seed), seed)
         return
     if query is None or collection is None:
         raise ValueError("`--query` and `--collection` must both be given, or --measure; got neither or one.")
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
     wanted = reader.all([query])[0].to(opened.device)
+    opened.warn_if_unlike(wanted)
     encoded = _encoded(opened, collection, index or _beside(collection, opened), invert, skip_bad)
     ranking = rank(encoded, opened.model, wanted)
     best = ranking.order[:top].tolist()

@@ -26,6 +26,7 @@ from bruno.cli.options import (
     Split,
     check_number,
     console,
+    is_own,
     open_model,
     progress_bar,
 )
@@ -58,7 +59,8 @@ def anomaly(
         typer.Argument(help="Images, folders of them, a CSV of rows, or - for lines of standard input."),
     ] = None,
     rate: Annotated[
-        float, typer.Option(help="Of false alarms, calibrated on clean sets of the run's validation data.")
+        float,
+        typer.Option(help="Of false alarms, calibrated on clean sets of classes that the run has not seen."),
     ] = 0.01,
     threshold: Annotated[
         float | None, typer.Option(help="Flag scores below this, instead of calibrating.")
@@ -112,24 +114,34 @@ def anomaly(
     place = opened.device
     noise = torch.Generator(place).manual_seed(seed)
     if measure:
-        opened.keep(_quality(opened, opened.examples(split, data_dir, data), sets, length, noise), seed)
+        examples = opened.examples(split, data_dir, data, invert=invert)
+        opened.keep(_quality(opened, examples, sets, length, noise), seed)
         return
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
     elements: Iterable[Element]
     if stream:
         elements = reader.read_lines(sys.stdin) if stream == ["-"] else reader.read(stream)
     else:
-        elements = _made_up(SetSampler(opened.examples(split, data_dir, data), device=place), noise)
+        examples = opened.examples(split, data_dir, data, invert=invert)
+        elements = _made_up(SetSampler(examples, device=place), noise)
     if batch:
         finished = list(elements)
         if len(finished) < 2:
             raise ValueError(f"`--batch` needs at least two elements; got {len(finished)}.")
+        opened.warn_if_unlike(torch.stack([element.x for element in finished]))
         if threshold is None:
-            clean = SetSampler(opened.examples("validation", data_dir, data), device=place)
+            clean = SetSampler(_clean(opened, data_dir, data, invert), device=place)
             length = min(len(finished), clean.fewest)
-            threshold = calibrate_batch(
-                opened.model, clean, rate=rate, length=length, sets=sets, generator=noise
-            )
+            with progress_bar("sets to calibrate on") as progress:
+                threshold = calibrate_batch(
+                    opened.model,
+                    clean,
+                    rate=rate,
+                    length=length,
+                    sets=sets,
+                    generator=noise,
+                    progress=progress,
+                )
         found, stopped = _of_a_batch(opened, finished, threshold), False
     else:
         known = opened.model.prior()
@@ -137,15 +149,31 @@ def anomaly(
         if typical is not None:
             known = opened.model.condition(reader.all([typical])[0].to(place))
         if limit is None:
-            clean = SetSampler(opened.examples("validation", data_dir, data), device=place)
+            clean = SetSampler(_clean(opened, data_dir, data, invert), device=place)
             length = min(length, clean.fewest)
-            limit = calibrate(opened.model, clean, rate=rate, length=length, sets=sets, generator=noise)
+            with progress_bar("sets to calibrate on") as progress:
+                limit = calibrate(
+                    opened.model,
+                    clean,
+                    rate=rate,
+                    length=length,
+                    sets=sets,
+                    generator=noise,
+                    progress=progress,
+                )
+            first, last = limit.by_count[0], limit.by_count[-1]
+            console.print(f"odd is below {first:+.1f} after one element, {last:+.1f} after {length - 1}")
         found, stopped = _along(opened, Detector(opened.model, limit, keep_out=keep_out), known, elements)
     for name in reader.skipped:
         console.print(f"passed over {name}")
     opened.keep(found, seed)
     if stopped:
         raise typer.Exit(130)
+
+
+def _clean(opened: Opened, data_dir: Path | None, data: str | None, invert: bool) -> Examples:
+    """What to calibrate on; `--invert` is about the stream, and about these if they are the user's too."""
+    return opened.examples(opened.unseen, data_dir, data, invert=invert and is_own(data))
 
 
 def _made_up(sampler: SetSampler, generator: torch.Generator) -> Iterator[Element]:

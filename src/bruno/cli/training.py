@@ -20,6 +20,7 @@ from bruno.cli.options import (
     Checkpoint,
     DataDir,
     Device,
+    Invert,
     ModelName,
     OtherData,
     Seed,
@@ -118,6 +119,7 @@ def evaluate(
     checkpoint: Checkpoint = "last",
     data: OtherData = None,
     data_dir: DataDir = None,
+    invert: Invert = False,
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
@@ -127,7 +129,7 @@ def evaluate(
     check_number("--length", length, 1)
     opened = open_model(run, checkpoint, device)
     data = opened.at_hand(data, data_dir)
-    examples = opened.examples(split, data_dir, data)
+    examples = opened.examples(split, data_dir, data, invert=invert)
     result = measure_bits_per_dim(
         opened.model,
         SetSampler(examples, device=opened.device),

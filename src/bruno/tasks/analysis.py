@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +14,7 @@ from bruno.evaluation import conditional_and_prior
 from bruno.model import Bruno
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
 from bruno.sequences import SetSampler
-
-Progress = Callable[[int, int], None]  # how much is done, of how much
+from bruno.tasks import Progress
 
 _THRESHOLDS = tuple(10 ** (i / 20 - 4) for i in range(80))  # 1e-4 … 0.89, evenly on a logarithmic axis
 _FINAL_SETS = 32  # that a trained model of the study is measured on

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from bruno.model import Bruno, Posterior
 from bruno.sequences import SetSampler
+from bruno.tasks import Progress
 
 SETS_AT_A_TIME = 16  # scored together, to bound memory
 
@@ -93,6 +94,7 @@ def calibrate(
     length: int,
     sets: int,
     generator: Generator,
+    progress: Progress | None = None,
 ) -> Thresholds:
     """Thresholds with a chosen false-alarm rate, from the online scores of clean sets.
 
@@ -108,18 +110,27 @@ def calibrate(
     if rank < 1:
         needed = math.ceil(1 / rate - 1 - 1e-9)
         raise ValueError(f"`sets` must be at least {needed} for a `rate` of {rate}; got {sets}.")
-    ordered = _of_clean_sets(online_scores, model, sampler, length, sets, generator)[:, 1:].sort(0).values
+    scores = _of_clean_sets(online_scores, model, sampler, length, sets, generator, progress)
+    ordered = scores[:, 1:].sort(0).values
     return Thresholds(tuple(ordered[rank - 1].tolist()), rate, sets)
 
 
 def calibrate_batch(
-    model: Bruno, sampler: SetSampler, *, rate: float, length: int, sets: int, generator: Generator
+    model: Bruno,
+    sampler: SetSampler,
+    *,
+    rate: float,
+    length: int,
+    sets: int,
+    generator: Generator,
+    progress: Progress | None = None,
 ) -> float:
     """The threshold for leave-one-out scores of a batch of this length: of clean ones, `rate` are below."""
     _check_rate(rate)
     if sets < 1:
         raise ValueError(f"`sets` must be at least 1; got {sets}.")
-    return _of_clean_sets(leave_one_out_scores, model, sampler, length, sets, generator).quantile(rate).item()
+    scores = _of_clean_sets(leave_one_out_scores, model, sampler, length, sets, generator, progress)
+    return scores.quantile(rate).item()
 
 
 def _check_rate(rate: float) -> None:
@@ -136,11 +147,14 @@ def _of_clean_sets(
     length: int,
     sets: int,
     generator: Generator,
+    progress: Progress | None,
 ) -> Float[Tensor, "sets length"]:
-    parts = [
-        scores(model, sampler.sets(min(SETS_AT_A_TIME, sets - begin), length, generator)).cpu()
-        for begin in range(0, sets, SETS_AT_A_TIME)
-    ]
+    parts = []
+    for begin in range(0, sets, SETS_AT_A_TIME):
+        count = min(SETS_AT_A_TIME, sets - begin)
+        parts.append(scores(model, sampler.sets(count, length, generator)).cpu())
+        if progress is not None:
+            progress(begin + count, sets)
     return torch.cat(parts)
 
 

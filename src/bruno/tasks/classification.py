@@ -56,6 +56,7 @@ class Calibration:
     error_before: float
     error: float
     episodes: int
+    mistakes: int
 
 
 @torch.no_grad()
@@ -121,7 +122,8 @@ def fit_temperature(
     """The one temperature at which `classify` gives the right classes of episodes the most probability.
 
     The episodes are those of `measure_few_shot`, dequantised with ½. Take classes that the model was not
-    trained on, and as many shots as there will be in use.
+    trained on, and as many shots as there will be in use. If no answer is wrong, the surer the better, and
+    episodes do not tell how sure to be: it stays 1.
     """
     log_scores = episode_scores(
         model,
@@ -136,7 +138,8 @@ def fit_temperature(
         at_a_time=at_a_time,
     )
     labels = torch.zeros(len(log_scores), dtype=torch.long, device=log_scores.device)
-    best = best_temperature(log_scores, labels)
+    mistakes = int((log_scores.argmax(1) != labels).sum())
+    best = best_temperature(log_scores, labels) if mistakes else 1.0
     return Calibration(
         temperature=best,
         log_loss_before=log_loss(log_scores, labels),
@@ -144,6 +147,7 @@ def fit_temperature(
         error_before=calibration_error(log_scores, labels),
         error=calibration_error(log_scores, labels, best),
         episodes=len(labels),
+        mistakes=mistakes,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -14,9 +14,8 @@ from torch import Generator, Tensor
 from bruno.data import Examples
 from bruno.model import Bruno
 from bruno.sequences import SetSampler
+from bruno.tasks import Progress
 from bruno.tasks.scorers import ByModel, ByPixels, Matching, Scorer, scores_in_parts
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,9 +14,8 @@ from bruno.data import Examples
 from bruno.evaluation import measure_bits_per_dim
 from bruno.model import Bruno
 from bruno.sequences import SetSampler
+from bruno.tasks import Progress
 from bruno.training import Step, Trainer
-
-Progress = Callable[[int, int], None]  # how much is done, of how much
 
 _FINAL_SETS = 32  # that a trained model of the study is measured on
 
