@@ -198,10 +198,9 @@ def test_averaged_weights_are_the_model_that_is_saved(tmp_path, monkeypatch):
     assert not torch.equal(saved, tensors["model.process.raw_variance"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_stops(number, tmp_path):
-    command = [sys.executable, "-m", "bruno", "train", "digits", "--steps", "100000", "--out", "run", *SMALL]
+def stopped(command: list[str], number: int, tmp_path: Path) -> str:
+    """What a command that trains says when a signal stops it after a few steps."""
+    command = [sys.executable, "-m", "bruno", *command, "--out", "run"]
     child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "run" / "log.jsonl"
     while not log.exists() or log.read_text().count("\n") < 3:
@@ -210,10 +209,27 @@ def test_a_signal_saves_and_stops(number, tmp_path):
     child.send_signal(number)
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 128 + number
-    assert "go on with --resume" in output
     assert "Traceback" not in errors
     steps = log.read_text().count("\n")
     assert (tmp_path / "run" / f"checkpoint-{steps:08d}.safetensors").is_file()
+    return " ".join(output.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops(number, tmp_path):
+    output = stopped(["train", "digits", "--steps", "100000", *SMALL], number, tmp_path)
+    assert "go on with --resume" in output
+
+
+@pytest.mark.slow
+def test_a_demo_that_was_stopped_says_how_to_go_on(tmp_path, monkeypatch):
+    output = stopped(["demo", "--no-show", "--seed", "3"], signal.SIGINT, tmp_path)
+    told = "bruno train digits --seed 3 --out run --resume"
+    assert f"`{told}`" in output
+    monkeypatch.chdir(tmp_path)
+    run(*told.split()[1:])
+    assert Path("run/model.safetensors").is_file()
 
 
 def test_lists(tmp_path):

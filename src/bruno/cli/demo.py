@@ -41,7 +41,9 @@ def demo(
     run = Run(_free(out))
     learnt, unseen = load_examples("digits"), load_examples("digits", "test")
     console.print(f"Learning from {len(learnt)} images of the digits {' '.join(learnt.names)} …")
-    run_to_the_end(run, recipe, trainer_of(fresh_model(recipe, learnt, place), recipe, learnt, place))
+    trainer = trainer_of(fresh_model(recipe, learnt, place), recipe, learnt, place)
+    go_on = f"`bruno train digits --seed {seed} --out {run.folder} --resume`, without the page"
+    run_to_the_end(run, recipe, trainer, go_on=go_on)
     model = run.model("last", place)
     results = [
         _samples(model, learnt, unseen, place, seed),

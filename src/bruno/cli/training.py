@@ -220,8 +220,12 @@ def run_to_the_end(
     *,
     resume: bool = False,
     save_every: float = 60.0,
+    go_on: str = "--resume",
 ) -> None:
-    """All remaining steps with a progress bar on a terminal; then the model in a file of its own."""
+    """All remaining steps with a progress bar on a terminal; then the model in a file of its own.
+
+    What to type to go on is told if it is stopped.
+    """
     if agreed(run.folder.exists() and not run.folder.is_dir()):
         raise ValueError(f"`--out` must be a folder; {run.folder} is a file.")
     if agreed(bool(run.checkpoints)) and not resume:
@@ -238,7 +242,7 @@ def run_to_the_end(
     if skipped:
         console.print(f"left out {skipped} step{'s' * (skipped != 1)} whose gradient was not finite")
     if run.stop_signal:
-        console.print(f"stopped after step {trainer.index} and saved; go on with --resume")
+        console.print(f"stopped after step {trainer.index} and saved; go on with {go_on}")
         raise typer.Exit(128 + run.stop_signal)
     if trainer.rank == 0:
         run.export(run.folder / "model.safetensors")
