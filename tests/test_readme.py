@@ -12,6 +12,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_python_examples_run(block, tmp_path, monkeypatch):
+    (tmp_path / "examples").symlink_to(README.parent / "examples")
     monkeypatch.chdir(tmp_path)
     exec("import torch\nfrom bruno.flow import Bijection\n" + BLOCKS[block], {})
 
