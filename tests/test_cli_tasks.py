@@ -332,7 +332,7 @@ def test_a_model_of_the_package_needs_no_data(tmp_path, monkeypatch):
     monkeypatch.setenv("BRUNO_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("BRUNO_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    said = r"omniglot is not here: with characters of our own instead, as `--data drawn`; `--data omniglot`"
+    said = r"omniglot is not on this machine: built-in characters .* \(`--data drawn`\); `--data omniglot`"
     assert re.search(said, run("sample", "tiny", "--length", "2", "--samples", "2"))
     run("fewshot", "tiny", "--way", "5", "--shot", "1", "--trials", "2", "--no-rotations")
     record = json.loads((tmp_path / "runs/pretrained-tiny/results/few-shot-drawn.json").read_text())
@@ -344,7 +344,7 @@ def test_a_model_of_the_package_needs_no_data(tmp_path, monkeypatch):
     published = Examples(torch.zeros(12, 1, 28, 28, dtype=torch.uint8), torch.arange(12) // 4, names)
     monkeypatch.setattr("bruno.data.sources.OMNIGLOT_FIRST", (names[0], names[0]))
     published.save(tmp_path / "data" / "omniglot.npz")
-    assert "not here" not in run("evaluate", "tiny", "--length", "2", "--data-dir", "data")
+    assert "not on this machine" not in run("evaluate", "tiny", "--length", "2", "--data-dir", "data")
     assert "8 sets" in run("evaluate", "tiny", "--length", "2", "--sets", "8", "--data-dir", "data")
     assert (tmp_path / "runs/pretrained-tiny/results/bits-test.json").is_file()
 

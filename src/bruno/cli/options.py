@@ -105,7 +105,7 @@ def _say_skipped(names: tuple[str, ...]) -> None:
 @cache
 def _say_drawn(name: str) -> None:
     console.print(
-        f"{name} is not here: with characters of our own instead, as `--data drawn`; "
+        f"{name} is not on this machine: built-in characters take its place (`--data drawn`); "
         f"`--data {name}` downloads it, `--data-dir DIR` says where it is.",
         soft_wrap=True,
     )
