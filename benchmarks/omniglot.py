@@ -38,6 +38,7 @@ RUNS = {
 }
 ALL_CHARACTERS = ["--set", "data.split=trainval"]  # once every choice is made
 SHOWN = {"paper": "omniglot-paper", "squeeze-first": "omniglot"}  # of which learning curves are compared
+LEFT_BEHIND = ("samples", "toy-comparison")  # about a picture that stays, about no model at all
 POINTS = 100  # of a learning curve, at most
 ACCURACY = {f"{way}-way {shot}-shot": ".1f" for way in (5, 20) for shot in (1, 5)}  # how it is written
 MEASURED = {**ACCURACY, "bits/dim": ".3f", "at the first": ".3f"}
@@ -89,7 +90,8 @@ def gather(name: str, folder: Path) -> None:
     run, to = folder / name, RESULTS / name
     (to / "half").mkdir(parents=True, exist_ok=True)
     for file in (run / "results").glob("*.json"):
-        shutil.copy(file, to)
+        if file.stem not in LEFT_BEHIND:
+            shutil.copy(file, to)
     for file in (run / "half" / "results").glob("*.json"):
         shutil.copy(file, to / "half")
     shutil.copy(run / "half" / "results" / "samples.png", to / "drawn.png")

@@ -131,6 +131,8 @@ def test_dark_ink_is_noticed_and_can_be_inverted(dark_ink):
     support = ("--support", ROOT / "examples" / "known")
     assert "unlike" in said("classify", "omniglot", dark_ink / "a", *support)
     assert "unlike" not in said("classify", "omniglot", dark_ink / "a", "--support", dark_ink, "--invert")
+    assert "unlike" in said("anomaly", "omniglot", dark_ink / "a", "--threshold", "0")
+    assert "unlike" not in said("anomaly", "omniglot", dark_ink / "a", "--threshold", "0", "--invert")
     with pytest.raises(ValueError, match="`--invert` is for images of your own"):
         said("sample", "omniglot", "--data", "drawn", "--invert")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 import typer
@@ -44,6 +44,8 @@ from bruno.tasks.anomaly import (
     leave_one_out_scores,
 )
 from bruno.tasks.anomaly_quality import measure_anomaly
+
+T = TypeVar("T")
 
 _SHOWN = 12  # outliers kept to be shown, the lowest
 _LOWEST = 20  # scores of a batch that are told
@@ -130,18 +132,8 @@ def anomaly(
             raise ValueError(f"`--batch` needs at least two elements; got {len(finished)}.")
         opened.warn_if_unlike(torch.stack([element.x for element in finished]))
         if threshold is None:
-            clean = SetSampler(_clean(opened, data_dir, data, invert), device=place)
-            length = min(len(finished), clean.fewest)
-            with progress_bar("sets to calibrate on") as progress:
-                threshold = calibrate_batch(
-                    opened.model,
-                    clean,
-                    rate=rate,
-                    length=length,
-                    sets=sets,
-                    generator=noise,
-                    progress=progress,
-                )
+            clean = _clean(opened, data_dir, data, invert)
+            threshold = _calibrated(calibrate_batch, opened, clean, rate, len(finished), sets, noise)
         found, stopped = _of_a_batch(opened, finished, threshold), False
     else:
         known = opened.model.prior()
@@ -149,20 +141,12 @@ def anomaly(
         if typical is not None:
             known = opened.model.condition(reader.all([typical])[0].to(place))
         if limit is None:
-            clean = SetSampler(_clean(opened, data_dir, data, invert), device=place)
-            length = min(length, clean.fewest)
-            with progress_bar("sets to calibrate on") as progress:
-                limit = calibrate(
-                    opened.model,
-                    clean,
-                    rate=rate,
-                    length=length,
-                    sets=sets,
-                    generator=noise,
-                    progress=progress,
-                )
+            clean = _clean(opened, data_dir, data, invert)
+            limit = _calibrated(calibrate, opened, clean, rate, length, sets, noise)
             first, last = limit.by_count[0], limit.by_count[-1]
-            console.print(f"odd is below {first:+.1f} after one element, {last:+.1f} after {length - 1}")
+            console.print(
+                f"odd is below {first:+.1f} after one element, {last:+.1f} after {len(limit.by_count)}"
+            )
         found, stopped = _along(opened, Detector(opened.model, limit, keep_out=keep_out), known, elements)
     for name in reader.skipped:
         console.print(f"passed over {name}")
@@ -174,6 +158,29 @@ def anomaly(
 def _clean(opened: Opened, data_dir: Path | None, data: str | None, invert: bool) -> Examples:
     """What to calibrate on; `--invert` is about the stream, and about these if they are the user's too."""
     return opened.examples(opened.unseen, data_dir, data, invert=invert and is_own(data))
+
+
+def _calibrated(
+    fit: Callable[..., T],
+    opened: Opened,
+    clean: Examples,
+    rate: float,
+    length: int,
+    sets: int,
+    generator: torch.Generator,
+) -> T:
+    """What `calibrate` or `calibrate_batch` finds on sets as long as that, or as there are."""
+    sampler = SetSampler(clean, device=opened.device)
+    with progress_bar("sets to calibrate on") as progress:
+        return fit(
+            opened.model,
+            sampler,
+            rate=rate,
+            length=min(length, sampler.fewest),
+            sets=sets,
+            generator=generator,
+            progress=progress,
+        )
 
 
 def _made_up(sampler: SetSampler, generator: torch.Generator) -> Iterator[Element]:
@@ -198,6 +205,8 @@ def _along(
         for element in elements:
             judged, known = detector.step(known, element.x.to(opened.device))
             count += 1
+            if count == 1:
+                opened.warn_if_unlike(element.x)
             latest.append((element.name, judged))
             if judged.outlier:
                 flagged += 1
