@@ -266,6 +266,24 @@ def test_a_run_of_minutes_wastes_no_step_at_a_rate_of_zero(sampler, tmp_path):
     assert min(progress.rate for progress in Run(tmp_path).train(trainer(sampler, config))) > 0
 
 
+def test_time_to_compile_is_not_time_to_warm_up(sampler, tmp_path):
+    config = TrainConfig(minutes=2 / 60, batch=4, length=5, warmup=0.2, decay="none")
+    current = trainer(sampler, config)
+    original = current.advance
+
+    def advance(count, progress=None):
+        if current.index == 0:
+            time.sleep(0.8)  # twice the warm-up
+        return original(count, progress)
+
+    current.advance = advance
+    seen = list(Run(tmp_path).train(current))
+    assert seen[1].rate < 0.2 * config.rate
+    assert len([progress for progress in seen if progress.rate < config.rate]) > 5
+    assert seen[-1].rate == config.rate
+    assert seen[-1].seconds < 2.5
+
+
 def test_a_resumed_run_of_minutes_spends_what_is_left(sampler, tmp_path):
     config = TrainConfig(minutes=2 / 60, batch=4, length=5)
     for progress in Run(tmp_path).train(trainer(sampler, config), save_every=0.0):

@@ -59,23 +59,26 @@ class Pace:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._planned = trainer, 60 * trainer.config.minutes
         self._begun, self._spent_before, self._first = time.monotonic(), trainer.seconds, trainer.index
+        self._warm_at: float | None = None  # seconds when the first steps were done
         self._elements = trainer.config.elements
 
     def done(self) -> bool:
         """Whether all steps are taken, or all minutes spent."""
-        return self._share() >= 1
+        if self._planned:
+            return agreed(self._spent()) >= self._planned
+        return self._trainer.index >= self._trainer.config.steps
 
     def advance(self, at_a_time: int) -> Progress:
         """A few steps, no more than are left, and how they went."""
         trainer = self._trainer
         count = at_a_time if self._planned else min(at_a_time, trainer.config.steps - trainer.index)
         begun = time.monotonic()
-        share = min(max(self._share(), _EDGE), 1 - _EDGE) if self._planned else None
-        steps = trainer.advance(count, share)
+        steps = trainer.advance(count, self._share() if self._planned else None)
         taken = time.monotonic() - begun
-        spent_here = time.monotonic() - self._begun
-        trainer.seconds = self._spent_before + spent_here
-        each = spent_here / max(1, trainer.index - self._first)
+        trainer.seconds = self._spent()
+        if self._warm_at is None:
+            self._warm_at = trainer.seconds
+        each = (trainer.seconds - self._spent_before) / max(1, trainer.index - self._first)
         left = (
             self._planned - trainer.seconds
             if self._planned
@@ -101,12 +104,20 @@ class Pace:
             memory=_memory(trainer.device),
         )
 
+    def _spent(self) -> float:
+        """Seconds of the run, earlier parts included."""
+        return self._spent_before + time.monotonic() - self._begun
+
     def _share(self) -> float:
-        """Of the run that is done."""
-        trainer = self._trainer
-        if not self._planned:
-            return trainer.index / trainer.config.steps
-        return min(1.0, agreed(self._spent_before + time.monotonic() - self._begun) / self._planned)
+        """Of a run of minutes that is done, for rates that warm up or decay.
+
+        It stands still during the first steps, in which a GPU compiles: a minute of that is the whole warm-up
+        of a run of an hour, and it has to be gone through in steps.
+        """
+        share = self._spent_before / self._planned
+        if self._warm_at is not None:
+            share += (1 - share) * (self._spent() - self._warm_at) / (self._planned - self._warm_at)
+        return agreed(min(max(share, _EDGE), 1 - _EDGE))
 
 
 def _memory(device: torch.device) -> int:
