@@ -272,6 +272,37 @@ class TestMistakes:
             with pytest.raises(ValueError, match=rf"`x` must be .*{message}"):
                 ask(x)
 
+    @pytest.mark.parametrize(
+        "x", [torch.zeros(2, 1, 8, 8).numpy(), [[1, 2]], None], ids=lambda x: str(type(x))
+    )
+    def test_what_is_no_tensor(self, x):
+        model = Bruno.from_config(MODELS["8×8"])
+        for ask in (model.log_prob, model.condition, model.encode, model.prior().score, model.prior().update):
+            with pytest.raises(
+                TypeError, match=r"`x` must be a torch.Tensor; got .*Use torch.as_tensor\(x\)"
+            ):
+                ask(x)
+
+    def test_no_element_at_all(self):
+        model = Bruno.from_config(MODELS["8×8"])
+        for ask in (model.log_prob, model.condition, model.encode, model.prior().score):
+            with pytest.raises(ValueError, match=r"`x` must hold at least one element; .*is model.prior\(\)"):
+                ask(torch.zeros(0, 1, 8, 8, dtype=torch.uint8))
+
+    def test_shares_of_the_full_brightness_are_no_pixels(self):
+        model = Bruno.from_config(MODELS["8×8"])
+        x = torch.rand(2, 1, 8, 8)
+        with pytest.warns(UserWarning, match=r"from 0 to 256, and none of them is above 1.*\(x \* 255\)"):
+            model.condition(x)
+        model.condition((x * 255).round().byte())
+        model.condition(torch.zeros(2, 1, 8, 8))  # nothing but black is no mistake
+
+    def test_samples_that_cannot_be_drawn(self):
+        prior = Bruno.from_config(MODELS["8×8"]).prior()
+        for settings in ({"n": 0}, {"temperature": -1.0}, {"temperature": math.nan}):
+            with pytest.raises(ValueError, match=rf"`{next(iter(settings))}` must be at least"):
+                prior.sample(**settings)
+
     def test_real_numbers_that_are_not_finite(self):
         with pytest.raises(ValueError, match=r"`x` must be finite; got nan"):
             Bruno.from_config(MODELS["vector of 7"]).log_prob(torch.full((2, 7), math.nan))

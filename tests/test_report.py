@@ -7,7 +7,17 @@ import pytest
 import torch
 from PIL import Image
 
-from bruno.figures import Measured, bars, curves, dots, learning_curve, likely_classes, picture, visible
+from bruno.figures import (
+    Measured,
+    bars,
+    curves,
+    dots,
+    learning_curve,
+    likely_classes,
+    picture,
+    prefix_sheet,
+    visible,
+)
 from bruno.report import Result, page, read_results
 
 
@@ -65,6 +75,33 @@ def test_a_picture_keeps_every_pixel_as_a_square():
     assert image.size == (1000, 50)
     assert np.array_equal(np.asarray(image)[5::10, 5::10], pixels[..., 0])
     assert opened(picture(np.zeros((4, 2000, 3), np.uint8))).size == (2000, 4)
+
+
+def test_samples_by_prefix_are_shown_with_the_number_seen():
+    images = np.random.default_rng(0).integers(0, 256, (3, 14, 1, 28, 28), np.uint8)
+    sets = [(some[:2], some[2:].unflatten(0, (3, 4))) for some in torch.from_numpy(images)]
+    image = np.asarray(opened(prefix_sheet(sets[:1], (0, 1, 20))))
+    assert image.shape[2] == 3
+    # Each sample is there pixel by pixel, in its column, from the bottom right corner on.
+    factor = 1000 // (1 + 5 * 29 + 2)
+    for column in range(3):
+        for row in range(4):
+            down = image.shape[0] - 12 - factor * (4 - row) * 29
+            right = image.shape[1] - 12 - factor * ((3 - column) * 29)
+            cell = image[down : down + 28 * factor : factor, right : right + 28 * factor : factor]
+            assert np.array_equal(cell[..., 0], sets[0][1][column, row, 0].numpy())
+    # Above the columns there is nothing but their numbers.
+    header = image[:21]
+    inked = (header < 128).any(0).any(1)
+    assert inked[-29 * factor - 13 :].any()
+    assert not inked[-12:].any()
+    assert not np.array_equal(image, np.asarray(opened(prefix_sheet(sets[:1], (0, 1, 21)))))
+    # Narrow sets are side by side, wide ones below each other; no corner is empty.
+    three = np.asarray(opened(prefix_sheet(sets, (0, 1, 2))))
+    assert three.shape[1] > three.shape[0]
+    wide = [(a.repeat(4, 1, 1, 1), b.repeat(3, 1, 1, 1, 1)[:8]) for a, b in sets]
+    three = np.asarray(opened(prefix_sheet(wide, range(8))))
+    assert three.shape[0] > three.shape[1]
 
 
 def test_grey_values_span_what_can_be_seen():

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from bruno.tasks.analysis import ToyComparison
 from bruno.tasks.fewshot import FewShotResult
+from bruno.tasks.generation import prefix_grid
 from bruno.tasks.study import Curve
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ _INK, _PALE = "#1a202c", "#a0aec0"
 _GRID: dict[str, Any] = {"color": "#e2e8f0", "linewidth": 0.8}
 BACKGROUND = 60  # the grey between images
 _WIDTH = 1000  # pixels that a picture of images is enlarged to, at most
+_LETTER = 13  # pixels high
+_GAP = 12  # pixels between sets
 
 
 def visible(images: Tensor, levels: int) -> UInt8[Tensor, "*batch channels height width"]:
@@ -34,12 +37,43 @@ def visible(images: Tensor, levels: int) -> UInt8[Tensor, "*batch channels heigh
 
 def picture(pixels: UInt8[np.ndarray, "rows columns channels"]) -> bytes:
     """A PNG of pixels, enlarged by a whole number so that each stays a square."""
-    factor = max(1, _WIDTH // max(pixels.shape[:2]))
-    image = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
-    image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
-    return file.getvalue()
+    return _png(_enlarged(pixels, max(1, _WIDTH // max(pixels.shape[:2]))))
+
+
+def prefix_sheet(
+    sets: Sequence[tuple[UInt8[Tensor, "n channels height width"], UInt8[Tensor, "columns samples *image"]]],
+    seen: Sequence[int],
+) -> bytes:
+    """The paper's picture of some sets, with the number of elements seen above each column.
+
+    For each set what `prefix_grid` takes: the inputs, and the samples once the model had seen so many.
+    """
+    grids = [prefix_grid(inputs, samples, 1, BACKGROUND) for inputs, samples in sets]
+    high, wide = grids[0].shape[:2]
+    across = math.ceil(math.sqrt(len(grids)))
+    if len(grids) <= 3:  # no empty corner: beside each other if they are narrow, else below
+        across = len(grids) if wide < 1.5 * high else 1
+    down = math.ceil(len(grids) / across)
+    factor = max(1, _WIDTH // max(across * wide, down * high))
+    cell = [factor * (size + 1) for size in sets[0][0].shape[-2:]]  # height and width, with its border
+    font = _font()
+    gutter, header = round(max(map(font.getlength, ("given", "samples")))) + _GAP, _LETTER + 8
+    tile = (factor * high + header + _GAP, factor * wide + _GAP)
+    sheet = Image.new("RGB", (gutter + across * tile[1], down * tile[0]), "white")
+    pen = ImageDraw.Draw(sheet)
+    # Where columns are narrower than their numbers, some go without.
+    every = math.ceil((max(font.getlength(str(n)) for n in seen) + 4) / cell[1])
+    for i, pixels in enumerate(grids):
+        top, left = i // across * tile[0] + header, gutter + i % across * tile[1]
+        sheet.paste(_enlarged(pixels, factor), (left, top))
+        for column in range(0, len(seen), every):
+            place = (left + (column + 0.5) * cell[1], top - header / 2)
+            pen.text(place, str(seen[column]), _INK, font, anchor="mm")
+        if i % across == 0:
+            for row, name in enumerate(("seen", "given", "samples")):
+                y = top + (row - 0.5) * cell[0] if row else top - header / 2
+                pen.text((left - _GAP / 2, y), name, _INK, font, anchor="rm")
+    return _png(sheet)
 
 
 def learning_curve(log: Sequence[Mapping[str, Any]]) -> bytes:
@@ -280,6 +314,24 @@ def study_curves(found: Sequence[Curve]) -> bytes:
         figure.supxlabel("step", fontsize=9)
         figure.supylabel("bits/dim", fontsize=9)
     return file.getvalue()
+
+
+def _enlarged(pixels: UInt8[np.ndarray, "rows columns channels"], factor: int) -> Image.Image:
+    image = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
+    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+
+
+def _png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def _font() -> ImageFont.FreeTypeFont:
+    """The one that plots have."""
+    from matplotlib.font_manager import findfont
+
+    return ImageFont.truetype(findfont("DejaVu Sans"), _LETTER)
 
 
 class _axes:  # noqa: N801 a context manager that reads as one: with _axes(...) as (axes, file)

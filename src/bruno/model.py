@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from bruno.config import ModelConfig
+from bruno.config import ModelConfig, check_at_least
 from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, initialise
 from bruno.preprocessing import Gaussianise, Logit, Pixels, Standardise, dequantise, quantise
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
@@ -122,9 +123,7 @@ class Bruno(nn.Module):
         self, x: Tensor, generator: Generator | None = None, *, validate: bool = True
     ) -> Float[Tensor, "*batch n"]:
         """log p(x_i | x_1..x_{i−1}) for sets (*batch, n, *shape), for every i at once."""
-        if x.ndim < len(self.shape) + 1:
-            self._batch_of(x.unsqueeze(0))
-            raise ValueError(f"`x` must be sets (*batch, n, *{self.shape}); got shape {tuple(x.shape)}.")
+        self._check_sets(x)
         z, log_det = self.encode(x, generator, validate=validate)
         return self.process.step_log_prob(z, validate=False) + log_det
 
@@ -138,11 +137,7 @@ class Bruno(nn.Module):
 
     def condition(self, x: Tensor, generator: Generator | None = None) -> Posterior:
         """What the model knows given sets (*batch, n, *shape)."""
-        if x.ndim < len(self.shape) + 1:
-            raise ValueError(
-                f"`x` must be sets (*batch, n, *{self.shape}); got shape {tuple(x.shape)}. "
-                "A set of one element is x.unsqueeze(0)."
-            )
+        self._check_sets(x)
         return Posterior(self, Evidence.of(self.encode(x, generator).z))
 
     def fingerprint(self) -> str:
@@ -159,14 +154,28 @@ class Bruno(nn.Module):
         x, astray = self.preprocessing.clamped(self.preprocessing.inverse(y)[0])
         return Samples(x.reshape(*z.shape[:-1], *self.shape), int(astray.sum()), self.levels)
 
+    def _check_sets(self, x: Tensor) -> None:
+        if len(self._batch_of(x)) < 1:
+            raise ValueError(
+                f"`x` must be sets (*batch, n, *{self.shape}); got shape {tuple(x.shape)}. "
+                "A set of one element is x.unsqueeze(0)."
+            )
+
     def _batch_of(self, x: Tensor) -> torch.Size:
         """The batch axes of elements, once their shape and type are what the model takes."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"`x` must be a torch.Tensor; got {type(x).__name__}. Use torch.as_tensor(x).")
         axes = len(self.shape)
         if x.shape[x.ndim - axes :] != self.shape or x.ndim < axes:
             hint = ""
             if axes == 3 and x.ndim >= 3 and (*x.shape[-1:], *x.shape[-3:-1]) == self.shape:
                 hint = " Channels come first: x.movedim(-1, -3)."
             raise ValueError(f"`x` must end in shape {self.shape}; got {tuple(x.shape)}.{hint}")
+        if not x.numel():
+            raise ValueError(
+                f"`x` must hold at least one element; got shape {tuple(x.shape)}. "
+                "What is known of a set before its first element is model.prior()."
+            )
         if x.dtype == torch.bool or x.is_complex():
             raise TypeError(f"`x` must be integers or floating point; got {x.dtype}.")
         here = self.process.mean.device
@@ -178,7 +187,7 @@ class Bruno(nn.Module):
 
     def _check_values(self, x: Tensor) -> None:
         """Integers must be levels, pixels within them, real numbers finite."""
-        if not may_look_at_values(x) or not x.numel():
+        if not may_look_at_values(x):
             return
         low, high = x.min().item(), x.max().item()
         top = self.levels - (not x.is_floating_point())
@@ -187,6 +196,12 @@ class Bruno(nn.Module):
             raise ValueError(f"`x` must be from 0 to {top} for this model; got {wrong:g}.")
         if not math.isfinite(low) or not math.isfinite(high):
             raise ValueError(f"`x` must be finite; got {low if not math.isfinite(low) else high}.")
+        if self.levels > 2 and x.is_floating_point() and 0 < high <= 1:
+            warnings.warn(
+                f"`x` is taken for pixels from 0 to {self.levels}, and none of them is above 1. "
+                f"Shares of the full brightness are (x * {self.levels - 1}).round().byte().",
+                stacklevel=4,
+            )
 
 
 def _preprocessing(config: ModelConfig) -> Pixels | Standardise:
@@ -252,6 +267,8 @@ class Posterior:
     @torch.no_grad()
     def sample(self, n: int = 1, *, generator: Generator | None = None, temperature: float = 1.0) -> Samples:
         """n more elements of each set, (n, *batch, *shape); temperature scales their latents' deviation."""
+        check_at_least("n", n, 1)
+        check_at_least("temperature", temperature, 0)
         predictive = self.model.process.predictive(self.evidence)
         z = predictive.sample((n,), generator=generator)
         z = predictive.mean + temperature * (z - predictive.mean) if temperature != 1.0 else z

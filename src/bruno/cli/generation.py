@@ -30,14 +30,13 @@ from bruno.cli.options import (
     open_model,
 )
 from bruno.data import Examples
-from bruno.figures import BACKGROUND, picture, visible
+from bruno.figures import BACKGROUND, picture, prefix_sheet, visible
 from bruno.model import Bruno, Samples
 from bruno.report import Result
 from bruno.sequences import SetSampler
-from bruno.tasks.generation import grid, prefix_grid, prior_samples, samples_by_prefix, spread_by_repeats
+from bruno.tasks.generation import grid, prior_samples, samples_by_prefix, spread_by_repeats
 
 _REPEATS = (1, 2, 5, 10, 20)
-_GAP = 4  # pixels between sets
 _FOR_A_VARIANCE = 100  # samples after each number of repeats, at least, of all images together
 
 
@@ -127,7 +126,7 @@ def _from_one_again_and_again(model: Bruno, x: Tensor, samples: int, how: dict[s
         ("times seen", f"mean variance of a pixel, from 0 to 1, over {len(x)} image{'s' * (len(x) != 1)}"),
         tuple((str(n), f"{v:.4f}") for n, v in zip(_REPEATS, variance, strict=True)),
         "Top: the first image. Below: samples once it was seen so often.",
-        _by_column(model, [(above, first.samples)], samples),
+        _by_column(model, [(above, first.samples)], _REPEATS, samples),
     )
     return Drawn(result, first.samples, first.repeats, x[:1])
 
@@ -141,29 +140,24 @@ def _from_prefixes(
     found = [samples_by_prefix(model, x, samples, lengths=lengths, **how).samples for x in sets]
     above = sets[:, [n - 1 for n in lengths if n]]  # the elements that were seen last
     note = "Top: the images of the set, one by one. Below each: samples once it was seen, and all before it."
-    shown = _by_column(model, list(zip(above, found, strict=True)))
+    shown = _by_column(model, list(zip(above, found, strict=True)), lengths)
     x = torch.stack([drawn.x for drawn in found]).squeeze(0)
     samples_of_all = Samples(x, sum(drawn.clamped for drawn in found), model.levels)
     result = Result("samples", "More of the same", {}, note=note, picture=shown)
     return Drawn(result, samples_of_all, lengths, sets.squeeze(0))
 
 
-def _by_column(model: Bruno, sets: list[tuple[Tensor, Samples]], most: int | None = None) -> bytes:
+def _by_column(
+    model: Bruno, sets: list[tuple[Tensor, Samples]], seen: tuple[int, ...], most: int | None = None
+) -> bytes:
     """A column for each number of elements seen, the last of them above it; rows have no picture.
 
     For each set: the elements above the columns, and the samples in them, of which at most so many are shown.
-    Several sets are tiles of a square.
     """
     if not model.levels:
         return b""
-    grids = []
-    for above, drawn in sets:
-        top, below = (visible(images, model.levels) for images in (above, drawn.images[:, :most]))
-        grids.append(prefix_grid(top, below, 1, BACKGROUND))
-    if len(grids) == 1:
-        return picture(grids[0])
-    tiles = torch.from_numpy(np.stack(grids)).permute(0, 3, 1, 2)
-    return picture(grid(tiles, math.ceil(math.sqrt(len(grids))), _GAP, 255))
+    images = [(above, drawn.images[:, :most]) for above, drawn in sets]
+    return prefix_sheet([(visible(a, model.levels), visible(b, model.levels)) for a, b in images], seen)
 
 
 def _sets(

@@ -11,6 +11,7 @@ from jaxtyping import UInt8
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from bruno.config import check_at_least
 from bruno.model import Bruno, Posterior, Samples
 from bruno.process import Evidence
 
@@ -89,10 +90,7 @@ def draw(
 
     A temperature below 1 draws closer to the mean of the latents, 0 nothing but the mean itself.
     """
-    if samples < 1:
-        raise ValueError(f"`samples` must be at least 1; got {samples}.")
-    if temperature < 0:
-        raise ValueError(f"`temperature` must be at least 0; got {temperature}.")
+    check_at_least("samples", samples, 1)
     evidence, model = posterior.evidence, posterior.model
     batch = evidence.batch_shape
     sets = Evidence(
