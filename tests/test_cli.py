@@ -103,6 +103,27 @@ def test_finetuning_starts_from_the_run_and_can_be_resumed(tmp_path, monkeypatch
     assert "mean" in run("evaluate", "run-finetuned", "--sets", "4", "--device", "cpu")
 
 
+def test_finetuning_a_model_in_a_file_to_images_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "3", "--out", "run", *SMALL)
+    run("export", "run", "model.safetensors")
+    own_images({f"class{i:02d}": 6 for i in range(20)}, 20)
+    tune = ["finetune", "model.safetensors", "--set", "data.name=images", "--set", "train.length=5"]
+    run(*tune, "--way", "3", "--episodes", "2", "--steps", "2", "--trials", "2", "--device", "cpu")
+    before, after = Run("run").recipe, Run("model-finetuned").recipe
+    assert after.data.size == 8
+    assert after.train.rate == pytest.approx(0.1 * before.train.rate)  # or a few steps undo what was learnt
+    assert after.train.warmup == 0.1
+    assert (
+        "before"
+        in json.loads(Path("model-finetuned/results/finetuning-validation.json").read_text())["columns"]
+    )
+    assert "mean" in run("evaluate", "model-finetuned", "--length", "5")
+    bruno.save(bruno.load("model.safetensors"), "bare.safetensors")
+    with pytest.raises(ValueError, match=r"`run` must say what it was trained on.*bare.safetensors does not"):
+        run("finetune", "bare.safetensors")
+
+
 def test_a_mistake_in_finetuning_leaves_nothing_in_the_way(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run("train", "digits", "--steps", "2", "--out", "run", *SMALL)

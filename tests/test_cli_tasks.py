@@ -339,6 +339,8 @@ def test_a_model_of_the_package_needs_no_data(tmp_path, monkeypatch):
     assert record["values"]["split"] == "drawn"
     run("evaluate", "tiny", "--length", "2")
     assert (tmp_path / "runs/pretrained-tiny/results/bits-drawn.json").is_file()
+    run("report", "tiny")
+    assert "Few-shot classification, drawn" in (tmp_path / "runs/pretrained-tiny/report.html").read_text()
     (tmp_path / "data").mkdir()
     names = ("Angelic/character01", "Gurmukhi/character42", "Gurmukhi/character43")  # the last two for test
     published = Examples(torch.zeros(12, 1, 28, 28, dtype=torch.uint8), torch.arange(12) // 4, names)
@@ -391,6 +393,14 @@ def test_the_study_runs_and_is_drawn(tmp_path):
             "leave out --temperature 2.0",
         ),
         (["anomaly", "RUN", "nowhere"], "nowhere: there is no such file"),
+        (["anomaly", "RUN", "--threshold", "0", "--rate", "0.1"], "leave it out, or --threshold 0"),
+        (
+            ["anomaly", "RUN", "queries/2", "--measure"],
+            "`--measure` draws its own sets; leave out the stream",
+        ),
+        (["retrieve", "RUN", "--query", "support/2", "--measure"], "`--measure` draws its own queries"),
+        (["sample", "run/model.safetensors", "--checkpoint", "best"], "`--checkpoint` is for a run's folder"),
+        (["report", "omniglot"], "`run` must have results; omniglot has none yet"),
         (["anomaly", "RUN", "queries/2", "-"], "`-` must be the only stream"),
         (["anomaly", "RUN", "queries/2", "--rate", "5"], "`--rate` must be between 0 and 1"),
         (

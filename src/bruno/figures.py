@@ -247,15 +247,31 @@ def points(xs: Sequence[float], ys: Sequence[float], x: str, y: str) -> bytes:
 def scores_over_time(
     scores: Sequence[float],
     thresholds: Sequence[float | None],
-    outliers: Mapping[int, UInt8[Tensor, "channels height width"]],
+    *,
+    odd: Mapping[int, UInt8[Tensor, "channels height width"]] | None = None,
+    ordinary: Mapping[int, UInt8[Tensor, "channels height width"]] | None = None,
     first: int = 1,
     what: str = "stream",
 ) -> bytes:
     """Scores along a stream (or batch) from its `first` element on, those below the threshold marked.
 
-    The elements in `outliers`, by their place in the stream, are shown.
+    Above them, some elements that are odd and some that are not, by their place in the stream.
     """
-    with _axes(f"element of the {what}", "score, nats", (7.0, 4.6 if outliers else 3.6)) as (axes, file):
+    kinds = (("odd", odd or {}, _COLOURS[1]), ("ordinary", ordinary or {}, _COLOURS[0]))
+    rows = [row for row in kinds if row[1]]
+    with _axes("", "", (7.0, 3.6 + 0.8 * len(rows))) as (axes, file):
+        figure = axes.figure
+        axes.remove()
+        heights = [0.8] * len(rows) + [3.6]
+        *strips, axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
+        for strip, (name, images, colour) in zip(strips, rows, strict=True):
+            strip.set_axis_off()
+            for i, (number, image) in enumerate(images.items()):
+                pixels = image.cpu().movedim(0, -1).squeeze(-1).numpy()
+                strip.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=(i, i + 0.92, 0, 0.92))
+                strip.text(i + 0.46, 1.0, str(number), ha="center", fontsize=8, color=colour)
+            strip.text(-0.15, 0.46, name, ha="right", va="center", color=colour)
+            strip.set(xlim=(0, 12), ylim=(0, 1.2))
         place = np.arange(first, first + len(scores))
         limit = np.array([math.nan if t is None else t for t in thresholds])
         below = np.array(scores) < limit
@@ -264,12 +280,10 @@ def scores_over_time(
         axes.locator_params(axis="x", integer=True)
         if below.any():
             axes.plot(place[below], np.array(scores)[below], "o", color=_COLOURS[1], label="odd one out")
+        axes.set(xlabel=f"element of the {what}", ylabel="score, nats")
+        axes.grid(**_GRID)
+        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
-        for i, (number, image) in enumerate(outliers.items()):
-            inset = axes.inset_axes((i / 12, 1.06, 1 / 13, 0.16))
-            inset.imshow(image.cpu().movedim(0, -1).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255)
-            inset.set_title(str(number), fontsize=8, color=_COLOURS[1])
-            inset.set_axis_off()
     return file.getvalue()
 
 

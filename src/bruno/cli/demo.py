@@ -16,7 +16,7 @@ from bruno.cli.training import fresh_model, run_to_the_end, trainer_of
 from bruno.config import load_recipe, to_dict
 from bruno.data import Examples, load_examples
 from bruno.evaluation import measure_bits_per_dim
-from bruno.figures import BACKGROUND, curves, picture, visible
+from bruno.figures import BACKGROUND, accuracy_bars, curves, picture, visible
 from bruno.model import Bruno
 from bruno.report import Result, page, read_results
 from bruno.runs import Run
@@ -109,6 +109,7 @@ def _few_shot(model: Bruno, unseen: Examples, seed: int) -> Result:
         ("", "this model", "nearest pixels", "chance"),
         rows,
         f"{ours[0].episodes} episodes each.",
+        accuracy_bars({"this model": ours, "nearest pixels": pixels}),
     )
 
 

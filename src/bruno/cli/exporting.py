@@ -24,6 +24,6 @@ def export(
     if Path(run).is_dir():
         Run(run).export(out, checkpoint, half=half)
     else:
-        path = model_file(run)
+        path = model_file(run, checkpoint)
         save(load(path), out, half=half, about=read_about(path))
     console.print(f"written: {out}, {out.stat().st_size / 2**20:.1f} MiB")

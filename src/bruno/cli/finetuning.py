@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from copy import deepcopy
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +14,13 @@ from bruno.cli.options import (
     Checkpoint,
     DataDir,
     Device,
-    RunFolder,
+    ModelName,
     Seed,
     Settings,
-    choose_device,
     console,
     held_out_examples,
+    is_own,
+    open_model,
     say,
 )
 from bruno.cli.training import (
@@ -44,13 +46,18 @@ from bruno.runs import Run
 from bruno.sequences import SetSampler
 from bruno.tasks.fewshot import FewShotResult, measure_few_shot
 
+_GENTLER = 0.1  # times the rate of the training before
+_WARMUP = 0.1  # of the fine-tuning
+
 
 @process_group()
 def finetune(
-    run: RunFolder,
+    run: ModelName,
     settings: Settings = None,
     data_dir: DataDir = None,
-    out: Annotated[Path | None, typer.Option(help="The new run's folder; RUN-finetuned if left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The new run's folder; -finetuned beside RUN's if left out.")
+    ] = None,
     way: Annotated[int, typer.Option(help="Classes in an episode.")] = 20,
     shot: Annotated[int, typer.Option(help="Examples of each class in an episode.")] = 1,
     episodes: Annotated[int, typer.Option(help="Episodes in a step.")] = 16,
@@ -62,44 +69,56 @@ def finetune(
     seed: Seed = 0,
     resume: Resume = False,
     checkpoint: Checkpoint = "last",
-    split: Annotated[str, typer.Option(help="Where before and after are compared.")] = "validation",
+    split: Annotated[
+        str | None,
+        typer.Option(help="Where before and after are compared; what training has not seen if left out."),
+    ] = None,
     trials: Annotated[int, typer.Option(help="Of few-shot classification, to compare; 0 for none.")] = 5,
     device: Device = "auto",
     save_every: SaveEvery = 60.0,
 ) -> None:
-    """Train a run's model further to tell classes apart: k-way n-shot episodes, beside the density itself."""
+    """Train a model further to tell classes apart: k-way n-shot episodes, beside the density itself."""
     if trials < 0 or trials == 1:
         raise ValueError(
             f"`--trials` must be at least 2, for a spread to be told, or 0 for none; got {trials}."
         )
-    before = Run(run)
-    # Whatever episodes the run had, those of fine-tuning are its own, beside its sets.
-    tasks = {"episodes": episodes, "way": way, "shot": shot, "queries": 1, "shared": False}
+    before = open_model(run, checkpoint, device)
+    if before.recipe is None:
+        raise ValueError(f"`run` must say what it was trained on, and how; {run} does not.")
     values = to_dict(before.recipe)
-    values["train"] |= {
-        **tasks,
-        "discriminative": 1.0,
-        "generative": generative,
-        "seed": seed,
-        "minutes": 0.0,
-    }
+    # Whatever episodes the run had, those of fine-tuning are its own, beside its sets.
+    values["train"] |= {"episodes": episodes, "way": way, "shot": shot, "queries": 1, "shared": False}
+    values["train"] |= {"discriminative": 1.0, "generative": generative, "seed": seed, "minutes": 0.0}
+    # At the full rate of its training, a few steps of a new optimiser undo what a model has learnt.
+    values["train"] |= {"rate": _GENTLER * before.recipe.train.rate, "warmup": _WARMUP}
     recipe = override(Recipe, values, [*(settings or []), *length_overrides(steps, minutes)])
+    if recipe.data.name != before.recipe.data.name:
+        recipe = _in_shape(recipe, before.model.shape)
     model_settings = ("pixels", "alpha", "flow", "process")
-    check_same(run.name, *({k: to_dict(r)[k] for k in model_settings} for r in (before.recipe, recipe)))
-    after = Run(out or run.with_name(f"{run.name}-finetuned"))
+    check_same(run, *({k: to_dict(r)[k] for k in model_settings} for r in (before.recipe, recipe)))
+    after = Run(out or before.folder.with_name(f"{before.folder.name}-finetuned"))
     if resume and steps is None and minutes is None:
         recipe = as_planned(recipe, after)
-    place = choose_device(device)
-    model = before.model(checkpoint, place)
-    examples = held_out_examples(recipe, split, data_dir) if trials else None
-    trainer = trainer_of(model, recipe, training_examples(recipe, data_dir), place)
+    place, split = str(before.device), split or before.unseen
+    levels = before.model.levels
+    examples = held_out_examples(recipe, split, data_dir).on_levels(levels) if trials else None
+    learnt = training_examples(recipe, data_dir).on_levels(levels)
+    trainer = trainer_of(deepcopy(before.model), recipe, learnt, place)
     run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
     if examples is not None and trainer.rank == 0:
-        models = {"before": before.model(checkpoint, place), "after": after.model("last", place)}
+        models = {"before": before.model, "after": after.model("last", place)}
         result = _compared(models, recipe, examples, split, trials, seed)
         say(result)
         path = result.write(after.folder, config=to_dict(recipe), seed=seed)
         console.print(f"written: {path}")
+
+
+def _in_shape(recipe: Recipe, shape: tuple[int, ...]) -> Recipe:
+    """With images of one's own in the size of the model, whatever theirs is."""
+    if not is_own(recipe.data.name) or len(shape) != 3 or shape[1] != shape[2]:
+        return recipe
+    data = replace(recipe.data, size=shape[1], colour=shape[0] == 3, original=False)
+    return replace(recipe, data=data)
 
 
 def _compared(

@@ -37,7 +37,6 @@ console = Console(quiet=int(os.environ.get("RANK", "0")) > 0, markup=False)
 _MOST_NUMBERS = 10_000  # that a range may name
 _UNLIKE = 3  # times as bright or as dark as what a model learnt
 
-RunFolder = Annotated[Path, typer.Argument(help="The folder of a training run.")]
 ModelName = Annotated[
     str, typer.Argument(help="A run's folder, a model's file, or a model that comes with the package.")
 ]
@@ -192,15 +191,15 @@ class Opened(NamedTuple):
                 raise ValueError(
                     f"`--data` must be given: {self.folder} does not say what it was trained on."
                 )
-            return held_out_examples(self.recipe, split, data_dir)
+            return held_out_examples(self.recipe, split, data_dir).on_levels(self.model.levels)
         if not is_own(data):
             return load_examples(data, split, data_dir=data_dir)
         if not self.model.levels:
             return read_csv(Path(data), self.recipe.data.group if self.recipe else "")
         channels, *size = self.model.shape
         own = read_images(Path(data), size=(size[0], size[1]), grey=channels == 1)
-        pixels = 255 - own.elements if invert else own.elements
-        examples = replace(own, elements=self.reader().levelled(pixels), levels=self.model.levels)
+        own = replace(own, elements=255 - own.elements) if invert else own
+        examples = own.on_levels(self.model.levels)
         self.warn_if_unlike(examples.elements)
         return examples
 
@@ -214,27 +213,36 @@ class Opened(NamedTuple):
         )
 
 
-def model_file(run: str) -> Path:
+def model_file(run: str, checkpoint: str) -> Path:
     """The file of a model that is named by its path, or that comes with the package."""
     path = pretrained_path(run) if run in pretrained_names() else Path(run)
     if not path.is_file():
         known = ", ".join(pretrained_names()) or "none yet"
         raise ValueError(f"`run` must be a run's folder, a model's file, or of {known}; there is no {run}.")
+    if checkpoint != "last":
+        raise ValueError(f"`--checkpoint` is for a run's folder; {run} is one model. Leave it out.")
     return path
+
+
+def folder_of(run: str) -> Path:
+    """Where the results of a model go."""
+    if run in pretrained_names() and not Path(run).is_dir():
+        return Path("runs") / f"pretrained-{run}"
+    return Path(run).with_suffix("") if Path(run).is_file() else Path(run)
 
 
 def open_model(run: str, checkpoint: str, device: str) -> Opened:
     """The model of a training run, one in a file of its own, or one that comes with the package."""
-    place, folder = choose_device(device), Path(run)
-    if folder.is_dir():
+    place, folder = choose_device(device), folder_of(run)
+    if Path(run).is_dir():
         return Opened(Run(folder).model(checkpoint, place), Run(folder).recipe, folder)
-    path, shipped = model_file(run), run in pretrained_names()
-    folder = Path("runs") / f"pretrained-{run}" if shipped else path.with_suffix("")
+    path = model_file(run, checkpoint)
     model = load(path, device=place)
     if not isinstance(model, Bruno):
         raise ValueError(f"`run` must be a run or a model; {run} is a posterior.")
     made_from = read_about(path).get("recipe")
-    return Opened(model, from_dict(Recipe, made_from) if made_from else None, folder, shipped)
+    recipe = from_dict(Recipe, made_from) if made_from else None
+    return Opened(model, recipe, folder, shipped=run in pretrained_names())
 
 
 @contextmanager

@@ -7,26 +7,29 @@ from typing import Annotated, Any
 
 import typer
 
-from bruno.cli.options import RunFolder, console
+from bruno.cli.options import ModelName, console, folder_of
 from bruno.figures import learning_curve
 from bruno.report import Result, page, read_results
 from bruno.runs import Run
 
 
 def report(
-    run: RunFolder,
-    out: Annotated[Path | None, typer.Option(help="The page; RUN/report.html if left out.")] = None,
+    run: ModelName,
+    out: Annotated[
+        Path | None, typer.Option(help="The page; report.html beside the results if left out.")
+    ] = None,
 ) -> None:
     """Gather all results of a run, and its learning curve, into one page that needs nothing else."""
-    results = read_results(run)
-    log = Run(run).read_log()
-    if not run.is_dir():
-        raise ValueError(f"`run` must be a folder; there is no {run}.")
+    folder = folder_of(run)
+    if not folder.is_dir():
+        there = f"{run} has none yet" if Path(run).is_file() or folder != Path(run) else f"there is no {run}"
+        raise ValueError(f"`run` must have results; {there}.")
+    results, log = read_results(folder), Run(folder).read_log()
     if not results and not log:
         raise ValueError(f"`run` must be a run with a log or results; {run} has neither.")
-    path = out or run / "report.html"
+    path = out or folder / "report.html"
     curve = [curve_of(log)] if log else []
-    path.write_text(page(run.name, lead_of(run), [*results, *curve]))
+    path.write_text(page(folder.name, lead_of(folder), [*results, *curve]))
     console.print(f"written: {path}")
 
 

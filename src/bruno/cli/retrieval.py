@@ -63,6 +63,8 @@ def retrieve(
     """What fits these examples? Ranks a collection, encoded once, by log p(x | query) − log p(x)."""
     check_number("--top", top, 1)
     check_number("--queries", queries, 1)
+    if measure and (query or collection or index):
+        raise ValueError("`--measure` draws its own queries; leave out --query, --collection and --index.")
     opened = open_model(run, checkpoint, device)
     if measure:
         examples = opened.examples(split, data_dir, data, invert=invert)

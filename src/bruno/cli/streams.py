@@ -47,9 +47,10 @@ from bruno.tasks.anomaly_quality import measure_anomaly
 
 T = TypeVar("T")
 
-_SHOWN = 12  # outliers kept to be shown, the lowest
+_SHOWN = 12  # images of each kind
 _LOWEST = 20  # scores of a batch that are told
 _KEPT = 10_000  # scores of a stream, the latest
+_RATE = 0.01  # of false alarms
 _STRANGERS = 0.1  # their share of a stream that is made up
 _LENGTH = 20  # of the sets that are calibrated or measured on
 
@@ -61,9 +62,12 @@ def anomaly(
         typer.Argument(help="Images, folders of them, a CSV of rows, or - for lines of standard input."),
     ] = None,
     rate: Annotated[
-        float,
-        typer.Option(help="Of false alarms, calibrated on clean sets of classes that the run has not seen."),
-    ] = 0.01,
+        float | None,
+        typer.Option(
+            help=f"Of false alarms, {_RATE} if left out, calibrated on clean sets of classes that the run "
+            "has not seen."
+        ),
+    ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Flag scores below this, instead of calibrating.")
     ] = None,
@@ -96,10 +100,20 @@ def anomaly(
     seed: Seed = 0,
 ) -> None:
     """Which is the odd one out? Scores each element of a stream by log p(x | before it) − log p(x)."""
-    if not 0 < rate < 1:
-        raise ValueError(f"`--rate` must be between 0 and 1, as 0.01 for one in a hundred; got {rate}.")
     if threshold is not None:
         check_number("--threshold", threshold)
+        if rate is not None:
+            raise ValueError(
+                f"`--rate` is for calibrating a threshold; leave it out, or --threshold {threshold:g}."
+            )
+    rate = _RATE if rate is None else rate
+    if not 0 < rate < 1:
+        raise ValueError(f"`--rate` must be between 0 and 1, as 0.01 for one in a hundred; got {rate}.")
+    if measure and (stream or batch or keep_out or typical or threshold is not None):
+        raise ValueError(
+            "`--measure` draws its own sets; leave out the stream, --batch, --keep-out, --typical "
+            "and --threshold."
+        )
     check_number("--sets", sets, 1)
     if batch and (keep_out or typical):
         raise ValueError("`--batch` scores each given all others; leave out --keep-out and --typical.")
@@ -190,6 +204,28 @@ def _made_up(sampler: SetSampler, generator: torch.Generator) -> Iterator[Elemen
         yield Element(f"{i}, of another class" if stranger else str(i), x)
 
 
+class _Gallery:
+    """The lowest of what is odd and the highest of all else, however long a stream goes on."""
+
+    def __init__(self) -> None:
+        self._odd: list[tuple[float, int, Tensor]] = []
+        self._ordinary: list[tuple[float, int, Tensor]] = []
+
+    def add(self, place: int, x: Tensor, score: float, *, odd: bool) -> None:
+        """An element by its place in the stream."""
+        kept = self._odd if odd else self._ordinary
+        kept.append((score, place, x))
+        kept.sort(key=itemgetter(0), reverse=not odd)
+        del kept[_SHOWN:]
+
+    def images(self, levels: int) -> dict[str, dict[int, Tensor]]:
+        """Both kinds, by place."""
+        return {
+            name: {place: visible(x, levels) for _, place, x in sorted(kept, key=itemgetter(1))}
+            for name, kept in (("odd", self._odd), ("ordinary", self._ordinary))
+        }
+
+
 def _along(
     opened: Opened, detector: Detector, known: Posterior, elements: Iterable[Element]
 ) -> tuple[Result, bool]:
@@ -200,7 +236,7 @@ def _along(
     count = flagged = 0
     stopped = False
     latest: deque[tuple[str, Scored]] = deque(maxlen=_KEPT)
-    outliers: list[tuple[float, int, Tensor]] = []
+    gallery = _Gallery()
     try:
         for element in elements:
             judged, known = detector.step(known, element.x.to(opened.device))
@@ -208,29 +244,28 @@ def _along(
             if count == 1:
                 opened.warn_if_unlike(element.x)
             latest.append((element.name, judged))
-            if judged.outlier:
-                flagged += 1
-                outliers = sorted([*outliers, (judged.score, count, element.x)], key=itemgetter(0))[:_SHOWN]
+            gallery.add(count, element.x, judged.score, odd=judged.outlier)
+            flagged += judged.outlier
             flag = "  odd one out" if judged.outlier else ""
             console.print(f"{judged.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         stopped = True
     names, scored = [name for name, _ in latest], [judged for _, judged in latest]
     scores, thresholds = [judged.score for judged in scored], [judged.threshold for judged in scored]
-    shown = [(place, x) for _, place, x in sorted(outliers, key=itemgetter(1))]
-    return _result(opened, "anomaly", count, flagged, names, scores, thresholds, shown), stopped
+    return _result(opened, "anomaly", count, flagged, names, scores, thresholds, gallery), stopped
 
 
 def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Result:
     """Each given all the others."""
     x = torch.stack([element.x for element in elements]).to(opened.device)
     scores = leave_one_out_scores(opened.model, x).tolist()
-    outliers = [(i, elements[i - 1].x) for i, score in enumerate(scores, start=1) if score < threshold]
+    gallery = _Gallery()
+    for i, (element, score) in enumerate(zip(elements, scores, strict=True), start=1):
+        gallery.add(i, element.x, score, odd=score < threshold)
     names = [element.name for element in elements]
     limits: list[float | None] = [threshold] * len(scores)
-    count, flagged = len(elements), len(outliers)
-    outliers.sort(key=lambda outlier: scores[outlier[0] - 1])
-    found = _result(opened, "anomaly-batch", count, flagged, names, scores, limits, outliers[:_SHOWN])
+    count, flagged = len(elements), sum(score < threshold for score in scores)
+    found = _result(opened, "anomaly-batch", count, flagged, names, scores, limits, gallery)
     order = sorted(range(count), key=scores.__getitem__)[:_LOWEST]
     rows = tuple(
         (f"{scores[i]:+.2f}", Path(names[i]).name, "odd one out" * (scores[i] < threshold)) for i in order
@@ -246,23 +281,23 @@ def _result(
     names: list[str],
     scores: list[float],
     thresholds: list[float | None],
-    outliers: Iterable[tuple[int, Tensor]],
+    gallery: _Gallery,
 ) -> Result:
-    """Of `count` elements, of which the latest are named and scored, and the lowest outliers shown."""
+    """Of `count` elements, of which the latest are named and scored, and some shown."""
     if not count:
         raise ValueError("`stream` must hold at least one element; it is empty.")
     given, what = ("all others", "batch") if name == "anomaly-batch" else ("those before it", "stream")
     some = f" The lowest {_SHOWN} of them are shown." if flagged > _SHOWN else ""
-    images = {}
+    shown: dict[str, dict[int, Tensor]] = {}
     if opened.model.levels:
-        images = {place: visible(x, opened.model.levels) for place, x in outliers}
+        shown = gallery.images(opened.model.levels)
     return Result(
         name,
         "Which is the odd one out of a batch?" if name == "anomaly-batch" else "Which is the odd one out?",
         {"elements": count, "outliers": flagged, "names": names, "scores": scores, "thresholds": thresholds},
         note=f"{flagged} of {count} are below the threshold.{some} The score is "
         f"log p(x | {given}) − log p(x), in nats.",
-        picture=scores_over_time(scores, thresholds, images, first=count - len(scores) + 1, what=what),
+        picture=scores_over_time(scores, thresholds, first=count - len(scores) + 1, what=what, **shown),
     )
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import UInt8
 from torch import Tensor
 
 from bruno.data.archives import BROKEN, reason
+from bruno.data.examples import on_levels
 from bruno.data.readers import decode, is_image, reading_text
 
 
@@ -78,12 +78,6 @@ class ElementReader:
             )
         return torch.stack([element.x for element in elements]), tuple(element.name for element in elements)
 
-    def levelled(self, pixels: UInt8[Tensor, "*batch"]) -> UInt8[Tensor, "*batch"]:
-        """Grey values from 0 to 255 on the model's levels."""
-        if self.levels == 256:
-            return pixels
-        return (pixels.double() * ((self.levels - 1) / 255)).round().to(torch.uint8)
-
     def _of_file(self, path: Path) -> Iterator[Element]:
         if self.levels:
             yield from self._checked(str(path), path)
@@ -107,7 +101,7 @@ class ElementReader:
     def _image(self, path: Path) -> Tensor:
         channels, height, width = self.shape
         pixels = torch.from_numpy(decode(path.read_bytes(), (height, width), channels == 1).copy())
-        return self.levelled(255 - pixels if self.invert else pixels)
+        return on_levels(255 - pixels if self.invert else pixels, 256, self.levels)
 
     def _row(self, text: str) -> Tensor:
         row = torch.tensor([float(cell) for cell in next(csv.reader([text]))])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from bruno.data.archives import reason
@@ -52,6 +52,12 @@ class Examples:
     def shape(self) -> tuple[int, ...]:
         """Of one element."""
         return tuple(self.elements.shape[1:])
+
+    def on_levels(self, levels: int) -> Examples:
+        """Images of as many grey values as a model has; what is no image stays as it is."""
+        if not levels or not self.levels:
+            return self
+        return replace(self, elements=on_levels(self.elements, self.levels, levels), levels=levels)
 
     @property
     def counts(self) -> Int[Tensor, " classes"]:
@@ -129,3 +135,10 @@ def concatenated(parts: Sequence[Examples]) -> Examples:
         tuple(name for part in parts for name in part.skipped),
         max(part.levels for part in parts),
     )
+
+
+def on_levels(pixels: UInt8[Tensor, "*batch"], now: int, wanted: int) -> UInt8[Tensor, "*batch"]:
+    """Grey values from 0 to now − 1 as those from 0 to wanted − 1."""
+    if now == wanted:
+        return pixels
+    return (pixels.double() * ((wanted - 1) / (now - 1))).round().to(torch.uint8)
