@@ -65,11 +65,22 @@ class SetSampler:
         Classes go from 0 to below `classes`. With rotations, the class c turned t times by 90 degrees is
         number t · (how many there are unturned) + c.
         """
+        return self.at(self.places_of(classes, n, generator))
+
+    def places_of(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
+        """Where the elements that `sets_of` draws are.
+
+        A place stands for an element and its rotation: t · (how many elements there are) + element.
+        """
         self.check_enough(n, "n")
-        turns = None
-        if self.rotations:
-            turns, classes = classes // len(self.counts), classes % len(self.counts)
-        return self.turned(self.elements[self.distinct(classes, n, generator)], turns)
+        unturned = len(self.counts)
+        offset = classes // unturned * len(self.elements)
+        return self.distinct(classes % unturned, n, generator) + offset.unsqueeze(1)
+
+    def at(self, places: Int[Tensor, "*batch"]) -> Tensor:
+        """(*batch, *shape): the elements at these places, each with its rotation."""
+        turns = places // len(self.elements) if self.rotations else None
+        return self.turned(self.elements[places % len(self.elements)], turns)
 
     def episodes(self, batch: int, way: int, shot: int, generator: Generator) -> Episodes:
         """Tasks with a support and one query of each class."""

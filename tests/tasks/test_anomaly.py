@@ -187,6 +187,27 @@ def test_other_clean_sets_raise_as_many_false_alarms_as_chosen(digits_model, uns
     assert (alarms.mean(0) - rate).abs().max() < 0.4 * rate + 0.02
 
 
+def test_to_calibrate_each_element_is_encoded_once(digits_model, unseen_digits, monkeypatch):
+    encoded, original = [], digits_model.encode
+
+    def counting(x, *arguments, **settings):
+        encoded.append(len(x))
+        return original(x, *arguments, **settings)
+
+    monkeypatch.setattr(digits_model, "encode", counting)
+    told = []
+    calibrate(
+        digits_model,
+        SetSampler(unseen_digits, rotations=True),
+        rate=0.1,
+        length=8,
+        sets=1000,
+        generator=seeded(),
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert sum(encoded) == told[-1][0] == told[-1][1] <= 4 * len(unseen_digits) < 1000 * 8
+
+
 def test_a_batch_has_a_threshold_of_its_own(digits_model, unseen_digits):
     calibrated, others = (SetSampler(half_of(unseen_digits, which)) for which in (0, 1))
     limit = calibrate_batch(digits_model, calibrated, rate=0.1, length=8, sets=300, generator=seeded())

@@ -8,7 +8,7 @@ from bruno.config import FlowConfig, ModelConfig, ProcessConfig
 from bruno.data import Examples
 from bruno.data.examples import concatenated
 from bruno.sequences import SetSampler
-from bruno.tasks.fewshot import draw_episodes, episode_scores, images_at, measure_few_shot, measure_pixels
+from bruno.tasks.fewshot import draw_episodes, episode_scores, measure_few_shot, measure_pixels
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -31,7 +31,7 @@ def characters() -> Examples:
 
 def character_turn_and_image(sampler: SetSampler, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What an index stands for, read off the image itself: where its brightest pixel is tells the turn."""
-    corners = images_at(sampler, index.flatten())[:, 0].flatten(1).long()[:, [0, 2, 3, 1]]
+    corners = sampler.at(index.flatten())[:, 0].flatten(1).long()[:, [0, 2, 3, 1]]
     turn = corners.argmax(1)  # a quarter turn against the clock takes the upper left to the lower left
     image = corners.gather(1, (turn.unsqueeze(1) + 2) % 4).squeeze(1)
     return tuple(t.view(index.shape) for t in (corners.amax(1) - 100, turn, image))
@@ -186,8 +186,8 @@ def test_the_winner_is_who_the_posterior_says():
     for seed, share in zip(first_seeds, result.by_trial, strict=True):
         won = 0
         for query, support in zip(*draw_episodes(sampler, 3, 2, seeded(seed)), strict=True):
-            x = images_at(sampler, query.unsqueeze(0))[0]
-            scores = [model.condition(images_at(sampler, some)).log_prob(x).item() for some in support]
+            x = sampler.at(query.unsqueeze(0))[0]
+            scores = [model.condition(sampler.at(some)).log_prob(x).item() for some in support]
             won += scores[0] > max(scores[1:])
         assert share == won / 5
 

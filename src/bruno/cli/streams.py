@@ -185,7 +185,7 @@ def _calibrated(
 ) -> T:
     """What `calibrate` or `calibrate_batch` finds on sets as long as that, or as there are."""
     sampler = SetSampler(clean, device=opened.device)
-    with progress_bar("sets to calibrate on") as progress:
+    with progress_bar("elements to calibrate on") as progress:
         return fit(
             opened.model,
             sampler,

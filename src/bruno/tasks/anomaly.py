@@ -16,6 +16,7 @@ from bruno.sequences import SetSampler
 from bruno.tasks import Progress
 
 SETS_AT_A_TIME = 16  # scored together, to bound memory
+_ELEMENTS_AT_A_TIME = 256  # encoded together, likewise
 
 # --- scores ----------------------------------------------------------------------------------------------
 
@@ -85,7 +86,6 @@ class Thresholds:
         return self.by_count[min(seen, len(self.by_count)) - 1]
 
 
-@torch.no_grad()
 def calibrate(
     model: Bruno,
     sampler: SetSampler,
@@ -110,7 +110,7 @@ def calibrate(
     if rank < 1:
         needed = math.ceil(1 / rate - 1 - 1e-9)
         raise ValueError(f"`sets` must be at least {needed} for a `rate` of {rate}; got {sets}.")
-    scores = _of_clean_sets(online_scores, model, sampler, length, sets, generator, progress)
+    scores = _of_clean_sets(online_from_latents, model, sampler, length, sets, generator, progress)
     ordered = scores[:, 1:].sort(0).values
     return Thresholds(tuple(ordered[rank - 1].tolist()), rate, sets)
 
@@ -129,7 +129,7 @@ def calibrate_batch(
     _check_rate(rate)
     if sets < 1:
         raise ValueError(f"`sets` must be at least 1; got {sets}.")
-    scores = _of_clean_sets(leave_one_out_scores, model, sampler, length, sets, generator, progress)
+    scores = _of_clean_sets(leave_one_out_from_latents, model, sampler, length, sets, generator, progress)
     return scores.quantile(rate).item()
 
 
@@ -140,6 +140,7 @@ def _check_rate(rate: float) -> None:
         )
 
 
+@torch.no_grad()
 def _of_clean_sets(
     scores: Callable[[Bruno, Tensor], Tensor],
     model: Bruno,
@@ -149,13 +150,16 @@ def _of_clean_sets(
     generator: Generator,
     progress: Progress | None,
 ) -> Float[Tensor, "sets length"]:
-    parts = []
-    for begin in range(0, sets, SETS_AT_A_TIME):
-        count = min(SETS_AT_A_TIME, sets - begin)
-        parts.append(scores(model, sampler.sets(count, length, generator)).cpu())
+    """Each element is encoded once, however many of the sets it is in."""
+    classes = torch.randint(sampler.classes, (sets,), generator=generator, device=generator.device)
+    used, which = sampler.places_of(classes, length, generator).unique(return_inverse=True)
+    latents = []
+    for some in used.split(_ELEMENTS_AT_A_TIME):
+        latents.append(model.encode(sampler.at(some)).z)
         if progress is not None:
-            progress(begin + count, sets)
-    return torch.cat(parts)
+            progress(sum(map(len, latents)), len(used))
+    z = torch.cat(latents)
+    return torch.cat([scores(model, z[some]).cpu() for some in which.split(SETS_AT_A_TIME)])
 
 
 # --- a stream --------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class FewShotResult:
 class EpisodeIndices(NamedTuple):
     """One n-shot k-way task for every class; the query belongs to the first of its k supports.
 
-    An index stands for an image and its rotation: ``turn · images + image``, images sorted by class.
+    Both are places as `SetSampler.at` takes them: of images, each with its rotation.
     """
 
     query: Int[Tensor, " episodes"]
@@ -68,12 +68,6 @@ def draw_episodes(sampler: SetSampler, way: int, shot: int, generator: Generator
     images = sampler.distinct(chosen.flatten(), shot + 1, generator).view(*chosen.shape, shot + 1)
     index = images + (turn * len(sampler.elements)).unsqueeze(-1)
     return EpisodeIndices(index[:, 0, shot], index[:, :, :shot])
-
-
-def images_at(sampler: SetSampler, index: Int[Tensor, " images"]) -> Tensor:
-    """The images, each turned by its rotation, that the indices of `draw_episodes` stand for."""
-    turns = index // len(sampler.elements) if sampler.rotations else None
-    return sampler.turned(sampler.elements[index % len(sampler.elements)], turns)
 
 
 @torch.no_grad()
@@ -240,7 +234,7 @@ class _Plan:
             used, place = torch.cat(flat).unique(return_inverse=True)
             parts = []
             for some in used.split(at_a_time):
-                parts.append(scorer.features(images_at(self.sampler, some).to(scorer.device), noise))
+                parts.append(scorer.features(self.sampler.at(some).to(scorer.device), noise))
                 done += len(some)
                 report(done, total)
             done += images - len(used)
