@@ -121,7 +121,9 @@ def ship(name: str, folder: Path) -> None:
         ["---"] * 4,
         *zip(MEASURED, whole, rounded, quiet, strict=False),
     ]
+    measured = json.loads((RESULTS / name / "bits-test.json").read_text())
     about = {"title": name, "numbers": _markdown(lines), "minutes": whole[-2], "steps": whole[-1]}
+    about["commit"] = measured["provenance"]["commit"]
     (WEIGHTS / f"{name}.md").write_text(CARD.read_text().format(**about, hardware=HARDWARE, **SHIPPED[name]))
 
 

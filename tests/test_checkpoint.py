@@ -33,6 +33,25 @@ def test_a_float64_model_stays_one(tmp_path):
     assert bruno.load(tmp_path / "posterior", model=again).evidence.count == 0
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_pixels_on_a_bell_keep_their_precision(tmp_path, half):
+    config = ModelConfig((1, 4, 4), pixels="gaussianise", flow=FlowConfig(blocks=1, filters=4, units=8))
+    model = Bruno.from_config(config)
+    model.initialise(elements(model, 20))
+    if half:  # what rounding changes is not at issue
+        model.load_state_dict(
+            {n: t.half() if n.startswith("flow.") else t for n, t in model.state_dict().items()}
+        )
+    bruno.save(model, tmp_path / "model", half=half)
+    again = bruno.load(tmp_path / "model")
+    assert again.preprocessing.shares.dtype == torch.double
+    assert {p.dtype for p in again.parameters()} == {torch.float}
+    assert all(p.requires_grad for p in again.parameters())
+    assert again.fingerprint() == model.fingerprint()
+    x = elements(model, 2, 4)
+    assert torch.equal(again.log_prob(x), model.log_prob(x))
+
+
 def test_loading_does_not_initialise_again(tmp_path):
     model = Bruno.from_config(MODELS["8×8"])
     x = elements(model, 20)

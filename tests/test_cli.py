@@ -119,9 +119,45 @@ def test_finetuning_a_model_in_a_file_to_images_of_ones_own(tmp_path, monkeypatc
         in json.loads(Path("model-finetuned/results/finetuning-validation.json").read_text())["columns"]
     )
     assert "mean" in run("evaluate", "model-finetuned", "--length", "5")
+    run(*tune, "--steps", "2", "--set", "data.split=trainval", "--trials", "2", "--out", "all")
+    assert Path("all/results/finetuning-test.json").is_file()  # on what neither training has seen
     bruno.save(bruno.load("model.safetensors"), "bare.safetensors")
     with pytest.raises(ValueError, match=r"`run` must say what it was trained on.*bare.safetensors does not"):
         run("finetune", "bare.safetensors")
+
+
+def test_finetuning_to_few_classes_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    larger = ["--set", "data.original=true", "--set", "train.shift=4"]
+    run("train", "digits", "--steps", "3", "--out", "run", *larger, *SMALL)
+    own_images({f"class{i}": 6 for i in range(10)}, 20)
+    tune = ["finetune", "run", "--set", "data.name=images", "--set", "train.length=5", "--steps", "1"]
+    assert "Too few classes are held out" in run(*tune, "--device", "cpu")
+    tuned = Run("run-finetuned").recipe
+    assert tuned.train.way == 8  # all that are not held out
+    assert tuned.data.size == 8
+    assert tuned.train.shift == 1  # pixels of the model's images, no longer of larger ones
+    found = json.loads(Path("run-finetuned/results/finetuning-validation.json").read_text())
+    assert [row[0] for row in found["rows"]] == ["bits/dim"]
+    with pytest.raises(
+        ValueError, match=r"must be elements of the model's shape \(1, 8, 8\); got \(1, 4, 4\)"
+    ):
+        run(*tune, "--set", "data.size=4", "--out", "told", "--device", "cpu")
+    assert not Path("told").exists()
+
+
+def test_a_file_without_a_suffix_and_a_folder_with_the_name_of_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "1", "--out", "run", *SMALL)
+    run("export", "run", "model")
+    run("sample", "model", "--prior", "--samples", "2")
+    assert Path("model-results/results/samples-prior.png").is_file()
+    Path("omniglot").mkdir()  # of data, say
+    run("sample", "omniglot", "--prior", "--samples", "2", "--device", "cpu")
+    assert Path("runs/pretrained-omniglot/results/samples-prior.png").is_file()
+    run("train", "digits", "--steps", "1", "--out", "blind", *SMALL[:-1], "0")
+    with pytest.raises(ValueError, match=r"`checkpoint` must be last: blind was not measured on validation"):
+        run("evaluate", "blind", "--checkpoint", "best")
 
 
 def test_a_mistake_in_finetuning_leaves_nothing_in_the_way(tmp_path, monkeypatch):
@@ -152,6 +188,13 @@ def test_a_resumed_run_is_as_long_as_it_was_planned(tmp_path, monkeypatch):
     assert "4 steps in" in run("train", "digits", "--out", "run", "--resume", *SMALL)
     assert "it was finished, after 4 steps" in run("train", "digits", "--out", "run", "--resume", *SMALL)
     assert "5 steps in" in run("train", "digits", "--out", "run", "--resume", "--steps", "5", *SMALL)
+    more = ["--set", "train.steps=6"]
+    assert "6 steps in" in run("train", "digits", "--out", "run", "--resume", *more, *SMALL)
+
+
+def test_steps_that_are_named_count_whatever_the_recipe_says_of_minutes(tmp_path):
+    settings = ["--set", "train.minutes=0.1", "--out", tmp_path / "run", *SMALL]
+    assert "2 steps in" in run("train", "digits", "--steps", "2", *settings)
 
 
 def test_the_version_is_told():
@@ -389,3 +432,10 @@ def test_what_is_left_out_is_said_once(tmp_path, monkeypatch):
 def test_a_device_that_is_not_there():
     with pytest.raises(ValueError, match=r"there is no GPU. Use cpu"):
         run("train", "digits", "--device", "cuda")
+
+
+def test_a_gpu_beyond_the_last(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"got cuda:2, and the last is cuda:1"):
+        run("train", "digits", "--device", "cuda:2")

@@ -138,6 +138,15 @@ def test_ones_own_images_are_classified(trained):
 
 
 @pytest.mark.slow
+def test_hidden_folders_are_no_classes(trained, tmp_path):
+    support = shutil.copytree(trained / "support", tmp_path / "support")
+    shutil.copytree(support / "2", support / "__MACOSX")
+    (support / ".cache").mkdir()
+    run("classify", trained / "run", trained / "queries" / "2", "--support", support)
+    assert result(trained, "classification")["classes"] == list(DIGITS)
+
+
+@pytest.mark.slow
 def test_what_was_classified_is_shown_as_far_as_a_page_has_room(trained):
     queries = [trained / "queries" / name for name in DIGITS]
     record = trained / "run" / "results" / "classification.json"
@@ -206,6 +215,9 @@ def test_of_a_long_stream_only_the_latest_is_kept(trained, monkeypatch):
 def test_a_calibrated_stream_and_its_quality(trained):
     output = run("anomaly", trained / "run", "--sets", "100")
     assert "of another class  odd one out" in output
+    made_up = result(trained, "anomaly")["names"]
+    run("anomaly", trained / "run", "--threshold", "0")
+    assert result(trained, "anomaly")["names"] == made_up  # however it is judged
     run("anomaly", trained / "run", "--measure", "--sets", "12")
     for part in result(trained, "anomaly-quality")["contamination"]:
         assert "IsolationForest, pixels" in part["qualities"]
@@ -353,7 +365,12 @@ def test_a_model_of_the_package_needs_no_data(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_study_runs_and_is_drawn(tmp_path):
-    run("study", "--out", tmp_path, "--steps", "2", "--device", "cpu")
+    digits = load_examples("digits")
+    np.savez(tmp_path / "mine.npz", images=digits.elements[:, 0], labels=digits.labels)
+    run(
+        "study", "--out", tmp_path, "--steps", "2", "--device", "cpu", "--data", f"digits,{tmp_path}/mine.npz"
+    )
+    assert (tmp_path / "results" / "study-mine.json").is_file()
     record = json.loads((tmp_path / "results" / "study-digits.json").read_text())
     assert len(record["rows"]) == len(record["values"]["curves"]) == 12
     assert (tmp_path / "results" / "study-digits.png").stat().st_size > 1000
@@ -398,6 +415,11 @@ def test_the_study_runs_and_is_drawn(tmp_path):
             ["anomaly", "RUN", "queries/2", "--measure"],
             "`--measure` draws its own sets; leave out the stream",
         ),
+        (["anomaly", "RUN", "--rate", "0.1", "--measure"], "`--measure` draws its own sets; leave out"),
+        (["anomaly", "RUN", "--threshold", "0", "--sets", "9"], "leave them out with --threshold"),
+        (["sample", "RUN", "--repeats", "--prefixes", "3"], "leave out --prefixes"),
+        (["sample", "RUN", "--given", "support/2", "--data", "digits"], "leave out --data"),
+        (["train", "digits", "--set", 'data.classes=[1, "a"]'], "`data.classes` must be a word; got 1"),
         (["retrieve", "RUN", "--query", "support/2", "--measure"], "`--measure` draws its own queries"),
         (["sample", "run/model.safetensors", "--checkpoint", "best"], "`--checkpoint` is for a run's folder"),
         (["report", "omniglot"], "`run` must have results; omniglot has none yet"),

@@ -1,6 +1,8 @@
 import io
 import json
 import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from bruno.figures import (
     prefix_sheet,
     visible,
 )
+from bruno.provenance import provenance
 from bruno.report import Result, page, read_results
 
 
@@ -104,6 +107,19 @@ def test_samples_by_prefix_are_shown_with_the_number_seen():
     assert three.shape[0] > three.shape[1]
 
 
+def test_the_commit_is_that_of_this_source_and_of_no_other_tree(tmp_path, monkeypatch):
+    monkeypatch.delenv("BRUNO_COMMIT", raising=False)
+    (tmp_path / ".venv").mkdir()
+    for name in ("theirs.py", ".venv/provenance.py"):
+        (tmp_path / name).touch()
+    if shutil.which("git"):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        for command in (["init"], ["add", "theirs.py"], [*who, "commit", "-m", "theirs"]):
+            subprocess.run(["git", *command], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.setattr("bruno.provenance.__file__", str(tmp_path / ".venv" / "provenance.py"))
+    assert provenance(0)["commit"] is None
+
+
 def test_grey_values_span_what_can_be_seen():
     images = torch.tensor([0, 8, 16], dtype=torch.uint8).view(3, 1, 1, 1)
     assert visible(images, 17).flatten().tolist() == [0, 128, 255]
@@ -118,6 +134,12 @@ def test_a_learning_curve_shows_what_the_log_has(extra):
     shown = learning_curve([*log[:-1], {**log[-1], **extra}])
     assert opened(shown).size == (910, 468)
     assert (shown == plain) == (not extra)
+
+
+def test_a_learning_curve_has_room_for_validation_above_training():
+    log = [{"index": i, "bits_per_dim": 3.0 / i, "validation": None, "accuracy": None} for i in range(1, 500)]
+    first, second = (learning_curve([*log, {"index": 500, "validation": bits}]) for bits in (5.0, 6.0))
+    assert first != second
 
 
 def test_curves_have_errors_and_logarithmic_axes():

@@ -62,13 +62,17 @@ def load(
     """
     device = device or (model.process.mean.device if model else "cpu")
     tensors, header = read(Path(path), device)
-    if header["kind"] == "training":
-        raise ValueError(f"`path` must be a model or a posterior; {path} is the state of a training run.")
     if header["kind"] == "model":
         restored = Bruno.from_config(from_dict(ModelConfig, header["config"]))
-        restored.to(tensors["process.mean"].dtype)
-        restored.load_state_dict(tensors)
+        wide = tensors["process.mean"].dtype
+        half = [name for name, tensor in tensors.items() if tensor.dtype == torch.half]
+        tensors |= {name: tensors[name].to(wide) for name in half}
+        # Not a copy into what is there: some of it has, and keeps, a precision of its own.
+        restored.to(wide).load_state_dict(tensors, assign=True)
         return restored.to(device)
+    if header["kind"] != "posterior":
+        what = {"training": "the state of a training run", "index": "the index of a collection"}
+        raise ValueError(f"`path` must be a model or a posterior; {path} is {what[header['kind']]}.")
     if model is None:
         raise ValueError(f"`model` must be given to load the posterior {path}, made by {header['model']}.")
     if model.fingerprint() != header["model"]:

@@ -266,6 +266,8 @@ def from_dict(cls: type[T], values: dict[str, Any], path: str = "") -> T:
             value = from_dict(hints[name], value, f"{path}{name}.")
         elif typing.get_origin(hints[name]) is tuple:
             _check_type(f"{path}{name}", value, list, tuple)
+            for part in value:
+                _check_type(f"{path}{name}", part, typing.get_args(hints[name])[0])
             value = tuple(value)
         elif hints[name] is float:
             _check_type(f"{path}{name}", value, float, int)

@@ -25,6 +25,7 @@ _COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")
 _INK, _PALE = "#1a202c", "#a0aec0"
 _GRID: dict[str, Any] = {"color": "#e2e8f0", "linewidth": 0.8}
 BACKGROUND = 60  # the grey between images
+ACROSS = 12  # images of a stream in a row
 _WIDTH = 1000  # pixels that a picture of images is enlarged to, at most
 _LETTER = 13  # pixels high
 _GAP = 12  # pixels between sets
@@ -78,14 +79,14 @@ def prefix_sheet(
 
 def learning_curve(log: Sequence[Mapping[str, Any]]) -> bytes:
     """Bits/dim (smoothed), on validation sets too where measured, and accuracy of episodes, by step."""
-    bits = _column(log, "bits_per_dim")
+    bits, validation = _column(log, "bits_per_dim"), _column(log, "validation")
     with _axes("step", "bits/dim") as (axes, file):
         if bits:
             smooth = _smoothed([value for _, value in bits], max(1, len(bits) // 50))
             axes.plot([step for step, _ in bits], smooth, color=_COLOURS[0], label="training")
             # The first steps tower above all the rest.
-            axes.set_ylim(top=float(np.quantile(smooth, 0.98)) + 0.05 * float(np.ptp(smooth)))
-        validation = _column(log, "validation")
+            highest = [float(np.quantile(smooth, 0.98)), *(value for _, value in validation)]
+            axes.set_ylim(top=max(highest) + 0.05 * float(np.ptp(smooth)))
         if validation:
             axes.plot(
                 *zip(*validation, strict=True), "o-", color=_COLOURS[1], label="validation", markersize=4
@@ -271,7 +272,7 @@ def scores_over_time(
                 strip.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=(i, i + 0.92, 0, 0.92))
                 strip.text(i + 0.46, 1.0, str(number), ha="center", fontsize=8, color=colour)
             strip.text(-0.15, 0.46, name, ha="right", va="center", color=colour)
-            strip.set(xlim=(0, 12), ylim=(0, 1.2))
+            strip.set(xlim=(0, ACROSS), ylim=(0, 1.2))
         place = np.arange(first, first + len(scores))
         limit = np.array([math.nan if t is None else t for t in thresholds])
         below = np.array(scores) < limit

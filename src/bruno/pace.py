@@ -7,21 +7,17 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
-from torch import distributed
 
-from bruno.training import Trainer
-
-T = TypeVar("T")
+from bruno.training import Trainer, agreed
 
 _EDGE = 1e-3  # of a run of minutes: at its very ends, a rate that warms up or decays would waste a step
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What a run did since it last said something: a line of its log.
+class LogLine:
+    """What a run did since it last said something.
 
     Attributes:
         index: steps taken so far.
@@ -68,7 +64,7 @@ class Pace:
             return agreed(self._spent()) >= self._planned
         return self._trainer.index >= self._trainer.config.steps
 
-    def advance(self, at_a_time: int) -> Progress:
+    def advance(self, at_a_time: int) -> LogLine:
         """A few steps, no more than are left, and how they went."""
         trainer = self._trainer
         count = at_a_time if self._planned else min(at_a_time, trainer.config.steps - trainer.index)
@@ -89,7 +85,7 @@ class Pace:
             values = [value for step in steps if math.isfinite(value := getattr(step, name))]
             return statistics.fmean(values) if values else math.nan
 
-        return Progress(
+        return LogLine(
             index=trainer.index,
             loss=mean("loss"),
             bits_per_dim=mean("bits_per_dim"),
@@ -123,16 +119,9 @@ class Pace:
 def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource  # not on every system that has torch
-
+    try:
+        import resource
+    except ImportError:  # not on every system that has torch
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def agreed(value: T) -> T:
-    """What the first process says: processes that disagree on when to stop would wait for ever."""
-    if not distributed.is_initialized():
-        return value
-    said = [value]
-    distributed.broadcast_object_list(said)
-    return said[0]

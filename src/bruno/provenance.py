@@ -42,12 +42,17 @@ def _commit() -> str | None:
     """$BRUNO_COMMIT or that of the source tree, with a + where it was changed; none outside a checkout."""
     if told := os.environ.get("BRUNO_COMMIT"):  # by whoever copied the tree without its history
         return told
-    here = Path(__file__).parent
+    here = Path(__file__)
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.check_output(command, cwd=here.parent, text=True, stderr=subprocess.DEVNULL)
+
     try:
-        commit = subprocess.check_output(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=here, text=True, stderr=-3
-        )
-        changed = subprocess.check_output(["git", "status", "--porcelain", "-uno"], cwd=here, stderr=-3)
+        git(
+            "ls-files", "--error-unmatch", here.name
+        )  # installed within a checkout of something else, it is not
+        commit, changed = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain", "-uno")
     except (OSError, subprocess.CalledProcessError):
         return None
     return commit.strip() + ("+" if changed else "")

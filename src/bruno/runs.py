@@ -23,9 +23,9 @@ from bruno.checkpoint import read, save, write
 from bruno.config import ModelConfig, Recipe, check_choice, check_same, from_dict, to_dict
 from bruno.files import replacing
 from bruno.model import Bruno
-from bruno.pace import Pace, Progress, agreed
+from bruno.pace import LogLine, Pace
 from bruno.provenance import provenance
-from bruno.training import Trainer
+from bruno.training import Trainer, agreed
 
 _RECIPE = "recipe.json"
 _KEEP = 2  # the newest, and the one before it in case the newest is damaged
@@ -125,7 +125,7 @@ class Run:
         *,
         save_every: float = 60.0,
         measure: Callable[[Bruno], float] | None = None,
-    ) -> Iterator[Progress]:
+    ) -> Iterator[LogLine]:
         """Take all remaining steps, log them, and save a checkpoint now and then and at the end.
 
         Ends early, after saving, at SIGINT or SIGTERM, which `stop_signal` then names. A run whose steps keep
@@ -208,7 +208,7 @@ class Run:
         trainer.seconds = header["seconds"]
         return True
 
-    def log(self, progress: Progress, trainer: Trainer) -> None:
+    def log(self, progress: LogLine, trainer: Trainer) -> None:
         """Append a line to the log, and to TensorBoard's where that is installed."""
         if trainer.rank:
             return
@@ -238,6 +238,8 @@ class Run:
         """The model at a checkpoint, and the checkpoint's header."""
         check_choice("checkpoint", which, ("last", "best"))
         paths = self.checkpoints if which == "last" else [self.best] * self.best.is_file()
+        if not paths and self.checkpoints:
+            raise ValueError(f"`checkpoint` must be last: {self.folder} was not measured on validation sets.")
         if not paths:
             raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no checkpoint.")
         _, tensors, header = _newest(paths, device)

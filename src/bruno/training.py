@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,8 @@ from bruno.optimisation import Average, distortion_factor, make_optimiser, rate_
 from bruno.preprocessing import dequantise
 from bruno.process import Evidence, ExchangeableProcess
 from bruno.sequences import SetSampler
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -318,6 +320,15 @@ class Trainer:
 
 def _rank_and_processes() -> tuple[int, int]:
     return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
+
+
+def agreed(value: T) -> T:
+    """What the first process says: processes that disagree on when to stop would wait for ever."""
+    if not distributed.is_initialized():
+        return value
+    said = [value]
+    distributed.broadcast_object_list(said)
+    return said[0]
 
 
 def train(model: Bruno, sampler: SetSampler, config: TrainConfig) -> Iterator[Step]:

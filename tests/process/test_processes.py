@@ -336,11 +336,12 @@ class TestMistakes:
         ):
             process.predictive(Evidence.empty(3, device="meta"))
 
-    def test_evidence_of_another_batch(self, name):
+    @pytest.mark.parametrize("density", ["step_log_prob", "joint_log_prob", "leave_one_out_log_prob"])
+    def test_evidence_of_another_batch(self, name, density):
         with pytest.raises(
             ValueError, match=r"`evidence` must have a batch that broadcasts with \(2,\).*got \(3,\)"
         ):
-            PROCESSES[name](3).step_log_prob(torch.zeros(2, 4, 3), Evidence.of(torch.zeros(3, 2, 3)))
+            getattr(PROCESSES[name](3), density)(torch.zeros(2, 4, 3), Evidence.of(torch.zeros(3, 2, 3)))
 
     def test_masks_that_are_not(self, name):
         process = PROCESSES[name](3)

@@ -244,6 +244,13 @@ def test_what_cannot_be_calibrated(digits_model, unseen_digits, asked, message):
         )
 
 
+def test_a_batch_of_one_cannot_be_calibrated(digits_model, unseen_digits):
+    with pytest.raises(ValueError, match=r"`length` must be at least 2.*got 1"):
+        calibrate_batch(
+            digits_model, SetSampler(unseen_digits), rate=0.1, length=1, sets=9, generator=seeded()
+        )
+
+
 def test_what_cannot_be_judged(digits_model, unseen_digits):
     x = unseen_digits.elements
     with pytest.raises(ValueError, match=r"`x` must be one element of shape \(1, 8, 8\); got \(2, 1, 8, 8\)"):

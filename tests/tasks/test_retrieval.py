@@ -98,6 +98,8 @@ def test_an_index_of_another_model_is_refused(digits_model, another_model, learn
 def test_a_file_that_is_no_index_is_refused(digits_model, unseen_digits, tmp_path):
     path = tmp_path / "index.bruno"
     Index.of(digits_model, unseen_digits).save(path)
+    with pytest.raises(ValueError, match=r"must be a model or a posterior; .* is the index of a collection"):
+        bruno.load(path, model=digits_model)
     content = path.read_bytes()
     for broken in (content[:-100], content[:50], b"", b"not an index at all"):
         path.write_bytes(broken)

@@ -27,6 +27,7 @@ from bruno.cli.options import (
     progress_bar,
 )
 from bruno.data import Examples
+from bruno.data.readers import is_hidden
 from bruno.figures import accuracy_bars, likely_classes, visible
 from bruno.report import Result
 from bruno.tasks.classification import classify as classify_elements
@@ -148,7 +149,8 @@ def classify(
     opened = open_model(run, checkpoint, device)
     place = opened.device
     reader = opened.reader(invert=invert)
-    folders = sorted(path for path in support.glob("*") if path.is_dir()) if support.is_dir() else []
+    inside = sorted(support.iterdir()) if support.is_dir() else []
+    folders = [path for path in inside if path.is_dir() and not is_hidden(path.name)]
     if len(folders) < 2:
         raise ValueError(
             f"`--support` must be a folder of at least two class folders; {support} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from bruno.cli.options import (
     DataDir,
     Device,
     ModelName,
+    Opened,
     Seed,
     Settings,
     console,
@@ -46,6 +48,7 @@ from bruno.runs import Run
 from bruno.sequences import SetSampler
 from bruno.tasks.fewshot import FewShotResult, measure_few_shot
 
+_WAY = 20
 _GENTLER = 0.1  # times the rate of the training before
 _WARMUP = 0.1  # of the fine-tuning
 
@@ -58,7 +61,9 @@ def finetune(
     out: Annotated[
         Path | None, typer.Option(help="The new run's folder; -finetuned beside RUN's if left out.")
     ] = None,
-    way: Annotated[int, typer.Option(help="Classes in an episode.")] = 20,
+    way: Annotated[
+        int | None, typer.Option(help="Classes in an episode; 20, or all if there are fewer, if left out.")
+    ] = None,
     shot: Annotated[int, typer.Option(help="Examples of each class in an episode.")] = 1,
     episodes: Annotated[int, typer.Option(help="Episodes in a step.")] = 16,
     generative: Annotated[
@@ -87,22 +92,30 @@ def finetune(
         raise ValueError(f"`run` must say what it was trained on, and how; {run} does not.")
     values = to_dict(before.recipe)
     # Whatever episodes the run had, those of fine-tuning are its own, beside its sets.
-    values["train"] |= {"episodes": episodes, "way": way, "shot": shot, "queries": 1, "shared": False}
+    values["train"] |= {"episodes": episodes, "way": way or _WAY, "shot": shot, "queries": 1, "shared": False}
     values["train"] |= {"discriminative": 1.0, "generative": generative, "seed": seed, "minutes": 0.0}
     # At the full rate of its training, a few steps of a new optimiser undo what a model has learnt.
     values["train"] |= {"rate": _GENTLER * before.recipe.train.rate, "warmup": _WARMUP}
-    recipe = override(Recipe, values, [*(settings or []), *length_overrides(steps, minutes)])
+    overrides = [*(settings or []), *length_overrides(steps, minutes)]
+    recipe = override(Recipe, values, overrides)
     if recipe.data.name != before.recipe.data.name:
-        recipe = _in_shape(recipe, before.model.shape)
+        recipe = _in_shape(recipe, before, overrides)
     model_settings = ("pixels", "alpha", "flow", "process")
     check_same(run, *({k: to_dict(r)[k] for k in model_settings} for r in (before.recipe, recipe)))
     after = Run(out or before.folder.with_name(f"{before.folder.name}-finetuned"))
-    if resume and steps is None and minutes is None:
-        recipe = as_planned(recipe, after)
-    place, split = str(before.device), split or before.unseen
-    levels = before.model.levels
+    if resume:
+        recipe = as_planned(recipe, after, overrides)
+    split = split or ("test" if "trainval" in (recipe.data.split, before.recipe.data.split) else "validation")
+    place, levels = str(before.device), before.model.levels
     examples = held_out_examples(recipe, split, data_dir).on_levels(levels) if trials else None
+    if examples is not None and examples.shape != before.model.shape:
+        raise ValueError(
+            f"`data` must be elements of the model's shape {before.model.shape}; got {examples.shape}."
+        )
     learnt = training_examples(recipe, data_dir).on_levels(levels)
+    before.warn_if_unlike(learnt.elements)
+    if way is None and recipe.train.way == _WAY:
+        recipe = replace(recipe, train=replace(recipe.train, way=min(_WAY, len(learnt.names))))
     trainer = trainer_of(deepcopy(before.model), recipe, learnt, place)
     run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
     if examples is not None and trainer.rank == 0:
@@ -113,18 +126,25 @@ def finetune(
         console.print(f"written: {path}")
 
 
-def _in_shape(recipe: Recipe, shape: tuple[int, ...]) -> Recipe:
-    """With images of one's own in the size of the model, whatever theirs is."""
-    if not is_own(recipe.data.name) or len(shape) != 3 or shape[1] != shape[2]:
+def _in_shape(recipe: Recipe, before: Opened, overrides: Sequence[str]) -> Recipe:
+    """With images of one's own in the size of the model, unless the user says how to read them."""
+    shape = before.model.shape
+    told = any(said.startswith(("data.size", "data.original", "data.colour")) for said in overrides)
+    if told or not is_own(recipe.data.name) or len(shape) != 3 or shape[1] != shape[2]:
         return recipe
+    # Images that are not reduced any more are moved by pixels of their own.
+    shift = min(recipe.train.shift, 1) if recipe.data.original else recipe.train.shift
     data = replace(recipe.data, size=shape[1], colour=shape[0] == 3, original=False)
-    return replace(recipe, data=data)
+    return replace(recipe, data=data, train=replace(recipe.train, shift=shift))
 
 
 def _compared(
     models: dict[str, Bruno], recipe: Recipe, examples: Examples, split: str, trials: int, seed: int
 ) -> Result:
-    """Bits/dim and few-shot accuracy of models, side by side, on classes that none was trained on."""
+    """Bits/dim and few-shot accuracy of models, side by side, on classes that none was trained on.
+
+    There is no accuracy to tell of a single class, nor of classes of a single element.
+    """
     columns = []
     values = {}
     accuracies: dict[str, tuple[FewShotResult, ...]] = {}
@@ -139,15 +159,17 @@ def _compared(
             length=min(recipe.train.length, fewest),
             generator=torch.Generator(device).manual_seed(seed),
         )
-        accuracies[name] = accuracy = measure_few_shot(
-            model,
-            examples,
-            ways=sorted({min(way, len(examples.names)) for way in (5, 20)}),
-            shots=sorted({min(shot, fewest - 1) for shot in (1, 5)}),
-            trials=trials,
-            rotations=recipe.data.rotations,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        accuracy: tuple[FewShotResult, ...] = ()
+        if len(examples.names) > 1 and fewest > 1:
+            accuracies[name] = accuracy = measure_few_shot(
+                model,
+                examples,
+                ways=sorted({min(way, len(examples.names)) for way in (5, 20)}),
+                shots=sorted({min(shot, fewest - 1) for shot in (1, 5)}),
+                trials=trials,
+                rotations=recipe.data.rotations,
+                generator=torch.Generator().manual_seed(seed),
+            )
         values[name] = {"bits_per_dim": asdict(bits), "few_shot": [asdict(result) for result in accuracy]}
         columns.append(
             {"bits/dim": f"{bits.mean:.4f} ± {bits.error:.4f}"}
@@ -163,6 +185,8 @@ def _compared(
         values,
         ("", *models),
         rows,
-        f"Accuracy: mean of {trials} trials ± standard deviation from trial to trial.",
-        accuracy_bars(accuracies),
+        f"Accuracy: mean of {trials} trials ± standard deviation from trial to trial."
+        if accuracies
+        else "Too few classes are held out, or elements of each, to tell accuracy.",
+        accuracy_bars(accuracies) if accuracies else b"",
     )

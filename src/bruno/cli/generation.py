@@ -70,6 +70,10 @@ def sample(
     check_number("--temperature", temperature, 0)
     if prior and (repeats or given or prefixes):
         raise ValueError("`--prior` is given nothing; leave out --repeats, --given and --prefixes.")
+    if repeats and prefixes:
+        raise ValueError("`--repeats` has seen an image 1 to 20 times; leave out --prefixes.")
+    if given and data:
+        raise ValueError("`--given` are your own images; leave out --data.")
     if sets > 1 and (prior or repeats or given):
         raise ValueError(f"`--sets` must be 1 with --prior, --repeats or --given; got {sets}.")
     opened = open_model(run, checkpoint, device)

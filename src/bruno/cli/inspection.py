@@ -88,8 +88,8 @@ def study(
             )
         rows = tuple((c.variant, c.process, f"{c.final:.3f}", str(c.skipped)) for c in found)
         result = Result(
-            f"study-{name}",
-            f"What upsets training, on {name}",
+            f"study-{Path(name).stem}",
+            f"What upsets training, on {Path(name).stem}",
             {"curves": [asdict(curve) for curve in found]},
             ("", "process", "bits/dim at the end", "steps left out"),
             rows,

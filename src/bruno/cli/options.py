@@ -62,10 +62,12 @@ def choose_device(name: str) -> str:
     """The device to work on; a process that torchrun started gets a GPU of its own and joins the others."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise ValueError(f"`--device` must be auto, cpu, cuda or cuda:NUMBER; got {name!r}.")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"`--device` must be one that is there; got {name}, and there is no GPU. Use cpu.")
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= there:
+        last = f"the last is cuda:{there - 1}" if there else "there is no GPU. Use cpu"
+        raise ValueError(f"`--device` must be one that is there; got {name}, and {last}.")
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if there else "cpu"
     if "LOCAL_RANK" in os.environ:
         if name == "cuda":
             name = f"cuda:{os.environ['LOCAL_RANK']}"
@@ -193,7 +195,7 @@ class Opened(NamedTuple):
                 )
             return held_out_examples(self.recipe, split, data_dir).on_levels(self.model.levels)
         if not is_own(data):
-            return load_examples(data, split, data_dir=data_dir)
+            return load_examples(data, split, data_dir=data_dir).on_levels(self.model.levels)
         if not self.model.levels:
             return read_csv(Path(data), self.recipe.data.group if self.recipe else "")
         channels, *size = self.model.shape
@@ -215,7 +217,7 @@ class Opened(NamedTuple):
 
 def model_file(run: str, checkpoint: str) -> Path:
     """The file of a model that is named by its path, or that comes with the package."""
-    path = pretrained_path(run) if run in pretrained_names() else Path(run)
+    path = pretrained_path(run) if _is_shipped(run) else Path(run)
     if not path.is_file():
         known = ", ".join(pretrained_names()) or "none yet"
         raise ValueError(f"`run` must be a run's folder, a model's file, or of {known}; there is no {run}.")
@@ -226,15 +228,23 @@ def model_file(run: str, checkpoint: str) -> Path:
 
 def folder_of(run: str) -> Path:
     """Where the results of a model go."""
-    if run in pretrained_names() and not Path(run).is_dir():
+    if _is_shipped(run):
         return Path("runs") / f"pretrained-{run}"
-    return Path(run).with_suffix("") if Path(run).is_file() else Path(run)
+    path = Path(run)
+    if not path.is_file():
+        return path
+    return path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-results")
+
+
+def _is_shipped(run: str) -> bool:
+    """Whether a name is that of a model of the package; a run in a folder of that name comes first."""
+    return run in pretrained_names() and not Run(Path(run)).checkpoints
 
 
 def open_model(run: str, checkpoint: str, device: str) -> Opened:
     """The model of a training run, one in a file of its own, or one that comes with the package."""
     place, folder = choose_device(device), folder_of(run)
-    if Path(run).is_dir():
+    if Path(run).is_dir() and not _is_shipped(run):
         return Opened(Run(folder).model(checkpoint, place), Run(folder).recipe, folder)
     path = model_file(run, checkpoint)
     model = load(path, device=place)
@@ -242,7 +252,7 @@ def open_model(run: str, checkpoint: str, device: str) -> Opened:
         raise ValueError(f"`run` must be a run or a model; {run} is a posterior.")
     made_from = read_about(path).get("recipe")
     recipe = from_dict(Recipe, made_from) if made_from else None
-    return Opened(model, recipe, folder, shipped=run in pretrained_names())
+    return Opened(model, recipe, folder, shipped=_is_shipped(run))
 
 
 @contextmanager

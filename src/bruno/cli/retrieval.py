@@ -74,6 +74,8 @@ def retrieve(
         raise ValueError("`--query` and `--collection` must both be given, or --measure; got neither or one.")
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
     wanted = reader.all([query])[0].to(opened.device)
+    if reader.skipped:
+        console.print(f"left out {len(reader.skipped)} of the query that could not be read")
     opened.warn_if_unlike(wanted)
     encoded = _encoded(opened, collection, index or _beside(collection, opened), invert, skip_bad)
     ranking = rank(encoded, opened.model, wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
@@ -31,7 +31,7 @@ from bruno.cli.options import (
     progress_bar,
 )
 from bruno.data import Element, Examples
-from bruno.figures import Measured, dots, scores_over_time, visible
+from bruno.figures import ACROSS, Measured, dots, scores_over_time, visible
 from bruno.model import Posterior
 from bruno.report import Result
 from bruno.sequences import SetSampler
@@ -44,13 +44,14 @@ from bruno.tasks.anomaly import (
     leave_one_out_scores,
 )
 from bruno.tasks.anomaly_quality import measure_anomaly
+from bruno.tasks.generation import condition_on
 
 T = TypeVar("T")
 
-_SHOWN = 12  # images of each kind
 _LOWEST = 20  # scores of a batch that are told
 _KEPT = 10_000  # scores of a stream, the latest
 _RATE = 0.01  # of false alarms
+_SETS = 500  # to calibrate on, or to measure on
 _STRANGERS = 0.1  # their share of a stream that is made up
 _LENGTH = 20  # of the sets that are calibrated or measured on
 
@@ -83,7 +84,9 @@ def anomaly(
     measure: Annotated[
         bool, typer.Option("--measure", help="How well it works on held-out classes, beside other methods.")
     ] = False,
-    sets: Annotated[int, typer.Option(help="To calibrate on, or to measure on.")] = 500,
+    sets: Annotated[
+        int | None, typer.Option(help=f"To calibrate on, or to measure on; {_SETS} if left out.")
+    ] = None,
     length: Annotated[
         int | None,
         typer.Option(
@@ -106,14 +109,16 @@ def anomaly(
             raise ValueError(
                 f"`--rate` is for calibrating a threshold; leave it out, or --threshold {threshold:g}."
             )
-    rate = _RATE if rate is None else rate
+    if measure and (stream or batch or keep_out or typical or threshold is not None or rate is not None):
+        raise ValueError(
+            "`--measure` draws its own sets; leave out the stream, --batch, --keep-out, --typical, "
+            "--threshold and --rate."
+        )
+    if threshold is not None and (sets is not None or length is not None):
+        raise ValueError("`--sets` and `--length` are for calibrating; leave them out with --threshold.")
+    rate, sets = _RATE if rate is None else rate, _SETS if sets is None else sets
     if not 0 < rate < 1:
         raise ValueError(f"`--rate` must be between 0 and 1, as 0.01 for one in a hundred; got {rate}.")
-    if measure and (stream or batch or keep_out or typical or threshold is not None):
-        raise ValueError(
-            "`--measure` draws its own sets; leave out the stream, --batch, --keep-out, --typical "
-            "and --threshold."
-        )
     check_number("--sets", sets, 1)
     if batch and (keep_out or typical):
         raise ValueError("`--batch` scores each given all others; leave out --keep-out and --typical.")
@@ -153,7 +158,7 @@ def anomaly(
         known = opened.model.prior()
         limit: float | Thresholds | None = threshold
         if typical is not None:
-            known = opened.model.condition(reader.all([typical])[0].to(place))
+            known = condition_on(opened.model, reader.all([typical])[0].to(place))
         if limit is None:
             clean = _clean(opened, data_dir, data, invert)
             limit = _calibrated(calibrate, opened, clean, rate, length, sets, noise)
@@ -197,11 +202,13 @@ def _calibrated(
         )
 
 
-def _made_up(sampler: SetSampler, generator: torch.Generator) -> Iterator[Element]:
+def _made_up(sampler: SetSampler, generator: torch.Generator) -> list[Element]:
     """A set of one class with a few strangers in it, for want of a stream."""
     sets = sampler.contaminated(1, min(4 * _LENGTH, sampler.fewest), _STRANGERS, generator)
-    for i, (x, stranger) in enumerate(zip(sets.x[0], sets.outlier[0].tolist(), strict=True), start=1):
-        yield Element(f"{i}, of another class" if stranger else str(i), x)
+    return [
+        Element(f"{i}, of another class" if stranger else str(i), x)
+        for i, (x, stranger) in enumerate(zip(sets.x[0], sets.outlier[0].tolist(), strict=True), start=1)
+    ]
 
 
 class _Gallery:
@@ -216,7 +223,7 @@ class _Gallery:
         kept = self._odd if odd else self._ordinary
         kept.append((score, place, x))
         kept.sort(key=itemgetter(0), reverse=not odd)
-        del kept[_SHOWN:]
+        del kept[ACROSS:]
 
     def images(self, levels: int) -> dict[str, dict[int, Tensor]]:
         """Both kinds, by place."""
@@ -287,7 +294,7 @@ def _result(
     if not count:
         raise ValueError("`stream` must hold at least one element; it is empty.")
     given, what = ("all others", "batch") if name == "anomaly-batch" else ("those before it", "stream")
-    some = f" The lowest {_SHOWN} of them are shown." if flagged > _SHOWN else ""
+    some = f" The lowest {ACROSS} of them are shown." if flagged > ACROSS and opened.model.levels else ""
     shown: dict[str, dict[int, Tensor]] = {}
     if opened.model.levels:
         shown = gallery.images(opened.model.levels)

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -37,12 +37,11 @@ from bruno.data import Examples
 from bruno.evaluation import measure_bits_per_dim
 from bruno.figures import curves
 from bruno.model import Bruno
-from bruno.pace import Progress as Pace
-from bruno.pace import agreed
+from bruno.pace import LogLine
 from bruno.report import Result
 from bruno.runs import Run
 from bruno.sequences import SetSampler
-from bruno.training import Trainer
+from bruno.training import Trainer, agreed
 
 _SETS = 200  # to measure bits/dim on, at least
 
@@ -100,8 +99,8 @@ def train(
     overrides += ["data.skip_bad=true"] if skip_bad else []
     recipe = load_recipe(preset, overrides)
     run = Run(out or Path("runs") / Path(preset).stem)
-    if resume and steps is None and minutes is None:
-        recipe = as_planned(recipe, run)
+    if resume:
+        recipe = as_planned(recipe, run, overrides)
     place = choose_device(device)
     model = fresh_model(recipe, examples_of(recipe, recipe.data.split, data_dir), place)
     trainer = trainer_of(model, recipe, training_examples(recipe, data_dir), place)
@@ -154,9 +153,9 @@ def evaluate(
     opened.keep(found, seed)
 
 
-def as_planned(recipe: Recipe, run: Run) -> Recipe:
-    """A recipe with the length that a run to be resumed was planned with."""
-    if not run.checkpoints:
+def as_planned(recipe: Recipe, run: Run, overrides: Sequence[str]) -> Recipe:
+    """A recipe with the length that a run to be resumed was planned with, unless that is told anew."""
+    if not run.checkpoints or any(told.startswith(("train.steps", "train.minutes")) for told in overrides):
         return recipe
     planned = run.recipe.train
     return replace(recipe, train=replace(recipe.train, steps=planned.steps, minutes=planned.minutes))
@@ -184,7 +183,9 @@ def length_overrides(steps: int | None, minutes: float | None) -> list[str]:
         raise ValueError(f"`--steps` and `--minutes` exclude each other; got {steps} and {minutes}.")
     if minutes is not None and not 0 < minutes < math.inf:
         raise ValueError(f"`--minutes` must be above 0, and not for ever; got {minutes}.")
-    return [f"train.{k}={v}" for k, v in (("steps", steps), ("minutes", minutes)) if v is not None]
+    if steps is not None:
+        return [f"train.steps={steps}", "train.minutes=0"]
+    return [] if minutes is None else [f"train.minutes={minutes}"]
 
 
 def trainer_of(model: Bruno, recipe: Recipe, examples: Examples, device: str) -> Trainer:
@@ -234,11 +235,11 @@ def run_to_the_end(
         raise ValueError(f"`--resume` needs a checkpoint; {run.folder} has none.")
     if trainer.rank == 0:
         run.keep_recipe(recipe)
-    pace, skipped = None, 0
-    for pace in _shown(run.train(trainer, save_every=save_every, measure=measure)):
-        skipped += pace.skipped
-        if pace.note:
-            console.print(pace.note)
+    line, skipped = None, 0
+    for line in _shown(run.train(trainer, save_every=save_every, measure=measure)):
+        skipped += line.skipped
+        if line.note:
+            console.print(line.note)
     if skipped:
         console.print(f"left out {skipped} step{'s' * (skipped != 1)} whose gradient was not finite")
     if run.stop_signal:
@@ -246,28 +247,28 @@ def run_to_the_end(
         raise typer.Exit(128 + run.stop_signal)
     if trainer.rank == 0:
         run.export(run.folder / "model.safetensors")
-    if pace is None:
+    if line is None:
         console.print(f"it was finished, after {trainer.index:,} steps; for more, name --steps or --minutes")
     else:
-        count = f"{trainer.index:,} step{'s' * (trainer.index != 1)} in {_duration(pace.seconds)}"
-        speed = f"{1000 * pace.step_seconds:.0f} ms a step, {pace.elements_per_second:,.0f} elements/s"
-        console.print(f"{count}; at last {speed}, {_memory(pace.memory)}")
+        count = f"{trainer.index:,} step{'s' * (trainer.index != 1)} in {_duration(line.seconds)}"
+        speed = f"{1000 * line.step_seconds:.0f} ms a step, {line.elements_per_second:,.0f} elements/s"
+        console.print(f"{count}; at last {speed}, {_memory(line.memory)}")
     console.print(f"the model is in {run.folder / 'model.safetensors'}")
 
 
-def _shown(run: Iterator[Pace]) -> Iterator[Pace]:
+def _shown(run: Iterator[LogLine]) -> Iterator[LogLine]:
     """The same, with a bar on a terminal."""
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task("starting", total=1.0)
-        for pace in run:
-            share = pace.seconds / max(1e-9, pace.seconds + pace.seconds_left)
-            words = [f"step {pace.index:,}", f"{pace.elements_per_second:,.0f}/s", _memory(pace.memory)]
-            words += [f"{pace.bits_per_dim:.3f} bits/dim"] if pace.bits_per_dim == pace.bits_per_dim else []
-            words += [f"{100 * pace.accuracy:.0f} % right"] if pace.accuracy == pace.accuracy else []
-            words += [f"{_duration(pace.seconds_left)} left"]
+        for line in run:
+            share = line.seconds / max(1e-9, line.seconds + line.seconds_left)
+            words = [f"step {line.index:,}", f"{line.elements_per_second:,.0f}/s", _memory(line.memory)]
+            words += [f"{line.bits_per_dim:.3f} bits/dim"] if line.bits_per_dim == line.bits_per_dim else []
+            words += [f"{100 * line.accuracy:.0f} % right"] if line.accuracy == line.accuracy else []
+            words += [f"{_duration(line.seconds_left)} left"]
             bar.update(task, completed=share, description=" · ".join(words))
-            yield pace
+            yield line
 
 
 def _memory(amount: int) -> str:

@@ -226,8 +226,12 @@ def reading_text(path: Path) -> Iterator[TextIO]:
 def is_image(name: str) -> bool:
     """Whether a file of this name is one, and neither hidden nor what an archiver left beside it."""
     path = PurePosixPath(name)
-    hidden = any(part.startswith((".", "__MACOSX")) for part in path.parts)
-    return path.suffix.lower() in _IMAGES and not hidden
+    return path.suffix.lower() in _IMAGES and not any(map(is_hidden, path.parts))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is not meant to be seen, or was left by an archiver."""
+    return name.startswith((".", "__MACOSX"))
 
 
 def _is_image_of_a_class(name: str) -> bool:

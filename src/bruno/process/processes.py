@@ -201,13 +201,7 @@ class ExchangeableProcess(nn.Module):
             )
             beta = None
         else:
-            try:
-                batch = torch.broadcast_shapes(z.shape[:-2], evidence.batch_shape)
-            except RuntimeError:
-                raise ValueError(
-                    f"`evidence` must have a batch that broadcasts with {tuple(z.shape[:-2])}, that of `z`; "
-                    f"got {tuple(evidence.batch_shape)}."
-                ) from None
+            batch = torch.broadcast_shapes(z.shape[:-2], evidence.batch_shape)
             z = z.expand(*batch, *z.shape[-2:])
             total = _column(evidence.count) * (evidence.mean - parameters.mean)
             given = _without_copies(evidence.count)
@@ -250,6 +244,13 @@ class ExchangeableProcess(nn.Module):
         check_devices(self.mean, z=z)
         if evidence is not None:
             self._check_evidence(evidence)
+            try:
+                torch.broadcast_shapes(z.shape[:-2], evidence.batch_shape)
+            except RuntimeError:
+                raise ValueError(
+                    f"`evidence` must have a batch that broadcasts with {tuple(z.shape[:-2])}, that of `z`; "
+                    f"got {tuple(evidence.batch_shape)}."
+                ) from None
         z = widened(z)
         return z.to(torch.promote_types(z.dtype, self.mean.dtype))
 

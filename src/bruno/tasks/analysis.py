@@ -1,4 +1,4 @@
-"""The paper's analyses: what a process learnt, how Student-t and Gaussian differ, what upsets training."""
+"""The paper's analyses: what a process learnt, how Student-t and Gaussian differ, what a set gains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from bruno.sequences import SetSampler
 from bruno.tasks import Progress
 
 _THRESHOLDS = tuple(10 ** (i / 20 - 4) for i in range(80))  # 1e-4 … 0.89, evenly on a logarithmic axis
-_FINAL_SETS = 32  # that a trained model of the study is measured on
 
 # --- what a process has learnt ---------------------------------------------------------------------------
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from bruno.config import check_at_least
 from bruno.model import Bruno, Posterior
 from bruno.sequences import SetSampler
 from bruno.tasks import Progress
@@ -55,13 +57,14 @@ def _prior(model: Bruno, z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batc
 
 
 def _latents(model: Bruno, x: Tensor, at_least: int) -> Float[Tensor, "*batch n dim"]:
-    z = model.encode(x).z
-    if z.ndim < 2 or z.shape[-2] < at_least:
+    axes = len(model.shape)
+    if x.ndim <= axes or x.shape[-axes - 1] < at_least:
         raise ValueError(
             f"`x` must be sets (*batch, n, *{model.shape}) with n of at least {at_least}; "
             f"got shape {tuple(x.shape)}."
         )
-    return z
+    elements = x.flatten(0, -axes - 1).split(_ELEMENTS_AT_A_TIME)
+    return torch.cat([model.encode(some).z for some in elements]).view(*x.shape[:-axes], -1)
 
 
 # --- a threshold -----------------------------------------------------------------------------------------
@@ -103,9 +106,7 @@ def calibrate(
     That is the mean over calibrations; one is off by some sqrt(rate/sets): a rate of 0.01 wants 1,000 sets.
     Elements of a stream beyond `length` are judged like the last.
     """
-    _check_rate(rate)
-    if length < 2:
-        raise ValueError(f"`length` must be at least 2, for an element to have one before it; got {length}.")
+    _check_rate_and_length(rate, length)
     rank = math.floor(rate * (sets + 1) + 1e-9)
     if rank < 1:
         needed = math.ceil(1 / rate - 1 - 1e-9)
@@ -126,18 +127,19 @@ def calibrate_batch(
     progress: Progress | None = None,
 ) -> float:
     """The threshold for leave-one-out scores of a batch of this length: of clean ones, `rate` are below."""
-    _check_rate(rate)
-    if sets < 1:
-        raise ValueError(f"`sets` must be at least 1; got {sets}.")
+    _check_rate_and_length(rate, length)
+    check_at_least("sets", sets, 1)
     scores = _of_clean_sets(leave_one_out_from_latents, model, sampler, length, sets, generator, progress)
-    return scores.quantile(rate).item()
+    return float(np.quantile(scores.numpy(), rate))  # that of torch takes so many and no more
 
 
-def _check_rate(rate: float) -> None:
+def _check_rate_and_length(rate: float, length: int) -> None:
     if not 0 < rate < 1:
         raise ValueError(
             f"`rate` must be between 0 and 1, as 0.01 for one false alarm in a hundred; got {rate}."
         )
+    if length < 2:
+        raise ValueError(f"`length` must be at least 2, for an element to have another; got {length}.")
 
 
 @torch.no_grad()
