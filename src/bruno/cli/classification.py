@@ -24,6 +24,7 @@ from bruno.cli.options import (
     console,
     numbers,
     open_model,
+    place_of,
     progress_bar,
 )
 from bruno.data import Examples
@@ -100,7 +101,7 @@ def fewshot(
         (f"{a.way}-way {a.shot}-shot", _per_cent(a), _per_cent(b), f"{100 / a.way:.1f}", f"{a.episodes:,}")
         for a, b in zip(ours, pixels, strict=True)
     )
-    where = split if data is None else Path(data).stem
+    where = place_of(split, data)
     variants = {}  # in a file's name: in a title
     if threshold is not None:
         variants[f"above-{threshold:g}"] = f"dimensions with a correlation above {threshold:g}"

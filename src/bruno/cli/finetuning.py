@@ -19,11 +19,10 @@ from bruno.cli.options import (
     Opened,
     Seed,
     Settings,
-    console,
     held_out_examples,
     is_own,
+    keep,
     open_model,
-    say,
 )
 from bruno.cli.training import (
     Minutes,
@@ -121,9 +120,7 @@ def finetune(
     if examples is not None and trainer.rank == 0:
         models = {"before": before.model, "after": after.model("last", place)}
         result = _compared(models, recipe, examples, split, trials, seed)
-        say(result)
-        path = result.write(after.folder, config=to_dict(recipe), seed=seed)
-        console.print(f"written: {path}")
+        keep(result, after.folder, to_dict(recipe), seed)
 
 
 def _in_shape(recipe: Recipe, before: Opened, overrides: Sequence[str]) -> Recipe:

@@ -21,10 +21,9 @@ from bruno.cli.options import (
     Split,
     check_number,
     choose_device,
-    console,
+    keep,
     open_model,
     progress_bar,
-    say,
 )
 from bruno.config import to_dict
 from bruno.data import load_examples
@@ -96,8 +95,7 @@ def study(
             f"{steps} steps of RMSProp each.",
             study_curves(found),
         )
-        say(result)
-        console.print(f"written: {result.write(out, config=common, seed=seed)}")
+        keep(result, out, common, seed)
 
 
 def _correlations(opened: Opened) -> Result:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.distributed.nn  # before a group is there: its functions hold the group they are imported with
@@ -118,6 +118,11 @@ def held_out_examples(recipe: Recipe, split: str, data_dir: Path | None) -> Exam
     return examples_of(replace(recipe, data=replace(recipe.data, classes=limited)), split, data_dir)
 
 
+def place_of(split: str, data: str | None) -> str:
+    """What results on a split, or on other data, are called."""
+    return split if data is None else Path(data).stem
+
+
 def is_own(data: str | None) -> bool:
     """Whether --data names files of the user, not a set that the project knows."""
     return data is not None and data not in SOURCES
@@ -207,12 +212,7 @@ class Opened(NamedTuple):
 
     def keep(self, result: Result, seed: int) -> None:
         """Show a result and write it beside the model."""
-        say(result)
-        config = to_dict(self.recipe or self.model.config)
-        path = result.write(self.folder, config=config, seed=seed)
-        console.print(
-            f"written: {path}" + (f" and {path.with_suffix('.png').name}" if result.picture else "")
-        )
+        keep(result, self.folder, to_dict(self.recipe or self.model.config), seed)
 
 
 def model_file(run: str, checkpoint: str) -> Path:
@@ -280,6 +280,13 @@ def check_number(option: str, value: float, least: float = -math.inf, most: floa
     if not (math.isfinite(value) and least <= value <= most):
         limits = [f"at least {least:g}"] * (least > -math.inf) + [f"at most {most:g}"] * (most < math.inf)
         raise ValueError(f"`{option}` must be {' and '.join(limits) or 'a finite number'}; got {value}.")
+
+
+def keep(result: Result, folder: Path, config: dict[str, Any], seed: int) -> None:
+    """Show a result and write it to a folder."""
+    say(result)
+    path = result.write(folder, config=config, seed=seed)
+    console.print(f"written: {path}" + (f" and {path.with_suffix('.png').name}" if result.picture else ""))
 
 
 def say(result: Result) -> None:

@@ -37,7 +37,6 @@ from bruno.report import Result
 from bruno.sequences import SetSampler
 from bruno.tasks.anomaly import (
     Detector,
-    Scored,
     Thresholds,
     calibrate,
     calibrate_batch,
@@ -211,26 +210,57 @@ def _made_up(sampler: SetSampler, generator: torch.Generator) -> list[Element]:
     ]
 
 
-class _Gallery:
-    """The lowest of what is odd and the highest of all else, however long a stream goes on."""
+class _Judged:
+    """What to tell of a stream, however long it goes on: its latest scores, and some of its images.
 
-    def __init__(self) -> None:
+    Those are the lowest of what is odd, and the highest of all else.
+    """
+
+    def __init__(self, levels: int, most: int | None = None) -> None:
+        self._levels = levels
+        self._count = self._flagged = 0
+        self._latest: deque[tuple[str, float, float | None]] = deque(maxlen=most)
         self._odd: list[tuple[float, int, Tensor]] = []
         self._ordinary: list[tuple[float, int, Tensor]] = []
 
-    def add(self, place: int, x: Tensor, score: float, *, odd: bool) -> None:
-        """An element by its place in the stream."""
+    def add(self, element: Element, score: float, threshold: float | None, *, odd: bool) -> None:
+        """One more."""
+        self._count += 1
+        self._flagged += odd
+        self._latest.append((element.name, score, threshold))
         kept = self._odd if odd else self._ordinary
-        kept.append((score, place, x))
+        kept.append((score, self._count, element.x))
         kept.sort(key=itemgetter(0), reverse=not odd)
         del kept[ACROSS:]
 
-    def images(self, levels: int) -> dict[str, dict[int, Tensor]]:
-        """Both kinds, by place."""
-        return {
-            name: {place: visible(x, levels) for _, place, x in sorted(kept, key=itemgetter(1))}
-            for name, kept in (("odd", self._odd), ("ordinary", self._ordinary))
-        }
+    def result(self, name: str, title: str, what: str, given: str) -> Result:
+        """Of a stream or batch, whose elements are scored given others."""
+        if not self._count:
+            raise ValueError("`stream` must hold at least one element; it is empty.")
+        some = f" The lowest {ACROSS} of them are shown." * (self._flagged > ACROSS and self._levels > 0)
+        names, scores, thresholds = map(list, zip(*self._latest, strict=True))
+        values = {"elements": self._count, "outliers": self._flagged}
+        return Result(
+            name,
+            title,
+            {**values, "names": names, "scores": scores, "thresholds": thresholds},
+            note=f"{self._flagged} of {self._count} are below the threshold.{some} The score is "
+            f"log p(x | {given}) − log p(x), in nats.",
+            picture=scores_over_time(
+                scores,
+                thresholds,
+                odd=self._images(self._odd),
+                ordinary=self._images(self._ordinary),
+                first=self._count - len(scores) + 1,
+                what=what,
+            ),
+        )
+
+    def _images(self, kept: list[tuple[float, int, Tensor]]) -> dict[int, Tensor]:
+        """By their place in the stream; rows have none."""
+        if not self._levels:
+            return {}
+        return {place: visible(x, self._levels) for _, place, x in sorted(kept, key=itemgetter(1))}
 
 
 def _along(
@@ -240,72 +270,34 @@ def _along(
 
     Ends with the stream or, as the second thing it returns tells, when it is interrupted.
     """
-    count = flagged = 0
-    stopped = False
-    latest: deque[tuple[str, Scored]] = deque(maxlen=_KEPT)
-    gallery = _Gallery()
+    judged, stopped = _Judged(opened.model.levels, _KEPT), False
     try:
-        for element in elements:
-            judged, known = detector.step(known, element.x.to(opened.device))
-            count += 1
-            if count == 1:
+        for i, element in enumerate(elements):
+            if i == 0:
                 opened.warn_if_unlike(element.x)
-            latest.append((element.name, judged))
-            gallery.add(count, element.x, judged.score, odd=judged.outlier)
-            flagged += judged.outlier
-            flag = "  odd one out" if judged.outlier else ""
-            console.print(f"{judged.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
+            said, known = detector.step(known, element.x.to(opened.device))
+            judged.add(element, said.score, said.threshold, odd=said.outlier)
+            flag = "  odd one out" if said.outlier else ""
+            console.print(f"{said.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         stopped = True
-    names, scored = [name for name, _ in latest], [judged for _, judged in latest]
-    scores, thresholds = [judged.score for judged in scored], [judged.threshold for judged in scored]
-    return _result(opened, "anomaly", count, flagged, names, scores, thresholds, gallery), stopped
+    return judged.result("anomaly", "Which is the odd one out?", "stream", "those before it"), stopped
 
 
 def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Result:
     """Each given all the others."""
     x = torch.stack([element.x for element in elements]).to(opened.device)
     scores = leave_one_out_scores(opened.model, x).tolist()
-    gallery = _Gallery()
-    for i, (element, score) in enumerate(zip(elements, scores, strict=True), start=1):
-        gallery.add(i, element.x, score, odd=score < threshold)
-    names = [element.name for element in elements]
-    limits: list[float | None] = [threshold] * len(scores)
-    count, flagged = len(elements), sum(score < threshold for score in scores)
-    found = _result(opened, "anomaly-batch", count, flagged, names, scores, limits, gallery)
-    order = sorted(range(count), key=scores.__getitem__)[:_LOWEST]
+    judged = _Judged(opened.model.levels)
+    for element, score in zip(elements, scores, strict=True):
+        judged.add(element, score, threshold, odd=score < threshold)
+    lowest = sorted(zip(scores, elements, strict=True), key=itemgetter(0))[:_LOWEST]
     rows = tuple(
-        (f"{scores[i]:+.2f}", Path(names[i]).name, "odd one out" * (scores[i] < threshold)) for i in order
+        (f"{score:+.2f}", Path(element.name).name, "odd one out" * (score < threshold))
+        for score, element in lowest
     )
+    found = judged.result("anomaly-batch", "Which is the odd one out of a batch?", "batch", "all others")
     return replace(found, columns=("score", "the lowest", ""), rows=rows)
-
-
-def _result(
-    opened: Opened,
-    name: str,
-    count: int,
-    flagged: int,
-    names: list[str],
-    scores: list[float],
-    thresholds: list[float | None],
-    gallery: _Gallery,
-) -> Result:
-    """Of `count` elements, of which the latest are named and scored, and some shown."""
-    if not count:
-        raise ValueError("`stream` must hold at least one element; it is empty.")
-    given, what = ("all others", "batch") if name == "anomaly-batch" else ("those before it", "stream")
-    some = f" The lowest {ACROSS} of them are shown." if flagged > ACROSS and opened.model.levels else ""
-    shown: dict[str, dict[int, Tensor]] = {}
-    if opened.model.levels:
-        shown = gallery.images(opened.model.levels)
-    return Result(
-        name,
-        "Which is the odd one out of a batch?" if name == "anomaly-batch" else "Which is the odd one out?",
-        {"elements": count, "outliers": flagged, "names": names, "scores": scores, "thresholds": thresholds},
-        note=f"{flagged} of {count} are below the threshold.{some} The score is "
-        f"log p(x | {given}) − log p(x), in nats.",
-        picture=scores_over_time(scores, thresholds, first=count - len(scores) + 1, what=what, **shown),
-    )
 
 
 def _quality(

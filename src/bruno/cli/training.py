@@ -31,6 +31,7 @@ from bruno.cli.options import (
     examples_of,
     held_out_examples,
     open_model,
+    place_of,
 )
 from bruno.config import Recipe, load_recipe
 from bruno.data import Examples
@@ -140,7 +141,7 @@ def evaluate(
     rows = [(str(i), f"{bits:.4f}") for i, bits in enumerate(result.by_position, start=1)]
     rows.append(("mean", f"{result.mean:.4f} ± {result.error:.4f}"))
     positions = range(1, len(result.by_position) + 1)
-    where = split if data is None else Path(data).stem
+    where = place_of(split, data)
     found = Result(
         f"bits-{where}",
         f"Bits/dim, {where}, by how many were seen before",
