@@ -159,10 +159,10 @@ def bars(
 
 
 def accuracy_bars(results: Mapping[str, Sequence[FewShotResult]]) -> bytes:
-    """Accuracy of named methods, ± its spread between trials, in the same settings."""
+    """Accuracy of named methods, ± the standard error of its mean over trials, in the same settings."""
     settings = next(iter(results.values()))
     heights = {
-        name: [Measured(100 * result.accuracy, 100 * result.spread) for result in found]
+        name: [Measured(100 * r.accuracy, 100 * r.spread / math.sqrt(r.trials)) for r in found]
         for name, found in results.items()
     }
     groups = [f"{r.way}-way\n{r.shot}-shot" for r in settings]

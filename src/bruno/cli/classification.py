@@ -116,7 +116,9 @@ def fewshot(
         "pixels": [asdict(result) for result in pixels],
     }
     columns = ("", "accuracy %", "nearest pixels %", "chance %", "episodes")
-    note = f"Mean of {trials} trials ± standard deviation from trial to trial."
+    note = (
+        f"Mean of {trials} trials ± standard deviation from trial to trial, in the picture ± standard error."
+    )
     shown = accuracy_bars({"BRUNO": ours, "nearest pixels": pixels})
     name = "-".join(["few-shot", where, *variants])
     title = ", ".join(["Few-shot classification", where, *variants.values()])

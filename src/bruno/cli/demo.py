@@ -108,7 +108,7 @@ def _few_shot(model: Bruno, unseen: Examples, seed: int) -> Result:
         {"bruno": [a.accuracy for a in ours], "pixels": [b.accuracy for b in pixels]},
         ("", "this model", "nearest pixels", "chance"),
         rows,
-        f"{ours[0].episodes} episodes each.",
+        f"{ours[0].episodes} episodes each; in the picture ± standard error.",
         accuracy_bars({"this model": ours, "nearest pixels": pixels}),
     )
 

@@ -182,7 +182,8 @@ def _compared(
         values,
         ("", *models),
         rows,
-        f"Accuracy: mean of {trials} trials ± standard deviation from trial to trial."
+        f"Accuracy: mean of {trials} trials ± standard deviation from trial to trial, "
+        "in the picture ± standard error."
         if accuracies
         else "Too few classes are held out, or elements of each, to tell accuracy.",
         accuracy_bars(accuracies) if accuracies else b"",
