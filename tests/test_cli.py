@@ -131,10 +131,12 @@ def test_finetuning_to_few_classes_of_ones_own(tmp_path, monkeypatch):
     larger = ["--set", "data.original=true", "--set", "train.shift=4"]
     run("train", "digits", "--steps", "3", "--out", "run", *larger, *SMALL)
     own_images({f"class{i}": 6 for i in range(10)}, 20)
-    tune = ["finetune", "run", "--set", "data.name=images", "--set", "train.length=5", "--steps", "1"]
+    tune = ["finetune", "run", "--set", "data.name=images", "--steps", "1"]
     assert "Too few classes are held out" in run(*tune, "--device", "cpu")
     tuned = Run("run-finetuned").recipe
-    assert tuned.train.way == 8  # all that are not held out
+    assert (tuned.train.way, tuned.train.length) == (8, 6)  # all that are not held out, all that a class has
+    with pytest.raises(ValueError, match=r"`train.way` must be from 2 to the 8 classes; got 9"):
+        run(*tune, "--way", "9", "--out", "told", "--device", "cpu")
     assert tuned.data.size == 8
     assert tuned.train.shift == 1  # pixels of the model's images, no longer of larger ones
     found = json.loads(Path("run-finetuned/results/finetuning-validation.json").read_text())

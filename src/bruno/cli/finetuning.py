@@ -91,11 +91,12 @@ def finetune(
         raise ValueError(f"`run` must say what it was trained on, and how; {run} does not.")
     values = to_dict(before.recipe)
     # Whatever episodes the run had, those of fine-tuning are its own, beside its sets.
-    values["train"] |= {"episodes": episodes, "way": way or _WAY, "shot": shot, "queries": 1, "shared": False}
+    values["train"] |= {"episodes": episodes, "way": _WAY, "shot": shot, "queries": 1, "shared": False}
     values["train"] |= {"discriminative": 1.0, "generative": generative, "seed": seed, "minutes": 0.0}
     # At the full rate of its training, a few steps of a new optimiser undo what a model has learnt.
     values["train"] |= {"rate": _GENTLER * before.recipe.train.rate, "warmup": _WARMUP}
     overrides = [*(settings or []), *length_overrides(steps, minutes)]
+    overrides += [] if way is None else [f"train.way={way}"]
     recipe = override(Recipe, values, overrides)
     if recipe.data.name != before.recipe.data.name:
         recipe = _in_shape(recipe, before, overrides)
@@ -113,8 +114,7 @@ def finetune(
         )
     learnt = training_examples(recipe, data_dir).on_levels(levels)
     before.warn_if_unlike(learnt.elements)
-    if way is None and recipe.train.way == _WAY:
-        recipe = replace(recipe, train=replace(recipe.train, way=min(_WAY, len(learnt.names))))
+    recipe = _as_far_as_there_is(recipe, learnt, overrides)
     trainer = trainer_of(deepcopy(before.model), recipe, learnt, place)
     run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
     if examples is not None and trainer.rank == 0:
@@ -133,6 +133,17 @@ def _in_shape(recipe: Recipe, before: Opened, overrides: Sequence[str]) -> Recip
     shift = min(recipe.train.shift, 1) if recipe.data.original else recipe.train.shift
     data = replace(recipe.data, size=shape[1], colour=shape[0] == 3, original=False)
     return replace(recipe, data=data, train=replace(recipe.train, shift=shift))
+
+
+def _as_far_as_there_is(recipe: Recipe, learnt: Examples, overrides: Sequence[str]) -> Recipe:
+    """With episodes of no more classes and sets of no more elements than there are, unless that is told."""
+    most = {"way": len(learnt.names), "length": int(learnt.counts.min())}
+    fitted = {
+        name: min(getattr(recipe.train, name), number)
+        for name, number in most.items()
+        if not any(said.startswith(f"train.{name}") for said in overrides)
+    }
+    return replace(recipe, train=replace(recipe.train, **fitted))
 
 
 def _compared(
