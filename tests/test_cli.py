@@ -294,7 +294,8 @@ def test_a_demo_that_was_stopped_says_how_to_go_on(tmp_path, monkeypatch):
     told = "bruno train digits --seed 3 --out run --resume"
     assert f"`{told}`" in output
     monkeypatch.chdir(tmp_path)
-    run(*told.split()[1:])
+    taken = int(Run("run").checkpoints[-1].stem.removeprefix("checkpoint-"))
+    assert f"{taken + 1:,} step" in run(*told.split()[1:], "--steps", str(taken + 1))  # no need to take all
     assert Path("run/model.safetensors").is_file()
 
 
