@@ -76,9 +76,10 @@ def test_shared_images_count_for_both_losses(sampler):
     trainer = Trainer(fresh(), sampler, config)
     sets, tasks = trainer._draw()
     assert sets is None
-    loss, bits, accuracy = Objective(trainer.model, config)(None, tasks)
+    weight = torch.tensor(0.5)
+    loss, bits, accuracy = Objective(trainer.model, config, weight)(None, tasks)
     alone = replace(config, shared=False)
-    expected, *_ = Objective(trainer.model, alone)(tasks.flatten(0, 1), tasks)
+    expected, *_ = Objective(trainer.model, alone, weight)(tasks.flatten(0, 1), tasks)
     torch.testing.assert_close(loss, expected)
     assert loss > bits
     assert 0 <= accuracy <= 1
@@ -91,6 +92,22 @@ def test_both_losses_add_up(sampler):
         assert step.bits_per_dim > 0
         assert 0 <= step.accuracy <= 1
         assert step.loss > step.bits_per_dim
+
+
+def test_cross_entropy_counts_from_its_onset_on(sampler):
+    plan = {"steps": 6, "batch": 4, "length": 5, "episodes": 2, "way": 3}
+    config = TrainConfig(**plan, discriminative=0.5, onset=0.5)
+    steps = list(train(fresh(), sampler, config))
+    assert [step.loss > step.bits_per_dim for step in steps] == 3 * [False] + 3 * [True]
+    assert all(0 <= step.accuracy <= 1 for step in steps)  # it is told all along
+    models = fresh(), fresh()
+    list(train(models[0], sampler, replace(config, steps=2, onset=0.9)))
+    list(train(models[1], sampler, replace(config, steps=2, discriminative=1e-30)))
+    assert models[0].fingerprint() == models[1].fingerprint()
+    with pytest.raises(ValueError, match=r"`train.onset` needs a weight of bits/dim above 0.*got 0.5"):
+        replace(config, generative=0.0)
+    with pytest.raises(ValueError, match=r"`train.onset` must be from 0 up to 1; got 1.0"):
+        replace(config, onset=1.0)
 
 
 def test_the_same_seed_trains_the_same_model(sampler):

@@ -98,6 +98,7 @@ class TrainConfig:
     length: int = 20
     generative: float = 1.0  # weight of bits/dim
     discriminative: float = 0.0  # weight of the cross-entropy of episodes
+    onset: float = 0.0  # the share of the run, its first, in which that does not count yet
     episodes: int = 8
     way: int = 20
     shot: int = 1
@@ -144,9 +145,13 @@ class TrainConfig:
         ):
             check_at_least(f"train.{name}", getattr(self, name), 0)
         check_at_least("train.shift", self.shift, 0)
+        if self.onset and not self.generative:
+            raise ValueError(
+                f"`train.onset` needs a weight of bits/dim above 0, to train on until then; got {self.onset}."
+            )
         if not 0 <= self.fade <= 1:
             raise ValueError(f"`train.fade` must be from 0 to 1; got {self.fade}.")
-        for name in ("warmup", "final_rate", "ema"):
+        for name in ("onset", "warmup", "final_rate", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`train.{name}` must be from 0 up to 1; got {getattr(self, name)}.")
         if not self.generative and not self.discriminative:

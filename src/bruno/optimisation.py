@@ -1,4 +1,4 @@
-"""How weights move: the optimiser and its rates, their schedule, and averaged weights."""
+"""How weights move: the optimiser, what changes on the way through a run, and averaged weights."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ def rate_factor(config: TrainConfig, progress: float) -> float:
 def distortion_factor(config: TrainConfig, progress: float) -> float:
     """The share of their strength that slants and warps have at a progress from 0 to 1."""
     return min(1.0, (1 - progress) / config.fade) if config.fade else 1.0
+
+
+def discriminative_weight(config: TrainConfig, progress: float) -> float:
+    """What the cross-entropy of episodes counts at a progress from 0 to 1."""
+    return config.discriminative if progress >= config.onset else 0.0
 
 
 class Average:

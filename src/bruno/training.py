@@ -20,7 +20,13 @@ from bruno.capture import CapturedStep
 from bruno.config import TrainConfig
 from bruno.flow import set_compiled, set_network_dtype
 from bruno.model import Bruno
-from bruno.optimisation import Average, distortion_factor, make_optimiser, rate_factor
+from bruno.optimisation import (
+    Average,
+    discriminative_weight,
+    distortion_factor,
+    make_optimiser,
+    rate_factor,
+)
 from bruno.preprocessing import dequantise
 from bruno.process import Evidence, ExchangeableProcess
 from bruno.sequences import SetSampler
@@ -68,12 +74,13 @@ def episode_log_probs(
 class Objective(nn.Module):
     """What is minimised: bits/dim of sets, the cross-entropy of episodes, or their weighted sum.
 
-    A module of its own so that DistributedDataParallel can wrap it. Takes elements that are dequantised.
+    A module of its own so that DistributedDataParallel can wrap it. Takes elements that are dequantised. The
+    weight of the cross-entropy is a tensor, so that a captured step sees it change.
     """
 
-    def __init__(self, model: Bruno, config: TrainConfig) -> None:
+    def __init__(self, model: Bruno, config: TrainConfig, discriminative: Float[Tensor, ""]) -> None:
         super().__init__()
-        self.model, self.config = model, config
+        self.model, self.config, self.discriminative = model, config, discriminative
 
     def forward(
         self,
@@ -89,7 +96,7 @@ class Objective(nn.Module):
             scores = episode_log_probs(self.model.process, z, self.config.shot)
             target = torch.arange(scores.shape[1], device=z.device)[:, None].expand(scores.shape[:3])
             error = F.cross_entropy(scores.flatten(0, 2), target.flatten())
-            loss = loss + self.config.discriminative * error
+            loss = loss + self.discriminative * error
             accuracy = (scores.argmax(3) == target).float().mean()
             if self.config.shared:
                 log_prob = self.model.process.step_log_prob(z, validate=False) + log_det
@@ -130,7 +137,9 @@ class Trainer:
         self.average: Average | None = None
         self._parameters = list(model.parameters())
         # What changes from step to step: a captured step reads it here.
-        self._factor, self._keep, self._slant, self._warp = torch.zeros((4,), device=self.device).unbind()
+        self._factor, self._keep, self._slant, self._warp, self._discriminative = torch.zeros(
+            5, device=self.device
+        ).unbind()
         self._augmentation: dict[str, Any] = {
             "mirror": config.mirror,
             "shift": config.shift,
@@ -156,7 +165,7 @@ class Trainer:
             self._run = self._switched_step
             if self.config.graph:
                 self._run = captured = CapturedStep(self._switched_step, self.generator)
-        self._objective: nn.Module = Objective(self.model, self.config)
+        self._objective: nn.Module = Objective(self.model, self.config, self._discriminative)
         if distributed.is_initialized():
             # It hands out the weights of the first process; its gradients add up in the stream it is made in.
             with torch.cuda.stream(captured.stream) if captured else contextlib.nullcontext():
@@ -170,7 +179,8 @@ class Trainer:
     def advance(self, count: int, progress: float | None = None) -> list[Step]:
         """Several steps, and only then a look at what they gave: a GPU does not wait in between.
 
-        Rate, slants and warps follow the share of the config's steps that are done, or the `progress` given.
+        Rates, weights, slants and warps follow the share of the config's steps that are done, or the
+        `progress` given.
         """
         if self._run is None:
             self.begin()
@@ -182,6 +192,7 @@ class Trainer:
             done = min(1.0, done)
             factor = self.scale * rate_factor(self.config, done)
             self._factor.fill_(factor)
+            self._discriminative.fill_(discriminative_weight(self.config, done))
             distortion = distortion_factor(self.config, done)
             self._slant.fill_(self.config.slant * distortion)
             self._warp.fill_(self.config.warp * distortion)

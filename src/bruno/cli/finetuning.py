@@ -92,7 +92,8 @@ def finetune(
     values = to_dict(before.recipe)
     # Whatever episodes the run had, those of fine-tuning are its own, beside its sets.
     values["train"] |= {"episodes": episodes, "way": _WAY, "shot": shot, "queries": 1, "shared": False}
-    values["train"] |= {"discriminative": 1.0, "generative": generative, "seed": seed, "minutes": 0.0}
+    values["train"] |= {"discriminative": 1.0, "onset": 0.0, "generative": generative}
+    values["train"] |= {"seed": seed, "minutes": 0.0}
     # At the full rate of its training, a few steps of a new optimiser undo what a model has learnt.
     values["train"] |= {"rate": _GENTLER * before.recipe.train.rate, "warmup": _WARMUP}
     overrides = [*(settings or []), *length_overrides(steps, minutes)]
