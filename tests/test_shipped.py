@@ -1,6 +1,7 @@
 """The models that come with the package, on images that the project drew: a user's first minute."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -135,6 +136,19 @@ def test_dark_ink_is_noticed_and_can_be_inverted(dark_ink):
     assert "unlike" not in said("anomaly", "omniglot", dark_ink / "a", "--threshold", "0", "--invert")
     with pytest.raises(ValueError, match="`--invert` is for images of your own"):
         said("sample", "omniglot", "--data", "drawn", "--invert")
+
+
+def test_a_model_that_ships_is_fine_tuned_to_dark_ink(dark_ink):
+    tune = ["finetune", "omniglot", "--set", f"data.name={dark_ink}", "--set", "train.batch=2"]
+    tune += ["--steps", "1", "--episodes", "1"]
+    told = said(*tune, "--out", "dark", "--trials", "0")
+    assert "unlike those the model learnt" in told
+    assert "Dark ink wants --set data.invert=true" in " ".join(told.split())
+    told = said(*tune, "--set", "data.invert=true", "--out", "bright")
+    assert "unlike" not in told
+    before, after = json.loads(Path("bright/results/finetuning-test.json").read_text())["rows"][0][1:]
+    assert float(before.split()[0]) == pytest.approx(1.1, abs=0.2)  # bits/dim of bright ink
+    assert float(after.split()[0]) == pytest.approx(1.1, abs=0.2)
 
 
 def test_classes_that_training_saw_are_not_calibrated_on(monkeypatch, tmp_path):

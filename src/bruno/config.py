@@ -185,6 +185,7 @@ class DataConfig:
     classes: tuple[str, ...] = ()  # only these; all if empty
     size: int = 0  # for images of your own: resize to this height and width
     colour: bool = False  # for images of your own: three channels
+    invert: bool = False  # for images of your own: dark ink on bright paper becomes bright ink
     group: str = ""  # for a CSV: the column that names the set
     skip_bad: bool = False  # leave out what cannot be read
 

@@ -114,7 +114,7 @@ def finetune(
             f"`data` must be elements of the model's shape {before.model.shape}; got {examples.shape}."
         )
     learnt = training_examples(recipe, data_dir).on_levels(levels)
-    before.warn_if_unlike(learnt.elements)
+    before.warn_if_unlike(learnt.elements, invert="--set data.invert=true")
     recipe = _as_far_as_there_is(recipe, learnt, overrides)
     trainer = trainer_of(deepcopy(before.model), recipe, learnt, place)
     run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)

@@ -95,6 +95,7 @@ def examples_of(recipe: Recipe, split: str, data_dir: Path | None, *, original: 
     )
     if examples.skipped:
         _say_skipped(examples.skipped)
+    examples = examples.inverted() if data.invert else examples
     return examples.named(data.classes) if data.classes else examples
 
 
@@ -155,10 +156,10 @@ class Opened(NamedTuple):
         """The split whose classes had no part in training."""
         return "test" if self.recipe and self.recipe.data.split == "trainval" else "validation"
 
-    def warn_if_unlike(self, *images: Tensor) -> None:
+    def warn_if_unlike(self, *images: Tensor, invert: str = "--invert") -> None:
         """Say so if images are far brighter or darker than what the model learnt: it would not say so itself.
 
-        Only a model that knows how bright pixels were can tell.
+        Only a model that knows how bright pixels were can tell. `invert` is what turns dark ink into bright.
         """
         if not isinstance(self.model.preprocessing, Gaussianise):
             return
@@ -169,7 +170,7 @@ class Opened(NamedTuple):
         if unlike:
             console.print(
                 f"these images are unlike those the model learnt: a brightness of {unlike[0]:.0%}, "
-                f"there {learnt:.0%}. It will be sure of itself all the same. Dark ink wants --invert, "
+                f"there {learnt:.0%}. It will be sure of itself all the same. Dark ink wants {invert}, "
                 "a photograph more contrast, a thin or thick pen another one.",
                 soft_wrap=True,
             )
@@ -205,8 +206,7 @@ class Opened(NamedTuple):
             return read_csv(Path(data), self.recipe.data.group if self.recipe else "")
         channels, *size = self.model.shape
         own = read_images(Path(data), size=(size[0], size[1]), grey=channels == 1)
-        own = replace(own, elements=255 - own.elements) if invert else own
-        examples = own.on_levels(self.model.levels)
+        examples = (own.inverted() if invert else own).on_levels(self.model.levels)
         self.warn_if_unlike(examples.elements)
         return examples
 

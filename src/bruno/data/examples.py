@@ -53,6 +53,12 @@ class Examples:
         """Of one element."""
         return tuple(self.elements.shape[1:])
 
+    def inverted(self) -> Examples:
+        """Images with dark for bright."""
+        if not self.levels:
+            raise ValueError("`invert` is for images; these are rows of numbers. Leave it out.")
+        return replace(self, elements=self.levels - 1 - self.elements)
+
     def on_levels(self, levels: int) -> Examples:
         """Images of as many grey values as a model has; what is no image stays as it is."""
         if not levels or not self.levels:
