@@ -29,6 +29,7 @@ class Result:
         rows: of that table, as text.
         note: a sentence on how to read it.
         picture: PNG bytes, if it has one.
+        provenance: of one that was read again: command, commit, seed, hardware, versions.
     """
 
     name: str

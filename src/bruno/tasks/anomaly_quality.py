@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from bruno.data import Examples
 from bruno.model import Bruno
 from bruno.sequences import SetSampler
+from bruno.tasks import Progress
 from bruno.tasks.anomaly import SETS_AT_A_TIME, leave_one_out_from_latents, online_from_latents
 
 # scikit-learn's two, and the distance to the 5th nearest neighbour.
@@ -71,7 +72,7 @@ def measure_anomaly(
     warm_up: int = 1,
     rotations: bool = False,
     baselines: Sequence[str] = BASELINES,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Contamination, ...]:
     """How well outliers are found in sets of one class with elements of others among them.
 

@@ -48,6 +48,7 @@ class Calibration:
         error_before: expected calibration error at temperature 1.
         error: the same at this temperature.
         episodes: how many it was fitted to.
+        mistakes: in how many of them another class was the likeliest.
     """
 
     temperature: float
