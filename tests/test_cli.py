@@ -139,6 +139,8 @@ def test_finetuning_to_few_classes_of_ones_own(tmp_path, monkeypatch):
         run(*tune, "--way", "9", "--out", "told", "--device", "cpu")
     assert tuned.data.size == 8
     assert tuned.train.shift == 1  # pixels of the model's images, no longer of larger ones
+    run(*tune, "--set", "train.shift=2", "--trials", "0", "--out", "moved", "--device", "cpu")
+    assert Run("moved").recipe.train.shift == 2
     found = json.loads(Path("run-finetuned/results/finetuning-validation.json").read_text())
     assert [row[0] for row in found["rows"]] == ["bits/dim"]
     with pytest.raises(

@@ -239,6 +239,11 @@ def override(cls: type[T], values: dict[str, Any], settings: Sequence[str]) -> T
     return from_dict(cls, values)
 
 
+def named(settings: Sequence[str], *keys: str) -> bool:
+    """Whether some of ``section.key=value`` settings are of these keys."""
+    return any(setting.partition("=")[0].strip() in keys for setting in settings)
+
+
 def _set(values: dict[str, Any], setting: str) -> None:
     """``train.steps=50`` as a person types it: a word needs no quotes."""
     key, equals, text = setting.partition("=")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bruno.checkpoint import load, read_about, save
-from bruno.cli.options import Checkpoint, ModelName, console, folder_of, model_file
+from bruno.cli.options import Checkpoint, ModelName, console, is_run, model_file
 from bruno.runs import Run
 
 
@@ -21,7 +21,7 @@ def export(
     """Write a model to one file, with what it was made from, to use or share without its run."""
     if out.is_dir() or not out.parent.is_dir():
         raise ValueError(f"`out` must be a file in a folder that is there; got {out}.")
-    if Path(run).is_dir() and folder_of(run) == Path(run):
+    if is_run(run):
         Run(run).export(out, checkpoint, half=half)
     else:
         path = model_file(run, checkpoint)

@@ -23,6 +23,7 @@ from bruno.cli.options import (
     is_own,
     keep,
     open_model,
+    unseen_by,
 )
 from bruno.cli.training import (
     Minutes,
@@ -37,7 +38,7 @@ from bruno.cli.training import (
     trainer_of,
     training_examples,
 )
-from bruno.config import Recipe, check_same, override, to_dict
+from bruno.config import Recipe, check_same, named, override, to_dict
 from bruno.data import Examples
 from bruno.evaluation import measure_bits_per_dim
 from bruno.figures import accuracy_bars
@@ -106,7 +107,7 @@ def finetune(
     after = Run(out or before.folder.with_name(f"{before.folder.name}-finetuned"))
     if resume:
         recipe = as_planned(recipe, after, overrides)
-    split = split or ("test" if "trainval" in (recipe.data.split, before.recipe.data.split) else "validation")
+    split = split or unseen_by(before.recipe, recipe)
     place, levels = str(before.device), before.model.levels
     examples = held_out_examples(recipe, split, data_dir).on_levels(levels) if trials else None
     if examples is not None and examples.shape != before.model.shape:
@@ -127,13 +128,16 @@ def finetune(
 def _in_shape(recipe: Recipe, before: Opened, overrides: Sequence[str]) -> Recipe:
     """With images of one's own in the size of the model, unless the user says how to read them."""
     shape = before.model.shape
-    told = any(said.startswith(("data.size", "data.original", "data.colour")) for said in overrides)
+    told = named(overrides, "data.size", "data.original", "data.colour")
     if told or not is_own(recipe.data.name) or len(shape) != 3 or shape[1] != shape[2]:
         return recipe
-    # Images that are not reduced any more are moved by pixels of their own.
-    shift = min(recipe.train.shift, 1) if recipe.data.original else recipe.train.shift
+    train = recipe.train
+    if recipe.data.original and not named(overrides, "train.shift"):
+        train = replace(
+            train, shift=min(train.shift, 1)
+        )  # not reduced any more, they move by their own pixels
     data = replace(recipe.data, size=shape[1], colour=shape[0] == 3, original=False)
-    return replace(recipe, data=data, train=replace(recipe.train, shift=shift))
+    return replace(recipe, data=data, train=train)
 
 
 def _as_far_as_there_is(recipe: Recipe, learnt: Examples, overrides: Sequence[str]) -> Recipe:
@@ -142,7 +146,7 @@ def _as_far_as_there_is(recipe: Recipe, learnt: Examples, overrides: Sequence[st
     fitted = {
         name: min(getattr(recipe.train, name), number)
         for name, number in most.items()
-        if not any(said.startswith(f"train.{name}") for said in overrides)
+        if not named(overrides, f"train.{name}")
     }
     return replace(recipe, train=replace(recipe.train, **fitted))
 

@@ -119,6 +119,11 @@ def held_out_examples(recipe: Recipe, split: str, data_dir: Path | None) -> Exam
     return examples_of(replace(recipe, data=replace(recipe.data, classes=limited)), split, data_dir)
 
 
+def unseen_by(*recipes: Recipe) -> str:
+    """The split whose classes none of these learns from."""
+    return "test" if any(recipe.data.split == "trainval" for recipe in recipes) else "validation"
+
+
 def place_of(split: str, data: str | None) -> str:
     """What results on a split, or on other data, are called."""
     return split if data is None else Path(data).stem
@@ -154,7 +159,7 @@ class Opened(NamedTuple):
     @property
     def unseen(self) -> str:
         """The split whose classes had no part in training."""
-        return "test" if self.recipe and self.recipe.data.split == "trainval" else "validation"
+        return unseen_by(self.recipe) if self.recipe else "validation"
 
     def warn_if_unlike(self, *images: Tensor, invert: str = "--invert") -> None:
         """Say so if images are far brighter or darker than what the model learnt: it would not say so itself.
@@ -241,10 +246,15 @@ def _is_shipped(run: str) -> bool:
     return run in pretrained_names() and not Run(Path(run)).checkpoints
 
 
+def is_run(run: str) -> bool:
+    """Whether a name is that of a folder, and not of a model of the package."""
+    return Path(run).is_dir() and not _is_shipped(run)
+
+
 def open_model(run: str, checkpoint: str, device: str) -> Opened:
     """The model of a training run, one in a file of its own, or one that comes with the package."""
     place, folder = choose_device(device), folder_of(run)
-    if Path(run).is_dir() and not _is_shipped(run):
+    if is_run(run):
         return Opened(Run(folder).model(checkpoint, place), Run(folder).recipe, folder)
     path = model_file(run, checkpoint)
     model = load(path, device=place)

@@ -22,7 +22,7 @@ def report(
     """Gather all results of a run, and its learning curve, into one page that needs nothing else."""
     folder = folder_of(run)
     if not folder.is_dir():
-        there = f"{run} has none yet" if Path(run).is_file() or folder != Path(run) else f"there is no {run}"
+        there = f"there is no {run}" if folder == Path(run) else f"{run} has none yet"
         raise ValueError(f"`run` must have results; {there}.")
     results, log = read_results(folder), Run(folder).read_log()
     if not results and not log:

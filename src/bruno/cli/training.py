@@ -33,7 +33,7 @@ from bruno.cli.options import (
     open_model,
     place_of,
 )
-from bruno.config import Recipe, load_recipe
+from bruno.config import Recipe, load_recipe, named
 from bruno.data import Examples
 from bruno.evaluation import measure_bits_per_dim
 from bruno.figures import curves
@@ -156,7 +156,7 @@ def evaluate(
 
 def as_planned(recipe: Recipe, run: Run, overrides: Sequence[str]) -> Recipe:
     """A recipe with the length that a run to be resumed was planned with, unless that is told anew."""
-    if not run.checkpoints or any(told.startswith(("train.steps", "train.minutes")) for told in overrides):
+    if not run.checkpoints or named(overrides, "train.steps", "train.minutes"):
         return recipe
     planned = run.recipe.train
     return replace(recipe, train=replace(recipe.train, steps=planned.steps, minutes=planned.minutes))
