@@ -89,7 +89,7 @@ def test_a_captured_step_is_the_same_step(optimiser, shared, size):
         assert not b.skipped
         assert b.loss == pytest.approx(a.loss, rel=2e-3)
         assert b.rate == a.rate
-        assert (b.loss - b.bits_per_dim > 0.05) == (b.index > 4)  # from the onset on
+        assert (b.loss > b.bits_per_dim) == (b.index > 4)  # from the onset on
     assert torch.equal(eager.generator.get_state(), captured.generator.get_state())
     x = torch.randint(0, 256, (2, 3, 1, 28, 28), device="cuda")
     assert captured.trained().log_prob(x).isfinite().all()
