@@ -419,6 +419,12 @@ def test_the_study_runs_and_is_drawn(tmp_path):
         (["anomaly", "RUN", "--threshold", "0", "--sets", "9"], "leave them out with --threshold"),
         (["sample", "RUN", "--repeats", "--prefixes", "3"], "leave out --prefixes"),
         (["sample", "RUN", "--given", "support/2", "--data", "digits"], "leave out --data"),
+        (["sample", "RUN", "--given", "support/2", "--length", "5"], "`--length` is of sets that are drawn"),
+        (["sample", "RUN", "--prior", "--length", "5"], "leave it out with --prior or --given"),
+        (
+            ["retrieve", "RUN", "--query", "support/2", "--collection", "queries", "--shot", "2"],
+            "add --measure",
+        ),
         (["train", "digits", "--set", 'data.classes=[1, "a"]'], "`data.classes` must be a word; got 1"),
         (["retrieve", "RUN", "--query", "support/2", "--measure"], "`--measure` draws its own queries"),
         (["sample", "run/model.safetensors", "--checkpoint", "best"], "`--checkpoint` is for a run's folder"),

@@ -36,6 +36,7 @@ from bruno.report import Result
 from bruno.sequences import SetSampler
 from bruno.tasks.generation import grid, prior_samples, samples_by_prefix, spread_by_repeats
 
+_LENGTH = 8
 _REPEATS = (1, 2, 5, 10, 20)
 _FOR_A_VARIANCE = 100  # samples after each number of repeats, at least, of all images together
 
@@ -51,7 +52,9 @@ def sample(
     ] = False,
     samples: Annotated[int, typer.Option(help="How many to draw each time.")] = 8,
     sets: Annotated[int, typer.Option(help="How many sets to draw if no images are given.")] = 1,
-    length: Annotated[int, typer.Option(help="Images of each set.")] = 8,
+    length: Annotated[
+        int | None, typer.Option(help=f"Images of each set that is drawn, {_LENGTH} if left out.")
+    ] = None,
     prefixes: Annotated[
         str, typer.Option(help="How many of the set to have seen, as 0,1,5 or 480-500; all if left out.")
     ] = "",
@@ -65,6 +68,9 @@ def sample(
     seed: Seed = 0,
 ) -> None:
     """Draw more of the same: after each image of a set, from the prior, or given one image repeatedly."""
+    if length is not None and (prior or given):
+        raise ValueError("`--length` is of sets that are drawn; leave it out with --prior or --given.")
+    length = _LENGTH if length is None else length
     for option, number in (("--samples", samples), ("--sets", sets), ("--length", length)):
         check_number(option, number, 1)
     check_number("--temperature", temperature, 0)

@@ -34,6 +34,8 @@ from bruno.tasks.generation import grid
 from bruno.tasks.retrieval import Index, Quality, measure_retrieval, rank
 
 _COLUMNS = 10  # of the contact sheet
+_SHOTS = "1,5"  # to measure with
+_QUERIES = 200
 
 
 def retrieve(
@@ -49,8 +51,13 @@ def retrieve(
     measure: Annotated[
         bool, typer.Option("--measure", help="How well it works on held-out classes, beside distances.")
     ] = False,
-    shot: Annotated[str, typer.Option(help="To measure: numbers of examples in a query.")] = "1,5",
-    queries: Annotated[int, typer.Option(help="To measure: how many.")] = 200,
+    shot: Annotated[
+        str | None,
+        typer.Option(help=f"To measure: numbers of examples in a query; {_SHOTS} if left out."),
+    ] = None,
+    queries: Annotated[
+        int | None, typer.Option(help=f"To measure: how many; {_QUERIES} if left out.")
+    ] = None,
     split: Split = "test",
     data: OtherData = None,
     data_dir: DataDir = None,
@@ -62,13 +69,21 @@ def retrieve(
 ) -> None:
     """What fits these examples? Ranks a collection, encoded once, by log p(x | query) − log p(x)."""
     check_number("--top", top, 1)
+    if not measure and (shot is not None or queries is not None):
+        raise ValueError(
+            "`--shot` and `--queries` are of what is measured; leave them out, or add --measure."
+        )
+    queries = _QUERIES if queries is None else queries
     check_number("--queries", queries, 1)
     if measure and (query or collection or index):
         raise ValueError("`--measure` draws its own queries; leave out --query, --collection and --index.")
     opened = open_model(run, checkpoint, device)
     if measure:
         examples = opened.examples(split, data_dir, data, invert=invert)
-        opened.keep(_quality(opened, examples, numbers("--shot", shot), queries, seed), seed)
+        opened.keep(
+            _quality(opened, examples, numbers("--shot", _SHOTS if shot is None else shot), queries, seed),
+            seed,
+        )
         return
     if query is None or collection is None:
         raise ValueError("`--query` and `--collection` must both be given, or --measure; got neither or one.")
