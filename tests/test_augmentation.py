@@ -120,10 +120,20 @@ def test_what_is_reduced_is_not_blurred_before():
     bar[..., 20:60, 36:48] = 255
     large = mapped(bar.flatten(0, 1), warps(200, 0.2, seeded()), sharp=True)
     assert large.unique().tolist() == [0, 255]
-    small = augmented_sets(bar, (28, 28), seeded(), shift=3, slant=torch.tensor(0.2), warp=torch.tensor(0.1))
+    small = augmented_sets(bar, (28, 28), seeded(), shift=1, slant=torch.tensor(0.2), warp=torch.tensor(0.1))
     assert small.shape == (40, 5, 1, 28, 28)
     ink = 9 * small.float().sum((-3, -2, -1)) / bar.float().sum((-3, -2, -1))
     assert abs(ink.mean() - 1) < 0.05
+
+
+@pytest.mark.parametrize("times", [1, 3], ids=str)
+def test_a_shift_is_in_pixels_of_what_comes_out(times):
+    square = torch.zeros(40, 5, 1, 28 * times, 28 * times, dtype=torch.uint8)
+    square[..., 9 * times : 18 * times, 9 * times : 18 * times] = 255
+    columns = augmented_sets(square, (28, 28), seeded(), shift=1).float().sum((-3, -2))
+    middles = (columns * torch.arange(28)).sum(-1) / columns.sum(-1)
+    expected = torch.arange(-times, times + 1) / times + 13
+    torch.testing.assert_close((times * middles).round().unique(), times * expected)
 
 
 def test_a_trainer_takes_images_larger_than_the_models():

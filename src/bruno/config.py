@@ -114,7 +114,7 @@ class TrainConfig:
     clip: float = 0.0  # largest norm of the gradient; 0 for none
     ema: float = 0.0  # how much the averaged weights keep at each step; 0 for no averaging
     mirror: bool = False  # every other set, as a whole
-    shift: int = 0  # move each image by up to so many pixels, of its original size if it comes in that
+    shift: int = 0  # move each image by up to so many pixels, fractions too if it is reduced after
     # Slant, turn and stretch each set as a whole, and each image by itself: how far the linear map is from
     # the identity, at first. Such images are not quite those to be modelled, so both fade, and the last
     # steps see images as they are.

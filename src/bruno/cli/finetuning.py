@@ -131,13 +131,8 @@ def _in_shape(recipe: Recipe, before: Opened, overrides: Sequence[str]) -> Recip
     told = named(overrides, "data.size", "data.original", "data.colour")
     if told or not is_own(recipe.data.name) or len(shape) != 3 or shape[1] != shape[2]:
         return recipe
-    train = recipe.train
-    if recipe.data.original and not named(overrides, "train.shift"):
-        train = replace(
-            train, shift=min(train.shift, 1)
-        )  # not reduced any more, they move by their own pixels
     data = replace(recipe.data, size=shape[1], colour=shape[0] == 3, original=False)
-    return replace(recipe, data=data, train=train)
+    return replace(recipe, data=data)
 
 
 def _as_far_as_there_is(recipe: Recipe, learnt: Examples, overrides: Sequence[str]) -> Recipe:
