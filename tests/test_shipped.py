@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,16 @@ def test_dark_ink_is_noticed_and_can_be_inverted(dark_ink):
     assert "unlike" not in said("anomaly", "omniglot", dark_ink / "a", "--threshold", "0", "--invert")
     with pytest.raises(ValueError, match="`--invert` is for images of your own"):
         said("sample", "omniglot", "--data", "drawn", "--invert")
+
+
+def test_shaded_paper_is_noticed_by_its_density(dark_ink):
+    for path in dark_ink.rglob("*.png"):
+        ink = 255 - np.asarray(Image.open(path)).astype(int)
+        Image.fromarray((0.8 * ink + 30).astype(np.uint8)).save(path)
+    told = " ".join(said("classify", "omniglot", dark_ink / "a", "--support", dark_ink).split())
+    found = re.search(r"unlike those the model learnt: ([\d.]+) bits/dim, samples .* most ([\d.]+)\.", told)
+    assert found
+    assert float(found[1]) > 2 * float(found[2])
 
 
 def test_a_model_that_ships_is_fine_tuned_to_dark_ink(dark_ink):

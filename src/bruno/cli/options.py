@@ -36,6 +36,7 @@ console = Console(quiet=int(os.environ.get("RANK", "0")) > 0, markup=False)
 
 _MOST_NUMBERS = 10_000  # that a range may name
 _UNLIKE = 3  # times as bright or as dark as what a model learnt
+_SOME = 64  # images to tell by whether they surprise a model
 
 ModelName = Annotated[
     str, typer.Argument(help="A run's folder, a model's file, or a model that comes with the package.")
@@ -162,23 +163,41 @@ class Opened(NamedTuple):
         return unseen_by(self.recipe) if self.recipe else "validation"
 
     def warn_if_unlike(self, *images: Tensor, invert: str = "--invert") -> None:
-        """Say so if images are far brighter or darker than what the model learnt: it would not say so itself.
+        """Say so if images are far from what the model learnt: its answers would not show it.
 
-        Only a model that knows how bright pixels were can tell. `invert` is what turns dark ink into bright.
+        `invert` is what turns dark ink into bright.
         """
-        if not isinstance(self.model.preprocessing, Gaussianise):
+        if not self.model.levels:
             return
-        shares = self.model.preprocessing.shares
-        learnt = (shares * torch.arange(len(shares), device=shares.device)).sum().item() / len(shares)
-        means = [some.double().mean().item() / len(shares) for some in images]
-        unlike = [mean for mean in means if not learnt / _UNLIKE < mean < learnt * _UNLIKE]
-        if unlike:
+        how = (self._other_brightness(some) or self._other_kind(some) for some in images)
+        if unlike := next(filter(None, how), ""):
             console.print(
-                f"these images are unlike those the model learnt: a brightness of {unlike[0]:.0%}, "
-                f"there {learnt:.0%}. It will be sure of itself all the same. Dark ink wants {invert}, "
+                f"these images are unlike those the model learnt: {unlike}. "
+                f"It will be sure of itself all the same. Dark ink wants {invert}, "
                 "a photograph more contrast, a thin or thick pen another one.",
                 soft_wrap=True,
             )
+
+    def _other_brightness(self, images: Tensor) -> str:
+        """How images are far brighter or darker than in training, if a model knows what was there."""
+        if not isinstance(self.model.preprocessing, Gaussianise):
+            return ""
+        shares = self.model.preprocessing.shares
+        learnt = (shares * torch.arange(len(shares), device=shares.device)).sum().item() / len(shares)
+        mean = images.double().mean().item() / len(shares)
+        alike = learnt / _UNLIKE < mean < learnt * _UNLIKE
+        return "" if alike else f"a brightness of {mean:.0%}, there {learnt:.0%}"
+
+    @torch.no_grad()
+    def _other_kind(self, images: Tensor) -> str:
+        """How images surprise a model more, on average, than any of some samples of its own does."""
+        model, noise = self.model, torch.Generator(self.device).manual_seed(0)
+        images = images.reshape(-1, *model.shape)
+        some = images[:: math.ceil(len(images) / _SOME)].to(self.device)
+        own = model.prior().sample(_SOME, generator=noise).images
+        bits, own_bits = (model.bits_per_dim(model.prior().log_prob(x, noise)) for x in (some, own))
+        found, most = bits.mean().item(), own_bits.max().item()
+        return f"{found:.1f} bits/dim, samples of its own at most {most:.1f}" if found > most else ""
 
     def at_hand(self, data: str | None, data_dir: Path | None) -> str | None:
         """The other data asked for, None for the run's own.
