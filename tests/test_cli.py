@@ -421,6 +421,21 @@ def test_images_in_their_original_size_train_a_model_of_smaller_ones(tmp_path, m
     assert "mean" in run("evaluate", "large-finetuned", "--length", "5")
 
 
+def test_the_preset_of_larger_images_takes_ones_own_of_any_size(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_images({f"class{i:02d}": 4 for i in range(5)}, 20)
+    for i in range(3):
+        path = Path("images", "class00", f"{i}.png")
+        Image.open(path).resize((31, 17 + i)).save(path)
+    settings = ["data.name=images", "train.length=4", "train.batch=2", "flow.filters=4", "flow.units=8"]
+    start = ["train", "omniglot", "--steps", "1", "--device", "cpu", "--validate", "0"]
+    start += [word for setting in settings for word in ("--set", setting)]
+    run(*start, "--set", "data.size=8", "--out", "run")
+    assert bruno.load("run/model.safetensors").shape == (1, 8, 8)
+    with pytest.raises(ValueError, match="all images must have one size"):
+        run(*start, "--set", "data.size=8", "--set", "data.original=true", "--out", "original")
+
+
 def test_what_is_left_out_is_said_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own_images({**{f"class{i}": 6 for i in range(5)}, "small": 2}, 8)

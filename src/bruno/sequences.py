@@ -174,4 +174,7 @@ def every_turn(examples: Examples) -> Examples:
 
 def _check_square(examples: Examples) -> None:
     if len(examples.shape) != 3 or examples.shape[1] != examples.shape[2]:
-        raise ValueError(f"`rotations` needs square images; the elements have shape {examples.shape}.")
+        raise ValueError(
+            f"`rotations` needs square images; the elements have shape {examples.shape}. "
+            "Resize them (`data.size`), or do without rotations."
+        )

@@ -30,6 +30,7 @@ from bruno.cli.options import (
     console,
     examples_of,
     held_out_examples,
+    is_own,
     open_model,
     place_of,
 )
@@ -99,6 +100,9 @@ def train(
     overrides += [f"train.seed={seed}"] if seed is not None else []
     overrides += ["data.skip_bad=true"] if skip_bad else []
     recipe = load_recipe(preset, overrides)
+    if is_own(recipe.data.name) and named(overrides, "data.name") and not named(overrides, "data.original"):
+        # One's own images come in any size: what a preset says of those it is for does not hold for them.
+        recipe = replace(recipe, data=replace(recipe.data, original=False))
     run = Run(out or Path("runs") / Path(preset).stem)
     if resume:
         recipe = as_planned(recipe, run, overrides)

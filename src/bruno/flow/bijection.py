@@ -77,7 +77,7 @@ class Squeeze(Bijection):
         if len(shape) != 3 or shape[1] % 2 or shape[2] % 2:
             raise ValueError(
                 f"`shape` must be (channels, height, width) with even height and width to be squeezed; got "
-                f"{tuple(shape)}. Use fewer scales, or pad or resize the images."
+                f"{tuple(shape)}. Use fewer scales, or resize the images (`data.size`)."
             )
         channels, height, width = shape
         return 4 * channels, height // 2, width // 2
