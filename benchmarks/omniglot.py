@@ -24,8 +24,8 @@ from bruno.runs import Run
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "omniglot"
 WEIGHTS = ROOT / "src" / "bruno" / "weights"
-BUDGET = ["--minutes", "20"]
-HARDWARE = "one NVIDIA H200, which four runs shared"  # for the cards of the models that ship
+BUDGET = ["--minutes", "22"]
+HARDWARE = "one NVIDIA H200, which two runs shared"  # for the cards of the models that ship
 GAUSSIAN = ["--set", "process.kind=gaussian"]
 RUNS = {
     "omniglot": ["omniglot", *BUDGET],
