@@ -407,7 +407,7 @@ def own_images(counts: dict[str, int], size: int) -> None:
 
 def test_images_in_their_original_size_train_a_model_of_smaller_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    own_images({f"class{i:02d}": 6 for i in range(20)}, 20)
+    own_images({f"class{i:02d}": 6 for i in range(20)}, 19)
     data = ["data.name=images", "data.size=8", "train.length=5", "train.slant=0.2", "train.shift=2"]
     settings = [word for setting in data for word in ("--set", setting)] + SMALL
     run("train", "digits", "--steps", "2", "--out", "small", *settings)

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor, distributed
 
+from bruno.augmentation import reduced
 from bruno.checkpoint import load, read_about
 from bruno.config import Recipe, from_dict, to_dict
 from bruno.data import SOURCES, ElementReader, Examples, is_here, load_examples
@@ -169,8 +170,7 @@ class Opened(NamedTuple):
         """
         if not self.model.levels:
             return
-        how = (self._other_brightness(some) or self._other_kind(some) for some in images)
-        if unlike := next(filter(None, how), ""):
+        if unlike := self._other_brightness(images) or self._other_kind(images):
             console.print(
                 f"these images are unlike those the model learnt: {unlike}. "
                 f"It will be sure of itself all the same. Dark ink wants {invert}, "
@@ -178,26 +178,34 @@ class Opened(NamedTuple):
                 soft_wrap=True,
             )
 
-    def _other_brightness(self, images: Tensor) -> str:
+    def _other_brightness(self, images: Iterable[Tensor]) -> str:
         """How images are far brighter or darker than in training, if a model knows what was there."""
         if not isinstance(self.model.preprocessing, Gaussianise):
             return ""
         shares = self.model.preprocessing.shares
         learnt = (shares * torch.arange(len(shares), device=shares.device)).sum().item() / len(shares)
-        mean = images.double().mean().item() / len(shares)
-        alike = learnt / _UNLIKE < mean < learnt * _UNLIKE
-        return "" if alike else f"a brightness of {mean:.0%}, there {learnt:.0%}"
+        means = (some.double().mean().item() / len(shares) for some in images)
+        unlike = (mean for mean in means if not learnt / _UNLIKE < mean < learnt * _UNLIKE)
+        return next((f"a brightness of {mean:.0%}, there {learnt:.0%}" for mean in unlike), "")
 
     @torch.no_grad()
-    def _other_kind(self, images: Tensor) -> str:
+    def _other_kind(self, images: Iterable[Tensor]) -> str:
         """How images surprise a model more, on average, than any of some samples of its own does."""
         model, noise = self.model, torch.Generator(self.device).manual_seed(0)
-        images = images.reshape(-1, *model.shape)
-        some = images[:: math.ceil(len(images) / _SOME)].to(self.device)
-        own = model.prior().sample(_SOME, generator=noise).images
-        bits, own_bits = (model.bits_per_dim(model.prior().log_prob(x, noise)) for x in (some, own))
-        found, most = bits.mean().item(), own_bits.max().item()
-        return f"{found:.1f} bits/dim, samples of its own at most {most:.1f}" if found > most else ""
+        height, width = model.shape[-2:]
+
+        def bits(x: Tensor) -> Tensor:
+            return model.bits_per_dim(model.prior().log_prob(x, noise))
+
+        most = bits(model.prior().sample(_SOME, generator=noise).images).max().item()
+        for some in images:
+            some = some.flatten(0, -4) if some.ndim > 3 else some.unsqueeze(0)
+            some = some[:: math.ceil(len(some) / _SOME)].to(self.device)
+            some = some if some.shape[-2:] == (height, width) else reduced(some, (height, width))
+            mean = bits(some).mean().item()
+            if mean > most:
+                return f"{mean:.1f} bits/dim, samples of its own at most {most:.1f}"
+        return ""
 
     def at_hand(self, data: str | None, data_dir: Path | None) -> str | None:
         """The other data asked for, None for the run's own.
