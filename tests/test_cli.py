@@ -436,6 +436,15 @@ def test_the_preset_of_larger_images_takes_ones_own_of_any_size(tmp_path, monkey
         run(*start, "--set", "data.size=8", "--set", "data.original=true", "--out", "original")
 
 
+def test_a_number_of_steps_that_is_set_ends_the_minutes_of_a_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = '[data]\nname = "digits"\n[flow]\nkind = "dense"\nunits = 8\n[train]\nminutes = 0.1\n'
+    Path("minutes.toml").write_text(recipe)
+    start = ["train", "minutes.toml", "--device", "cpu", "--validate", "0", "--set", "train.steps=2"]
+    assert "2 steps in" in run(*start, "--out", "few")
+    assert "2 steps in" not in run(*start, "--set", "train.minutes=0.02", "--out", "timed")
+
+
 def test_what_is_left_out_is_said_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own_images({**{f"class{i}": 6 for i in range(5)}, "small": 2}, 8)

@@ -256,8 +256,9 @@ def test_a_collection_is_ranked_and_encoded_once(trained):
 def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
+    scale = np.array([1, 1, 1e5])  # of which weight is in grams
     means = generator.normal(60, 5, (31, 1, 3))
-    rows = means + generator.normal(0, 1, (31, 30, 3))
+    rows = (means + generator.normal(0, 1, (31, 30, 3))) * scale
     rows[30, 25, 0] += 8
     text = "".join(f"m{m},{a:.3f},{b:.3f},{c:.3f}\n" for m in range(30) for a, b, c in rows[m])
     Path("machines.csv").write_text("machine,heat,speed,weight\n" + text)
@@ -273,8 +274,12 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     run("sample", "runs/machines", "--given", "stream.csv", "--prefixes", "0,30", "--samples", "50")
     with np.load("runs/machines/results/samples.npz") as file:
         assert file["samples"].shape == (2, 50, 3)
-        assert np.abs(file["samples"][1].mean(0) - rows[30].mean(0)).max() < 1
-    run("fewshot", "runs/machines", "--way", "3", "--shot", "5", "--trials", "5")
+        assert (np.abs(file["samples"][1].mean(0) - rows[30].mean(0)) / scale).max() < 1
+    assert "nearest columns %" in run(
+        "fewshot", "runs/machines", "--way", "3", "--shot", "5", "--trials", "5"
+    )
+    found = json.loads(Path("runs/machines/results/few-shot-test.json").read_text())["values"]
+    assert found["columns"][0]["accuracy"] > 0.8
     run("retrieve", "runs/machines", "--measure", "--queries", "5", "--data", "machines.csv")
     for name, some in (("same", rows[30, :5]), ("other", rows[0, :5])):
         Path("support", name).mkdir(parents=True)

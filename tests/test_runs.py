@@ -181,6 +181,18 @@ def test_a_line_of_the_log_that_was_cut_spoils_no_other(sampler, tmp_path):
     assert [line["index"] for line in run.read_log()] == [1, 3]
 
 
+def test_steps_that_were_taken_again_are_read_from_the_log_once(sampler, tmp_path):
+    run, config = Run(tmp_path), TrainConfig(steps=4, batch=4, length=5)
+    for _ in run.train(trainer(sampler, config), save_every=1000):
+        pass
+    run.checkpoints[-1].unlink()  # as if it had been killed before it was written
+    again = trainer(sampler, config)
+    run.resume(again)
+    list(run.train(again))
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 8
+    assert [line["index"] for line in run.read_log()] == [1, 2, 3, 4]
+
+
 def test_a_full_disk_loses_nothing_already_saved(sampler, tmp_path, monkeypatch):
     run, current = Run(tmp_path), trained(sampler, 2)
     saved = run.save(current)

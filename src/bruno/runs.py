@@ -229,10 +229,15 @@ class Run:
                     self._board.add_scalar(name, value, progress.index)
 
     def read_log(self) -> list[dict[str, Any]]:
-        """The lines of the log, those of resumed parts in the order they were written; none that was cut."""
+        """The lines of the log, without those that were cut or whose steps were taken again later."""
         path = self.folder / "log.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        written = path.read_text().splitlines() if path.is_file() else []
+        lines: list[dict[str, Any]] = []
+        for line in (json.loads(text) for text in written if text.endswith("}")):
+            while lines and lines[-1]["index"] >= line["index"]:  # it went back to a checkpoint before that
+                lines.pop()
+            lines.append(line)
+        return lines
 
     def _restored(self, which: str, device: torch.device | str) -> tuple[Bruno, dict[str, Any]]:
         """The model at a checkpoint, and the checkpoint's header."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -64,7 +64,7 @@ def fewshot(
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
-    """Accuracy at n-shot k-way classification, beside that of the nearest pixels on the same episodes."""
+    """Accuracy at n-shot k-way classification, beside the nearest pixels or columns on the same episodes."""
     if threshold is not None:
         check_number("--threshold", threshold, 0, 1)
     opened = open_model(run, checkpoint, device)
@@ -88,8 +88,9 @@ def fewshot(
             noisy=noise,
             progress=progress,
         )
-    pixels = measure_pixels(
-        examples,
+    raw, plain = ("pixels", examples) if opened.model.levels else ("columns", _on_one_scale(examples, opened))
+    nearest = measure_pixels(
+        plain,
         ways=ways,
         shots=shots,
         trials=trials,
@@ -99,7 +100,7 @@ def fewshot(
     )
     rows = tuple(
         (f"{a.way}-way {a.shot}-shot", _per_cent(a), _per_cent(b), f"{100 / a.way:.1f}", f"{a.episodes:,}")
-        for a, b in zip(ours, pixels, strict=True)
+        for a, b in zip(ours, nearest, strict=True)
     )
     where = place_of(split, data)
     variants = {}  # in a file's name: in a title
@@ -113,13 +114,13 @@ def fewshot(
         "threshold": threshold,
         "noise": noise,
         "bruno": [asdict(result) for result in ours],
-        "pixels": [asdict(result) for result in pixels],
+        raw: [asdict(result) for result in nearest],
     }
-    columns = ("", "accuracy %", "nearest pixels %", "chance %", "episodes")
+    columns = ("", "accuracy %", f"nearest {raw} %", "chance %", "episodes")
     note = (
         f"Mean of {trials} trials ± standard deviation from trial to trial, in the picture ± standard error."
     )
-    shown = accuracy_bars({"BRUNO": ours, "nearest pixels": pixels})
+    shown = accuracy_bars({"BRUNO": ours, f"nearest {raw}": nearest})
     name = "-".join(["few-shot", where, *variants])
     title = ", ".join(["Few-shot classification", where, *variants.values()])
     opened.keep(Result(name, title, values, columns, rows, note, shown), seed)
@@ -181,6 +182,11 @@ def classify(
     part += [f"the likeliest {_LIKELIEST} of {len(classes)} classes"] * (len(classes) > _LIKELIEST)
     note = f"In the picture: {', '.join(part)}." if part else ""
     opened.keep(Result("classification", "Which class is it?", values, columns, rows, note, shown), seed)
+
+
+def _on_one_scale(rows: Examples, opened: Opened) -> Examples:
+    """Rows whose columns count alike: as they come, the one with the largest numbers would decide alone."""
+    return replace(rows, elements=opened.model.preprocessing(rows.elements.to(opened.device))[0].cpu())
 
 
 def _shares(text: str, classes: int) -> list[float]:

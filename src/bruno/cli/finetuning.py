@@ -97,7 +97,7 @@ def finetune(
     values["train"] |= {"seed": seed, "minutes": 0.0}
     # At the full rate of its training, a few steps of a new optimiser undo what a model has learnt.
     values["train"] |= {"rate": _GENTLER * before.recipe.train.rate, "warmup": _WARMUP}
-    overrides = [*(settings or []), *length_overrides(steps, minutes)]
+    overrides = [*(settings or []), *length_overrides(steps, minutes, settings or [])]
     overrides += [] if way is None else [f"train.way={way}"]
     recipe = override(Recipe, values, overrides)
     if recipe.data.name != before.recipe.data.name:

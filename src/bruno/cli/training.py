@@ -96,7 +96,7 @@ def train(
     """Train a model from a preset or a recipe of your own, into a folder from which it can be resumed."""
     if validate < 0 or validate == 1:
         raise ValueError(f"`--validate` must be at least 2 sets, or 0 for none; got {validate}.")
-    overrides = [*(settings or []), *length_overrides(steps, minutes)]
+    overrides = [*(settings or []), *length_overrides(steps, minutes, settings or [])]
     overrides += [f"train.seed={seed}"] if seed is not None else []
     overrides += ["data.skip_bad=true"] if skip_bad else []
     recipe = load_recipe(preset, overrides)
@@ -182,15 +182,18 @@ def rounds_of(examples: Examples) -> int:
     return math.ceil(_SETS / len(examples.names))
 
 
-def length_overrides(steps: int | None, minutes: float | None) -> list[str]:
-    """What --steps or --minutes change in a recipe."""
+def length_overrides(steps: int | None, minutes: float | None, settings: Sequence[str]) -> list[str]:
+    """What --steps or --minutes change in a recipe; a number of steps that is set ends its minutes."""
     if steps is not None and minutes is not None:
         raise ValueError(f"`--steps` and `--minutes` exclude each other; got {steps} and {minutes}.")
     if minutes is not None and not 0 < minutes < math.inf:
         raise ValueError(f"`--minutes` must be above 0, and not for ever; got {minutes}.")
     if steps is not None:
         return [f"train.steps={steps}", "train.minutes=0"]
-    return [] if minutes is None else [f"train.minutes={minutes}"]
+    if minutes is not None:
+        return [f"train.minutes={minutes}"]
+    counted = named(settings, "train.steps") and not named(settings, "train.minutes")
+    return ["train.minutes=0"] if counted else []
 
 
 def trainer_of(model: Bruno, recipe: Recipe, examples: Examples, device: str) -> Trainer:
