@@ -19,7 +19,7 @@ import bruno
 from bruno.checkpoint import read
 from bruno.cli import COMMANDS, app, main
 from bruno.config import load_recipe, presets
-from bruno.data import SOURCES
+from bruno.data import SOURCES, load_examples
 from bruno.report import read_results
 from bruno.runs import Run
 
@@ -443,6 +443,41 @@ def test_a_number_of_steps_that_is_set_ends_the_minutes_of_a_recipe(tmp_path, mo
     start = ["train", "minutes.toml", "--device", "cpu", "--validate", "0", "--set", "train.steps=2"]
     assert "2 steps in" in run(*start, "--out", "few")
     assert "2 steps in" not in run(*start, "--set", "train.minutes=0.02", "--out", "timed")
+
+
+def bits(*arguments: object) -> float:
+    run("evaluate", *arguments)
+    (path,) = Path(str(arguments[0]), "results").glob("bits-*.json")
+    found = json.loads(path.read_text())["values"]["mean"]
+    path.unlink()
+    return found
+
+
+def test_a_model_of_inverted_images_inverts_those_it_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_images({f"class{i}": 4 for i in range(2)}, 8)  # so few that all are for test too
+    for path in Path("images").rglob("*.png"):
+        Image.fromarray(255 - np.asarray(Image.open(path)) // 32).save(path)
+    data = ["--set", "data.name=images", "--set", "data.invert=true", "--set", "train.length=4"]
+    run("train", "digits", "--steps", "30", "--out", "run", "--validate", "0", *data, *SMALL)
+    known = bits("run", "--length", "4")
+    assert bits("run", "--data", "images", "--length", "4") == pytest.approx(known)
+    assert bits("run", "--data", "images", "--length", "4", "--no-invert") > known + 1
+    assert bits("run", "--data", "images", "--length", "4", "--invert") == pytest.approx(known)
+
+
+def test_other_data_may_be_all_that_a_model_can_be_trained_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "2", "--out", "run", *SMALL)
+    digits = load_examples("digits", "test")
+    np.savez("digits.npz", images=digits.elements.numpy() * 16, labels=digits.labels.numpy())
+    assert "mean" in run("evaluate", "run", "--data", "digits.npz", "--sets", "4", "--length", "3")
+    with pytest.raises(ValueError, match=r"`data` must be one of digits.*; there is nothing at 'digit'"):
+        run("evaluate", "run", "--data", "digit")
+    with pytest.raises(
+        ValueError, match=r"`--data` must be elements of the model's shape \(1, 8, 8\); drawn"
+    ):
+        run("inspect", "run", "--data", "drawn")
 
 
 def test_what_is_left_out_is_said_once(tmp_path, monkeypatch):

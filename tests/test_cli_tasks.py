@@ -275,6 +275,7 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     with np.load("runs/machines/results/samples.npz") as file:
         assert file["samples"].shape == (2, 50, 3)
         assert (np.abs(file["samples"][1].mean(0) - rows[30].mean(0)) / scale).max() < 1
+    assert "machines.csv, line 901" in run("anomaly", "runs/machines", "machines.csv", "--threshold", "-3")
     assert "nearest columns %" in run(
         "fewshot", "runs/machines", "--way", "3", "--shot", "5", "--trials", "5"
     )

@@ -189,6 +189,16 @@ def test_averaged_weights_keep_a_share_of_what_they_were(sampler):
         torch.testing.assert_close(value, expected[name])
 
 
+def test_columns_are_scaled_by_all_rows_not_by_the_first_batch():
+    rows = torch.randn(600, 2)
+    rows[:, 1] = 0
+    rows[::100, 1] = 1e4  # rare, in one class
+    sampler = SetSampler(Examples(rows, torch.arange(600) % 100, tuple(map(str, range(100)))))
+    model = fresh(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))
+    Trainer(model, sampler, TrainConfig(steps=1, batch=2, length=3)).begin()
+    assert torch.equal(model.preprocessing.deviation, rows.std(0, correction=0))
+
+
 def test_rows_of_a_table_are_trained_on_too():
     common = torch.randn(30, 1, 4)
     rows = (5 + common + 0.3 * torch.randn(30, 10, 4)).flatten(0, 1)

@@ -27,7 +27,7 @@ from bruno.optimisation import (
     make_optimiser,
     rate_factor,
 )
-from bruno.preprocessing import dequantise
+from bruno.preprocessing import Standardise, dequantise
 from bruno.process import Evidence, ExchangeableProcess
 from bruno.sequences import SetSampler
 
@@ -157,6 +157,10 @@ class Trainer:
             length = min(self.config.length, self.sampler.fewest)
             first = self._seen(self.sampler.sets(self.config.batch, length, self.generator))
             if self.rank == 0:
+                if isinstance(
+                    self.model.preprocessing, Standardise
+                ):  # by all rows: a batch may lack the rare
+                    self.model.preprocessing.fit(self.sampler.elements.to(first))
                 self.model.initialise(first)
             self._initialised = True
         self._run = self._step

@@ -94,6 +94,15 @@ def test_hidden_files_are_not_there(folder, tmp_path):
     assert len(ElementReader((2,), 0).all([tmp_path])[0]) == 1
 
 
+def test_the_column_that_names_the_set_is_left_out_where_a_header_has_it():
+    reader = ElementReader((2,), 0, group="machine")
+    table = ["heat,machine,speed", "1,m1,2", '3,"m2, old",4']
+    assert [element.x.tolist() for element in reader.read_lines(table)] == [[1, 2], [3, 4]]
+    assert [element.x.tolist() for element in reader.read_lines(["heat,speed", "1,2"])] == [[1, 2]]
+    with pytest.raises(ValueError, match="line 2: cannot be used"):
+        list(ElementReader((2,), 0).read_lines(table))
+
+
 def test_a_table_as_excel_writes_it_and_one_that_is_not_text(tmp_path):
     (tmp_path / "a.csv").write_text("1,2\n", encoding="utf-8-sig")
     assert ElementReader((2,), 0).all([tmp_path / "a.csv"])[0].tolist() == [[1, 2]]

@@ -64,7 +64,7 @@ def test_size_colour_and_ink(tmp_path):
     assert read_images(path, size=5, grey=False).elements[0, :, 2, 2].tolist() == [40, 0, 255]
     assert read_images(path, size=(3, 2)).shape == (1, 3, 2)
     dark = as_folder(tmp_path / "dark", {"a/1.png": picture(0)})
-    assert read_images(dark, invert=True).elements.unique().tolist() == [255]
+    assert read_images(dark).inverted().elements.unique().tolist() == [255]
 
 
 @every_kind

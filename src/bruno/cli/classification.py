@@ -59,7 +59,7 @@ def fewshot(
     split: Split = "test",
     data: OtherData = None,
     data_dir: DataDir = None,
-    invert: Invert = False,
+    invert: Invert = None,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
     seed: Seed = 0,
@@ -141,7 +141,7 @@ def classify(
         bool, typer.Option("--calibrate", help="Fit the temperature on classes that the run has not seen.")
     ] = False,
     data_dir: DataDir = None,
-    invert: Invert = False,
+    invert: Invert = None,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
     seed: Seed = 0,

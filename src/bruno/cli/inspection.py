@@ -48,7 +48,7 @@ def inspect(
     split: Split = "test",
     data: OtherData = None,
     data_dir: DataDir = None,
-    invert: Invert = False,
+    invert: Invert = None,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
     seed: Seed = 0,

@@ -24,8 +24,7 @@ from torch import Tensor, distributed
 from bruno.augmentation import reduced
 from bruno.checkpoint import load, read_about
 from bruno.config import Recipe, from_dict, to_dict
-from bruno.data import SOURCES, ElementReader, Examples, is_here, load_examples
-from bruno.data.readers import read_csv, read_images
+from bruno.data import SOURCES, ElementReader, Examples, is_here, load_examples, read_own
 from bruno.model import Bruno
 from bruno.preprocessing import Gaussianise
 from bruno.report import Result
@@ -46,7 +45,13 @@ OtherData = Annotated[
     str | None, typer.Option(help="Not the run's data: a named set, or your own folder of class folders.")
 ]
 Split = Annotated[str, typer.Option(help="Which part of the run's data: train, validation, trainval, test.")]
-Invert = Annotated[bool, typer.Option("--invert", help="Dark ink on bright paper becomes bright ink.")]
+Invert = Annotated[
+    bool | None,
+    typer.Option(
+        "--invert/--no-invert",
+        help="Of your own images: dark ink on bright paper becomes bright ink; as in training if left out.",
+    ),
+]
 Temperature = Annotated[float, typer.Option(help="Below 1, samples stay closer to the mean of the latents.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets are; $BRUNO_DATA if left out.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where there is one.")]
@@ -154,9 +159,24 @@ class Opened(NamedTuple):
         """Whether turned classes counted as classes in training."""
         return self.recipe is not None and self.recipe.data.rotations
 
-    def reader(self, *, invert: bool = False, skip_bad: bool = False) -> ElementReader:
+    @property
+    def group(self) -> str:
+        """The column that named the set of a row in training, if there was one."""
+        return self.recipe.data.group if self.recipe else ""
+
+    def inverts(self, invert: bool | None) -> bool:
+        """Whether to invert one's own images: what is asked for, or else as in training."""
+        return (self.recipe is not None and self.recipe.data.invert) if invert is None else invert
+
+    def reader(self, *, invert: bool | None = None, skip_bad: bool = False) -> ElementReader:
         """Of elements as this model takes them."""
-        return ElementReader(self.model.shape, self.model.levels, invert=invert, skip_bad=skip_bad)
+        return ElementReader(
+            self.model.shape,
+            self.model.levels,
+            invert=self.inverts(invert),
+            skip_bad=skip_bad,
+            group=self.group,
+        )
 
     @property
     def unseen(self) -> str:
@@ -218,9 +238,9 @@ class Opened(NamedTuple):
         return data
 
     def examples(
-        self, split: str, data_dir: Path | None, data: str | None = None, *, invert: bool = False
+        self, split: str, data_dir: Path | None, data: str | None = None, *, invert: bool | None = None
     ) -> Examples:
-        """A split of the data of the run or of a named set, or all of one's own class folders, or CSV."""
+        """A split of the data of the run or of a named set, or all of one's own, in the model's levels."""
         if invert and not is_own(data):
             raise ValueError(
                 "`--invert` is for images of your own; name them, as --data DIR, or leave it out."
@@ -232,15 +252,32 @@ class Opened(NamedTuple):
                     f"`--data` must be given: {self.folder} does not say what it was trained on."
                 )
             return held_out_examples(self.recipe, split, data_dir).on_levels(self.model.levels)
-        if not is_own(data):
-            return load_examples(data, split, data_dir=data_dir).on_levels(self.model.levels)
-        if not self.model.levels:
-            return read_csv(Path(data), self.recipe.data.group if self.recipe else "")
-        channels, *size = self.model.shape
-        own = read_images(Path(data), size=(size[0], size[1]), grey=channels == 1)
-        examples = (own.inverted() if invert else own).on_levels(self.model.levels)
-        self.warn_if_unlike(examples.elements)
+        examples = (
+            self._own(Path(data), invert) if is_own(data) else load_examples(data, split, data_dir=data_dir)
+        )
+        if examples.shape != self.model.shape:
+            raise ValueError(
+                f"`--data` must be elements of the model's shape {self.model.shape}; "
+                f"{data} has {examples.shape}."
+            )
+        examples = examples.on_levels(self.model.levels)
+        if is_own(data):
+            self.warn_if_unlike(examples.elements)
         return examples
+
+    def _own(self, path: Path, invert: bool | None) -> Examples:
+        """All of one's own class folders, npz or CSV, read as this model takes them."""
+        size = self.model.shape[1:]
+        own = read_own(
+            path,
+            size=(size[0], size[1]) if self.model.levels else None,
+            grey=self.model.shape[0] == 1,
+            group=self.group,
+            skip_bad=self.recipe is not None and self.recipe.data.skip_bad,
+        )
+        if own.skipped:
+            _say_skipped(own.skipped)
+        return own.inverted() if self.inverts(invert) else own
 
     def keep(self, result: Result, seed: int) -> None:
         """Show a result and write it beside the model."""

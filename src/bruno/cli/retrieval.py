@@ -61,7 +61,7 @@ def retrieve(
     split: Split = "test",
     data: OtherData = None,
     data_dir: DataDir = None,
-    invert: Invert = False,
+    invert: Invert = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read.")] = False,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
@@ -111,11 +111,13 @@ def retrieve(
     opened.keep(result, seed)
 
 
-def _encoded(opened: Opened, collection: Path, path: Path, invert: bool, skip_bad: bool) -> Index:
+def _encoded(opened: Opened, collection: Path, path: Path, invert: bool | None, skip_bad: bool) -> Index:
     """The collection's latents: from the index if it has these very files, else made and kept."""
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
     files = reader.files(collection) if collection.is_dir() else [collection]
-    source = hashlib.sha256(repr((invert, skip_bad, [_state(file) for file in files])).encode()).hexdigest()
+    source = hashlib.sha256(
+        repr((reader.invert, skip_bad, [_state(file) for file in files])).encode()
+    ).hexdigest()
     if path.is_file():
         kept = Index.load(path, model=opened.model)
         if kept.source == source:

@@ -95,7 +95,7 @@ def anomaly(
     split: Split = "test",
     data: OtherData = None,
     data_dir: DataDir = None,
-    invert: Invert = False,
+    invert: Invert = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over what cannot be read.")] = False,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
@@ -173,9 +173,9 @@ def anomaly(
         raise typer.Exit(130)
 
 
-def _clean(opened: Opened, data_dir: Path | None, data: str | None, invert: bool) -> Examples:
+def _clean(opened: Opened, data_dir: Path | None, data: str | None, invert: bool | None) -> Examples:
     """What to calibrate on; `--invert` is about the stream, and about these if they are the user's too."""
-    return opened.examples(opened.unseen, data_dir, data, invert=invert and is_own(data))
+    return opened.examples(opened.unseen, data_dir, data, invert=invert if is_own(data) else None)
 
 
 def _calibrated(

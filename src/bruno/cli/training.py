@@ -123,7 +123,7 @@ def evaluate(
     checkpoint: Checkpoint = "last",
     data: OtherData = None,
     data_dir: DataDir = None,
-    invert: Invert = False,
+    invert: Invert = None,
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:

@@ -10,6 +10,7 @@ from bruno.data.sources import (
     locate,
     locate_compact,
     place_of,
+    read_own,
 )
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "locate",
     "locate_compact",
     "place_of",
+    "read_own",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,12 +31,20 @@ class ElementReader:
         levels: of the images; 0 for rows of real numbers.
         invert: 255 − pixel, for dark ink on bright paper where the model knows bright ink.
         skip_bad: leave out what cannot be read instead of raising; `skipped` names it.
+        group: for rows: a column to leave out, where the header has it.
     """
 
     def __init__(
-        self, shape: Sequence[int], levels: int, *, invert: bool = False, skip_bad: bool = False
+        self,
+        shape: Sequence[int],
+        levels: int,
+        *,
+        invert: bool = False,
+        skip_bad: bool = False,
+        group: str = "",
     ) -> None:
         self.shape, self.levels, self.invert, self.skip_bad = tuple(shape), levels, invert, skip_bad
+        self.group = group
         self.skipped: list[str] = []
 
     def read(self, paths: Iterable[str | Path]) -> Iterator[Element]:
@@ -60,6 +69,7 @@ class ElementReader:
 
     def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
         """As they come: the path of an image on each line, or a row of numbers; a header is passed over."""
+        left_out = None
         for number, line in enumerate(lines, start=1):
             text = line.strip()
             if not text:
@@ -67,7 +77,10 @@ class ElementReader:
             if self.levels:
                 yield from self.read([text])
             elif number > 1 or any(map(_is_number, text.split(","))):
-                yield from self._checked(f"{origin}line {number}", text)
+                yield from self._checked(f"{origin}line {number}", partial(self._row, text, left_out))
+            else:
+                header = next(csv.reader([text]))
+                left_out = header.index(self.group) if self.group and self.group in header else None
 
     def all(self, paths: Iterable[str | Path]) -> tuple[Tensor, tuple[str, ...]]:
         """All of them at once: (n, *shape), and their names."""
@@ -80,7 +93,7 @@ class ElementReader:
 
     def _of_file(self, path: Path) -> Iterator[Element]:
         if self.levels:
-            yield from self._checked(str(path), path)
+            yield from self._checked(str(path), partial(self._image, path))
             return
         try:
             with reading_text(path) as file:
@@ -90,9 +103,9 @@ class ElementReader:
                 raise
             self.skipped.append(str(path))
 
-    def _checked(self, name: str, source: Path | str) -> Iterator[Element]:
+    def _checked(self, name: str, read: Callable[[], Tensor]) -> Iterator[Element]:
         try:
-            yield Element(name, self._image(source) if isinstance(source, Path) else self._row(source))
+            yield Element(name, read())
         except (*BROKEN, ValueError) as error:
             if not self.skip_bad:
                 raise ValueError(f"{name}: cannot be used: {reason(error)}.") from error
@@ -103,8 +116,9 @@ class ElementReader:
         pixels = torch.from_numpy(decode(path.read_bytes(), (height, width), channels == 1).copy())
         return on_levels(255 - pixels if self.invert else pixels, 256, self.levels)
 
-    def _row(self, text: str) -> Tensor:
-        row = torch.tensor([float(cell) for cell in next(csv.reader([text]))])
+    def _row(self, text: str, left_out: int | None) -> Tensor:
+        cells = next(csv.reader([text]))
+        row = torch.tensor([float(cell) for i, cell in enumerate(cells) if i != left_out])
         if row.shape != self.shape or not row.isfinite().all():
             raise ValueError(f"a row must be {self.shape[0]} finite numbers; it is {text!r}")
         return row

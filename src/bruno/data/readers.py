@@ -35,7 +35,6 @@ def read_images(
     *,
     size: int | tuple[int, int] | None = None,
     grey: bool = True,
-    invert: bool = False,
     skip_bad: bool = False,
 ) -> Examples:
     """A folder, zip or tar of class folders of images; a class is named by its path.
@@ -44,7 +43,6 @@ def read_images(
         path: the folder or archive.
         size: resize to this height and width (bilinear); left out, all images must have one size.
         grey: one channel, else three.
-        invert: 255 − pixel, where ink is dark and should be bright.
         skip_bad: leave out images that will not open or are not of the size that most have, and what is lost
             of a damaged archive, instead of raising.
     """
@@ -77,7 +75,7 @@ def read_images(
     classes, labels = np.unique([_class_of(name, skip) for name in names], return_inverse=True)
     pixels = np.stack([images[name] for name in names])
     return Examples(
-        torch.from_numpy(255 - pixels if invert else pixels),
+        torch.from_numpy(pixels),
         torch.from_numpy(labels).long(),
         tuple(map(str, classes)),
         tuple(problems),
@@ -176,7 +174,8 @@ def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
             header = next(table, [])
             if group not in header:
                 raise ValueError(
-                    f"{path}: `group` must be a column, one of {', '.join(header)}; got {group!r}."
+                    f"{path}: `group` must be a column, one of {', '.join(header)}; got {group!r}. "
+                    "Name it (`data.group`)."
                 )
             if len(header) == 1:
                 raise ValueError(f"{path}: must have columns of numbers beside {group!r}; there is none.")
@@ -244,7 +243,8 @@ def _of_another_size(images: dict[str, NDArray[np.uint8]]) -> dict[str, str]:
         return {}
     [(most, _)] = Counter(image.shape for image in images.values()).most_common(1)
     return {
-        name: f"all images must have one size, {most[1:]}; got {image.shape[1:]}. Set a size"
+        name: f"all images must have one size, {most[1:]}; got {image.shape[1:]}. "
+        "Set a size (`data.size`, without `data.original`)"
         for name, image in images.items()
         if image.shape != most
     }

@@ -65,14 +65,12 @@ def load_examples(
 ) -> Examples:
     """The examples of a split of a named data set, or of a folder, archive, npz or CSV by its path.
 
-    What takes long to parse is kept as one compact file, made anew when the files change or are to be read
-    in another way. An npz of your own is not: it is such a file already, and as fast to read.
-
     Args:
         name: one of `SOURCES`, or a path.
         split: "train", "validation", both as "trainval", or "test"; their classes differ where a model is
             meant to be tried on classes it has not seen.
-        data_dir: where files are looked for and downloaded to; $BRUNO_DATA, then ~/.cache/bruno.
+        data_dir: where files are looked for first; $BRUNO_DATA if left out. Then in ~/.cache/bruno, where
+            downloads go.
         size: for your own images: resize to this height and width.
         original: images in the size they were published in instead.
         grey: for your own images: one channel or three.
@@ -88,29 +86,42 @@ def load_examples(
             raise ValueError(f"`size` must be left out for {name}, which has its own; got {size}.")
         source = SOURCES[name]
         return source.split(_parsed(name, source, data_dir, download, original), split)
-    path = Path(name)
-    if not path.exists():
-        raise ValueError(
-            f"`data` must be one of {', '.join(SOURCES)}, or a path; there is nothing at {name!r}."
-        )
-    kind = path.suffix.lower()
-    if kind == ".npz":
-        examples = read_npz(path)
-    elif kind == ".csv":
-        examples = _cached(
-            f"{_stamp(path)} {group} {skip_bad}", lambda: read_csv(path, group, skip_bad=skip_bad)
-        )
-    else:
-        size = None if original else size
-        examples = _cached(
-            f"{_stamp(path)} {size} {grey} {skip_bad}",
-            lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad),
-        )
+    examples = read_own(
+        Path(name), size=None if original else size, grey=grey, group=group, skip_bad=skip_bad
+    )
     part = split_by_class(examples, split)
     if not skip_bad:
         return part
     left_out = examples.with_at_least(fewest).skipped  # the same for all splits: to be said once
     return replace(part.with_at_least(fewest), skipped=left_out)
+
+
+def read_own(
+    path: Path,
+    *,
+    size: int | tuple[int, int] | None = None,
+    grey: bool = True,
+    group: str = "",
+    skip_bad: bool = False,
+) -> Examples:
+    """All examples of a folder, archive, npz or CSV; the arguments are those of `load_examples`.
+
+    What takes long to parse is kept as one compact file, made anew when the files change or are to be read
+    in another way. An npz is not: it is such a file already, and as fast to read.
+    """
+    if not path.exists():
+        raise ValueError(
+            f"`data` must be one of {', '.join(SOURCES)}, or a path; there is nothing at {str(path)!r}."
+        )
+    kind = path.suffix.lower()
+    if kind == ".npz":
+        return read_npz(path)
+    if kind == ".csv":
+        return _cached(f"{_stamp(path)} {group} {skip_bad}", lambda: read_csv(path, group, skip_bad=skip_bad))
+    return _cached(
+        f"{_stamp(path)} {size} {grey} {skip_bad}",
+        lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad),
+    )
 
 
 def split_by_class(examples: Examples, split: str) -> Examples:
@@ -274,7 +285,7 @@ def _split_digits(examples: Examples, split: str) -> Examples:
 def _read_omniglot(paths: list[Path], size: int | None = 28) -> Examples:
     parts = []
     for path, first in zip(paths, OMNIGLOT_FIRST, strict=True):
-        part = read_images(path, size=size, invert=True)
+        part = read_images(path, size=size).inverted()
         if part.names[0] != first:
             raise ValueError(
                 f"{path}: is not Omniglot's archive of that name: its first class must be {first}; "
