@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from bruno.checkpoint import read_about
 from bruno.figures import curves
 from bruno.runs import Run
 
@@ -121,9 +122,8 @@ def ship(name: str, folder: Path) -> None:
         ["---"] * 4,
         *zip(MEASURED, whole, rounded, quiet, strict=False),
     ]
-    measured = json.loads((RESULTS / name / "bits-test.json").read_text())
     about = {"title": name, "numbers": _markdown(lines), "minutes": whole[-2], "steps": whole[-1]}
-    about["commit"] = measured["provenance"]["commit"]
+    about["commit"] = read_about(folder / name / "half.safetensors")["provenance"]["commit"]
     (WEIGHTS / f"{name}.md").write_text(CARD.read_text().format(**about, hardware=HARDWARE, **SHIPPED[name]))
 
 

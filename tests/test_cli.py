@@ -337,6 +337,12 @@ def test_lists(tmp_path):
             "`--validate` must be at least 2 sets, or 0 for none; got 1",
         ),
         (["train", "digits", "--set", "train=5"], "`train` must be a table; got 5"),
+        (
+            ["train", "digits", "--set", f"train.seed={2**63}"],
+            "`train.seed` must be from 0 to 2**63 - 1; got",
+        ),
+        (["train", "digits", "--set", "data.size=-5"], "`data.size` must be at least 0; got -5"),
+        (["train", "digits", "--save-every", "nan"], "`--save-every` must be at least 0; got nan"),
         (["train", "digits", "--set", "data.name.x=3"], "name has no sub"),
         (["train", "digits", "--set", "train.rate=nan"], "`train.rate` must be a finite number; got nan"),
         (
@@ -478,6 +484,16 @@ def test_other_data_may_be_all_that_a_model_can_be_trained_on(tmp_path, monkeypa
         ValueError, match=r"`--data` must be elements of the model's shape \(1, 8, 8\); drawn"
     ):
         run("inspect", "run", "--data", "drawn")
+
+
+def test_a_run_is_fine_tuned_and_reported_from_inside_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "1", "--out", "run", *SMALL)
+    monkeypatch.chdir(tmp_path / "run")
+    run("finetune", ".", "--steps", "1", "--way", "3", "--trials", "0", "--device", "cpu")
+    assert (tmp_path / "run-finetuned" / "model.safetensors").is_file()
+    run("report", ".")
+    assert "<title>run" in Path("report.html").read_text()
 
 
 def test_what_is_left_out_is_said_once(tmp_path, monkeypatch):

@@ -201,6 +201,37 @@ def test_an_interrupted_stream_leaves_its_results(trained, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_stream_with_a_bad_element_leaves_the_results_before_it(trained):
+    good, bad = trained / "queries" / "5", trained / "run" / "log.jsonl"
+    with pytest.raises(ValueError, match=r"log.jsonl: cannot be used"):
+        run("anomaly", trained / "run", good, bad, good, "--threshold", "0")
+    assert result(trained, "anomaly")["elements"] == len(list(good.iterdir()))
+
+
+@pytest.mark.slow
+def test_files_of_the_same_name_are_told_apart(trained):
+    support = trained / "support"
+    same = [support / name / f"{name}-00.png" for name in ("2", "5")]
+    for path in same:
+        path.with_name("same.png").write_bytes(path.read_bytes())
+    output = run(
+        "classify", trained / "run", *(path.with_name("same.png") for path in same), "--support", support
+    )
+    told = "".join(output.split()).replace("│", "")
+    for path in same:
+        path.with_name("same.png").unlink()
+    assert all(f"{path.parent.name}/same.png" in told for path in same)
+
+
+@pytest.mark.slow
+def test_a_ranking_needs_no_index_that_can_be_kept(trained, tmp_path):
+    where = ["--query", trained / "support" / "2", "--collection", trained / "queries" / "2"]
+    output = run("retrieve", trained / "run", *where, "--index", tmp_path)  # a folder
+    assert "and not kept" in output
+    assert len(result(trained, "retrieval")["names"]) > 1
+
+
+@pytest.mark.slow
 def test_of_a_long_stream_only_the_latest_is_kept(trained, monkeypatch):
     monkeypatch.setattr("bruno.cli.streams._KEPT", 4)
     run(
@@ -394,6 +425,32 @@ def test_the_study_runs_and_is_drawn(tmp_path):
         (["sample", "RUN", "--length", "999"], "`--length` must be from 1 to"),
         (["sample", "RUN", "--given", "nowhere.png"], "nowhere.png: there is no such file"),
         (["sample", "RUN", "--prefixes", "1,0"], "`--prefixes` must have 0 first"),
+        (
+            ["sample", "RUN", "--prefixes", "0-9999"],
+            "`--prefixes` must be at least 0 and at most 8; got 9999",
+        ),
+        (["sample", "RUN", "--prefixes", "1-2-3"], "`--prefixes` takes numbers, as 1,5 or 480-500"),
+        (
+            ["sample", "RUN", "--prior", "--data", "digits"],
+            "leave out --repeats, --given, --prefixes and --data",
+        ),
+        (
+            ["classify", "RUN", "queries/2", "--support", "support", "--data", "digits"],
+            "`--data` is to calibrate on; leave it out, or add --calibrate",
+        ),
+        (
+            ["anomaly", "RUN", "queries/2", "--threshold", "0", "--data", "digits"],
+            "leave it out with a stream and --threshold",
+        ),
+        (
+            ["retrieve", "RUN", "--query", "support/2", "--collection", "queries", "--data", "digits"],
+            "`--data` is to measure on",
+        ),
+        (
+            ["retrieve", "RUN", "--query", "support/2", "--collection", "queries/2", "--index", "no/x.index"],
+            "`--index` must be in a folder that is there; there is no no",
+        ),
+        (["study", "--out", "run/recipe.json"], "`--out` must be a folder; run/recipe.json is a file"),
         (["sample", "RUN", "--prefixes", "a"], "`--prefixes` takes numbers, as 1,5 or 480-500; got 'a'"),
         (["fewshot", "RUN", "--way", "30"], "got 30"),
         (["fewshot", "RUN", "--way", "3", "--shot", "1000"], "1000"),

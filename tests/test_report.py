@@ -57,6 +57,15 @@ def test_what_is_not_finite_is_null(tmp_path):
     assert json.loads(path.read_text())["values"] == {"curve": [1.0, None, None]}
 
 
+def test_a_file_that_is_no_result_is_named_and_left_out(tmp_path):
+    Result("kept", "Kept", {}).write(tmp_path, config={}, seed=0)
+    (tmp_path / "results" / "mine.json").write_text('{"a": 1}')
+    (tmp_path / "results" / "cut.json").write_text('{"title": "Cu')
+    with pytest.warns(UserWarning, match="(mine|cut).json: is no result, or damaged") as told:
+        assert [result.name for result in read_results(tmp_path)] == ["kept"]
+    assert len(told) == 2
+
+
 def test_a_run_without_results_has_none(tmp_path):
     assert read_results(tmp_path) == []
 

@@ -145,6 +145,8 @@ class TrainConfig:
         ):
             check_at_least(f"train.{name}", getattr(self, name), 0)
         check_at_least("train.shift", self.shift, 0)
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"`train.seed` must be from 0 to 2**63 - 1; got {self.seed}.")
         if self.onset and not self.generative:
             raise ValueError(
                 f"`train.onset` needs a weight of bits/dim above 0, to train on until then; got {self.onset}."
@@ -191,6 +193,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_choice("data.split", self.split, ("train", "trainval"))
+        check_at_least("data.size", self.size, 0)
 
 
 @dataclass(frozen=True)

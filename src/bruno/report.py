@@ -6,11 +6,13 @@ import base64
 import html
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bruno.files import replacing
 from bruno.provenance import provenance
 
 _FOLDER = "results"
@@ -46,7 +48,8 @@ class Result:
         folder = run / _FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         if self.picture:
-            (folder / f"{self.name}.png").write_bytes(self.picture)
+            with replacing(folder / f"{self.name}.png") as beside:
+                beside.write_bytes(self.picture)
         record = {
             "title": self.title,
             "note": self.note,
@@ -57,7 +60,8 @@ class Result:
             "provenance": provenance(seed),
         }
         path = folder / f"{self.name}.json"
-        path.write_text(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n")
+        with replacing(path) as beside:
+            beside.write_text(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n")
         return path
 
 
@@ -71,21 +75,20 @@ def _finite(value: Any) -> Any:
 
 
 def read_results(run: Path) -> list[Result]:
-    """All results of a run, oldest first."""
+    """All results of a run, oldest first; of a file that is none, a warning."""
     results = []
     for path in sorted((run / _FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
-        record, picture = json.loads(path.read_text()), path.with_suffix(".png")
+        try:
+            record = json.loads(path.read_text())
+            parts = [record[name] for name in ("title", "values", "columns", "rows", "note", "provenance")]
+        except (ValueError, KeyError, TypeError):
+            warnings.warn(f"{path}: is no result, or damaged; it is left out.", stacklevel=2)
+            continue
+        title, values, columns, rows, note, made = parts
+        picture = path.with_suffix(".png")
+        shown = picture.read_bytes() if picture.is_file() else b""
         results.append(
-            Result(
-                path.stem,
-                record["title"],
-                record["values"],
-                tuple(record["columns"]),
-                tuple(map(tuple, record["rows"])),
-                record["note"],
-                picture.read_bytes() if picture.is_file() else b"",
-                record["provenance"],
-            )
+            Result(path.stem, title, values, tuple(columns), tuple(map(tuple, rows)), note, shown, made)
         )
     return results
 

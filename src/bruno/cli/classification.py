@@ -26,6 +26,7 @@ from bruno.cli.options import (
     open_model,
     place_of,
     progress_bar,
+    short_names,
 )
 from bruno.data import Examples
 from bruno.data.readers import is_hidden
@@ -140,6 +141,10 @@ def classify(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit the temperature on classes that the run has not seen.")
     ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(help="To calibrate on, not on the run's data: a named set, or class folders."),
+    ] = None,
     data_dir: DataDir = None,
     invert: Invert = None,
     checkpoint: Checkpoint = "last",
@@ -150,6 +155,8 @@ def classify(
     check_number("--temperature", temperature, 1e-6)
     if calibrate and temperature != 1.0:
         raise ValueError(f"`--calibrate` finds a temperature; leave out --temperature {temperature}.")
+    if data and not calibrate:
+        raise ValueError("`--data` is to calibrate on; leave it out, or add --calibrate.")
     opened = open_model(run, checkpoint, device)
     place = opened.device
     reader = opened.reader(invert=invert)
@@ -165,11 +172,12 @@ def classify(
     queries, names = reader.all(images)
     opened.warn_if_unlike(torch.cat(sets), queries)
     if calibrate:
-        temperature = _fitted(opened.examples(opened.unseen, data_dir), opened, sets, seed)
+        temperature = _fitted(opened.examples(opened.unseen, data_dir, data), opened, sets, seed)
     found = classify_elements(opened.model, sets, queries.to(place), prior=shares, temperature=temperature)
     classes = [folder.name for folder in folders]
     likeliest = [_likeliest(classes, probabilities) for probabilities in found.probabilities]
-    rows = tuple((Path(name).name, *_in_words(some)) for name, some in zip(names, likeliest, strict=True))
+    shown_names = short_names(names)
+    rows = tuple((name, *_in_words(some)) for name, some in zip(shown_names, likeliest, strict=True))
     values = {"classes": classes, "temperature": temperature, "support": [len(some) for some in sets]}
     values |= {"images": names, "probabilities": found.probabilities.tolist()}
     columns = ("image", "class", "%", "or")

@@ -26,4 +26,4 @@ def export(
     else:
         path = model_file(run, checkpoint)
         save(load(path), out, half=half, about=read_about(path))
-    console.print(f"written: {out}, {out.stat().st_size / 2**20:.1f} MiB")
+    console.print(f"written: {out}, {out.stat().st_size / 2**20:.1f} MiB", soft_wrap=True)

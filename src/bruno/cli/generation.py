@@ -74,8 +74,8 @@ def sample(
     for option, number in (("--samples", samples), ("--sets", sets), ("--length", length)):
         check_number(option, number, 1)
     check_number("--temperature", temperature, 0)
-    if prior and (repeats or given or prefixes):
-        raise ValueError("`--prior` is given nothing; leave out --repeats, --given and --prefixes.")
+    if prior and (repeats or given or prefixes or data):
+        raise ValueError("`--prior` is given nothing; leave out --repeats, --given, --prefixes and --data.")
     if repeats and prefixes:
         raise ValueError("`--repeats` has seen an image 1 to 20 times; leave out --prefixes.")
     if given and data:
@@ -146,7 +146,8 @@ def _from_prefixes(
 ) -> Drawn:
     """Of several sets, the samples have a dimension more."""
     if 0 in lengths[1:]:
-        raise ValueError(f"`--prefixes` must have 0 first, if at all; got {lengths}.")
+        raise ValueError("`--prefixes` must have 0 first, if at all; it comes later.")
+    check_number("--prefixes", max(lengths), 0, sets.shape[1])
     found = [samples_by_prefix(model, x, samples, lengths=lengths, **how).samples for x in sets]
     above = sets[:, [n - 1 for n in lengths if n]]  # the elements that were seen last
     note = "Top: the images of the set, one by one. Below each: samples once it was seen, and all before it."
@@ -190,4 +191,4 @@ def _keep(opened: Opened, drawn: Drawn, temperature: float, seed: int) -> None:
         arrays["inputs"] = drawn.inputs.cpu().numpy()
     path = opened.folder / "results" / f"{drawn.result.name}.npz"
     np.savez_compressed(path, **arrays)
-    console.print(f"the samples themselves: {path}")
+    console.print(f"the samples themselves: {path}", soft_wrap=True)

@@ -73,6 +73,8 @@ def study(
 ) -> None:
     """What upsets training: Student-t and Gaussian processes under stress, as in the paper's appendix G."""
     check_number("--steps", steps, 1)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"`--out` must be a folder; {out} is a file.")
     place = choose_device(device)
     everything = {name: load_examples(name, data_dir=data_dir) for name in data.split(",")}
     common = {"steps": steps, "flow": to_dict(STUDY_FLOW), "train": to_dict(STUDY_TRAIN)}

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -18,7 +18,7 @@ import torch.distributed.nn  # before a group is there: its functions hold the g
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor, distributed
 
 from bruno.augmentation import reduced
@@ -299,7 +299,7 @@ def folder_of(run: str) -> Path:
     """Where the results of a model go."""
     if _is_shipped(run):
         return Path("runs") / f"pretrained-{run}"
-    path = Path(run)
+    path = Path(run) if Path(run).name else Path(run).resolve()  # a folder named "." has another name
     if not path.is_file():
         return path
     return path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-results")
@@ -342,11 +342,19 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     """1,5 or 480-500 as a person types it."""
     try:
         ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+        if any(len(part) > 2 for part in ends):
+            raise ValueError("a range has two ends")
     except ValueError as error:
         raise ValueError(f"`{option}` takes numbers, as 1,5 or 480-500; got {text!r}.") from error
     if sum(part[-1] - part[0] for part in ends) > _MOST_NUMBERS:
         raise ValueError(f"`{option}` takes at most {_MOST_NUMBERS:,} numbers; got {text!r}.")
     return tuple(n for part in ends for n in range(part[0], part[-1] + 1))
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Of files: without their folders, if that leaves no two alike."""
+    short = [Path(name).name for name in names]
+    return short if len(set(short)) == len(set(names)) else list(names)
 
 
 def check_number(option: str, value: float, least: float = -math.inf, most: float = math.inf) -> None:
@@ -360,13 +368,15 @@ def keep(result: Result, folder: Path, config: dict[str, Any], seed: int) -> Non
     """Show a result and write it to a folder."""
     say(result)
     path = result.write(folder, config=config, seed=seed)
-    console.print(f"written: {path}" + (f" and {path.with_suffix('.png').name}" if result.picture else ""))
+    picture = f" and {path.with_suffix('.png').name}" if result.picture else ""
+    console.print(f"written: {path}{picture}", soft_wrap=True)
 
 
 def say(result: Result) -> None:
     """A result's table and how to read it, for people."""
     if result.rows:
-        table = Table(*result.columns, title=result.title, title_justify="left")
+        columns = (Column(column, overflow="fold") for column in result.columns)  # a path is told whole
+        table = Table(*columns, title=result.title, title_justify="left")
         for row in result.rows:
             table.add_row(*row)
         console.print(table)

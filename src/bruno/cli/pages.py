@@ -30,7 +30,7 @@ def report(
     path = out or folder / "report.html"
     curve = [curve_of(log)] if log else []
     path.write_text(page(folder.name, lead_of(folder), [*results, *curve]))
-    console.print(f"written: {path}")
+    console.print(f"written: {path}", soft_wrap=True)
 
 
 def curve_of(log: list[dict[str, Any]]) -> Result:

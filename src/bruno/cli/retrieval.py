@@ -77,6 +77,10 @@ def retrieve(
     check_number("--queries", queries, 1)
     if measure and (query or collection or index):
         raise ValueError("`--measure` draws its own queries; leave out --query, --collection and --index.")
+    if data and not measure:
+        raise ValueError("`--data` is to measure on; leave it out, or add --measure.")
+    if index and not index.parent.is_dir():
+        raise ValueError(f"`--index` must be in a folder that is there; there is no {index.parent}.")
     opened = open_model(run, checkpoint, device)
     if measure:
         examples = opened.examples(split, data_dir, data, invert=invert)
@@ -122,13 +126,19 @@ def _encoded(opened: Opened, collection: Path, path: Path, invert: bool | None, 
         kept = Index.load(path, model=opened.model)
         if kept.source == source:
             return kept
-        console.print(f"{collection} has changed, or how to read it: encoding it again")
+        console.print(f"{collection} has changed, or how to read it: encoding it again", soft_wrap=True)
     x, names = reader.all([collection])
     if reader.skipped:
-        console.print(f"left out {len(reader.skipped)} that could not be read, first {reader.skipped[0]}")
+        console.print(
+            f"left out {len(reader.skipped)} that could not be read, first {reader.skipped[0]}",
+            soft_wrap=True,
+        )
     made = Index.of(opened.model, x, names, source=source)
-    made.save(path)
-    console.print(f"encoded {len(made)} once, kept in {path}")
+    try:
+        made.save(path)
+        console.print(f"encoded {len(made)} once, kept in {path}", soft_wrap=True)
+    except OSError as error:  # to rank does not take a file
+        console.print(f"encoded {len(made)}, and not kept: {error}", soft_wrap=True)
     return made
 
 

@@ -29,6 +29,7 @@ from bruno.cli.options import (
     is_own,
     open_model,
     progress_bar,
+    short_names,
 )
 from bruno.data import Element, Examples
 from bruno.figures import ACROSS, Measured, dots, scores_over_time, visible
@@ -115,6 +116,8 @@ def anomaly(
         )
     if threshold is not None and (sets is not None or length is not None):
         raise ValueError("`--sets` and `--length` are for calibrating; leave them out with --threshold.")
+    if threshold is not None and stream and data:
+        raise ValueError("`--data` is to calibrate on; leave it out with a stream and --threshold.")
     rate, sets = _RATE if rate is None else rate, _SETS if sets is None else sets
     if not 0 < rate < 1:
         raise ValueError(f"`--rate` must be between 0 and 1, as 0.01 for one in a hundred; got {rate}.")
@@ -152,7 +155,7 @@ def anomaly(
         if threshold is None:
             clean = _clean(opened, data_dir, data, invert)
             threshold = _calibrated(calibrate_batch, opened, clean, rate, len(finished), sets, noise)
-        found, stopped = _of_a_batch(opened, finished, threshold), False
+        found, ended_by = _of_a_batch(opened, finished, threshold), None
     else:
         known = opened.model.prior()
         limit: float | Thresholds | None = threshold
@@ -165,12 +168,14 @@ def anomaly(
             console.print(
                 f"odd is below {first:+.1f} after one element, {last:+.1f} after {len(limit.by_count)}"
             )
-        found, stopped = _along(opened, Detector(opened.model, limit, keep_out=keep_out), known, elements)
+        found, ended_by = _along(opened, Detector(opened.model, limit, keep_out=keep_out), known, elements)
     for name in reader.skipped:
-        console.print(f"passed over {name}")
+        console.print(f"passed over {name}", soft_wrap=True)
     opened.keep(found, seed)
-    if stopped:
+    if isinstance(ended_by, KeyboardInterrupt):
         raise typer.Exit(130)
+    if ended_by:
+        raise ended_by
 
 
 def _clean(opened: Opened, data_dir: Path | None, data: str | None, invert: bool | None) -> Examples:
@@ -218,40 +223,40 @@ class _Judged:
 
     def __init__(self, levels: int, most: int | None = None) -> None:
         self._levels = levels
-        self._count = self._flagged = 0
+        self.count = self._flagged = 0
         self._latest: deque[tuple[str, float, float | None]] = deque(maxlen=most)
         self._odd: list[tuple[float, int, Tensor]] = []
         self._ordinary: list[tuple[float, int, Tensor]] = []
 
     def add(self, element: Element, score: float, threshold: float | None, *, odd: bool) -> None:
         """One more."""
-        self._count += 1
+        self.count += 1
         self._flagged += odd
         self._latest.append((element.name, score, threshold))
         kept = self._odd if odd else self._ordinary
-        kept.append((score, self._count, element.x))
+        kept.append((score, self.count, element.x))
         kept.sort(key=itemgetter(0), reverse=not odd)
         del kept[ACROSS:]
 
     def result(self, name: str, title: str, what: str, given: str) -> Result:
         """Of a stream or batch, whose elements are scored given others."""
-        if not self._count:
+        if not self.count:
             raise ValueError("`stream` must hold at least one element; it is empty.")
         some = f" The lowest {ACROSS} of them are shown." * (self._flagged > ACROSS and self._levels > 0)
         names, scores, thresholds = map(list, zip(*self._latest, strict=True))
-        values = {"elements": self._count, "outliers": self._flagged}
+        values = {"elements": self.count, "outliers": self._flagged}
         return Result(
             name,
             title,
             {**values, "names": names, "scores": scores, "thresholds": thresholds},
-            note=f"{self._flagged} of {self._count} are below the threshold.{some} The score is "
+            note=f"{self._flagged} of {self.count} are below the threshold.{some} The score is "
             f"log p(x | {given}) − log p(x), in nats.",
             picture=scores_over_time(
                 scores,
                 thresholds,
                 odd=self._images(self._odd),
                 ordinary=self._images(self._ordinary),
-                first=self._count - len(scores) + 1,
+                first=self.count - len(scores) + 1,
                 what=what,
             ),
         )
@@ -265,12 +270,13 @@ class _Judged:
 
 def _along(
     opened: Opened, detector: Detector, known: Posterior, elements: Iterable[Element]
-) -> tuple[Result, bool]:
+) -> tuple[Result, BaseException | None]:
     """Each is judged and said as it comes; a stream may go on for ever, so only the latest are kept.
 
-    Ends with the stream or, as the second thing it returns tells, when it is interrupted.
+    Ends with the stream or, as the second thing it returns tells, by an interrupt or at an element that
+    cannot be read: what was judged before is not lost.
     """
-    judged, stopped = _Judged(opened.model.levels, _KEPT), False
+    judged, ended_by = _Judged(opened.model.levels, _KEPT), None
     try:
         for i, element in enumerate(elements):
             if i == 0:
@@ -279,9 +285,11 @@ def _along(
             judged.add(element, said.score, said.threshold, odd=said.outlier)
             flag = "  odd one out" if said.outlier else ""
             console.print(f"{said.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
-    except KeyboardInterrupt:
-        stopped = True
-    return judged.result("anomaly", "Which is the odd one out?", "stream", "those before it"), stopped
+    except (KeyboardInterrupt, OSError, ValueError) as error:
+        if not judged.count:
+            raise
+        ended_by = error
+    return judged.result("anomaly", "Which is the odd one out?", "stream", "those before it"), ended_by
 
 
 def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Result:
@@ -293,8 +301,8 @@ def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Re
         judged.add(element, score, threshold, odd=score < threshold)
     lowest = sorted(zip(scores, elements, strict=True), key=itemgetter(0))[:_LOWEST]
     rows = tuple(
-        (f"{score:+.2f}", Path(element.name).name, "odd one out" * (score < threshold))
-        for score, element in lowest
+        (f"{score:+.2f}", name, "odd one out" * (score < threshold))
+        for (score, _), name in zip(lowest, short_names([e.name for _, e in lowest]), strict=True)
     )
     found = judged.result("anomaly-batch", "Which is the odd one out of a batch?", "batch", "all others")
     return replace(found, columns=("score", "the lowest", ""), rows=rows)

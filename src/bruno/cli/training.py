@@ -83,7 +83,8 @@ def train(
     steps: Steps = None,
     minutes: Minutes = None,
     seed: Annotated[
-        int | None, typer.Option(help="The seed of all random numbers; the recipe's if left out.")
+        int | None,
+        typer.Option(help="The seed of all random numbers; the recipe's if left out.", min=0, max=2**63 - 1),
     ] = None,
     resume: Resume = False,
     device: Device = "auto",
@@ -235,6 +236,7 @@ def run_to_the_end(
 
     What to type to go on is told if it is stopped.
     """
+    check_number("--save-every", save_every, 0)
     if agreed(run.folder.exists() and not run.folder.is_dir()):
         raise ValueError(f"`--out` must be a folder; {run.folder} is a file.")
     if agreed(bool(run.checkpoints)) and not resume:
@@ -261,7 +263,7 @@ def run_to_the_end(
         count = f"{trainer.index:,} step{'s' * (trainer.index != 1)} in {_duration(line.seconds)}"
         speed = f"{1000 * line.step_seconds:.0f} ms a step, {line.elements_per_second:,.0f} elements/s"
         console.print(f"{count}; at last {speed}, {_memory(line.memory)}")
-    console.print(f"the model is in {run.folder / 'model.safetensors'}")
+    console.print(f"the model is in {run.folder / 'model.safetensors'}", soft_wrap=True)
 
 
 def _shown(run: Iterator[LogLine]) -> Iterator[LogLine]:
