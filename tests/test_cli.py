@@ -486,6 +486,20 @@ def test_other_data_may_be_all_that_a_model_can_be_trained_on(tmp_path, monkeypa
         run("inspect", "run", "--data", "drawn")
 
 
+def test_what_needs_two_classes_says_where_there_are_more(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_images({f"class{i:02d}": 4 for i in range(10)}, 8)  # of which one is held out
+    data = ["--set", "data.name=images", "--set", "train.length=3"]
+    run("train", "digits", "--steps", "1", "--out", "run", "--validate", "0", *data, *SMALL)
+    classify = ["classify", "run", "images/class00", "--support", "images"]
+    told = r"at least 2 classes for this; the (test|validation) split has 1. Name other data, as --data DIR"
+    for command in (["fewshot", "run"], ["anomaly", "run"], ["retrieve", "run", "--measure"], classify):
+        with pytest.raises(ValueError, match=told):
+            run(*command, *["--calibrate"] * (command is classify))
+    assert "5-way 1-shot" in run("fewshot", "run", "--data", "images", "--shot", "1", "--trials", "2")
+    assert "temperature" in run(*classify, "--calibrate", "--data", "images")
+
+
 def test_a_run_is_fine_tuned_and_reported_from_inside_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run("train", "digits", "--steps", "1", "--out", "run", *SMALL)

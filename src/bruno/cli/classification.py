@@ -70,7 +70,7 @@ def fewshot(
         check_number("--threshold", threshold, 0, 1)
     opened = open_model(run, checkpoint, device)
     data = opened.at_hand(data, data_dir)
-    examples = opened.examples(split, data_dir, data, invert=invert)
+    examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
     turned = opened.rotations if rotations is None else rotations
     most = len(examples.names)
     ways = numbers("--way", way) if way else tuple(sorted({min(5, most), min(20, most)}))
@@ -172,7 +172,8 @@ def classify(
     queries, names = reader.all(images)
     opened.warn_if_unlike(torch.cat(sets), queries)
     if calibrate:
-        temperature = _fitted(opened.examples(opened.unseen, data_dir, data), opened, sets, seed)
+        known = opened.examples(opened.unseen, data_dir, data, classes=2)
+        temperature = _fitted(known, opened, sets, seed)
     found = classify_elements(opened.model, sets, queries.to(place), prior=shares, temperature=temperature)
     classes = [folder.name for folder in folders]
     likeliest = [_likeliest(classes, probabilities) for probabilities in found.probabilities]

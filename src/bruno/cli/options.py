@@ -238,20 +238,41 @@ class Opened(NamedTuple):
         return data
 
     def examples(
-        self, split: str, data_dir: Path | None, data: str | None = None, *, invert: bool | None = None
+        self,
+        split: str,
+        data_dir: Path | None,
+        data: str | None = None,
+        *,
+        invert: bool | None = None,
+        classes: int = 1,
     ) -> Examples:
-        """A split of the data of the run or of a named set, or all of one's own, in the model's levels."""
+        """A split of the data of the run or of a named set, or all of one's own, in the model's levels.
+
+        At least so many classes must be in it.
+        """
         if invert and not is_own(data):
             raise ValueError(
                 "`--invert` is for images of your own; name them, as --data DIR, or leave it out."
             )
         data = self.at_hand(data, data_dir)
-        if data is None:
-            if self.recipe is None:
-                raise ValueError(
-                    f"`--data` must be given: {self.folder} does not say what it was trained on."
-                )
-            return held_out_examples(self.recipe, split, data_dir).on_levels(self.model.levels)
+        if data is not None:
+            examples = self._others(split, data_dir, data, invert)
+        elif self.recipe is not None:
+            examples = held_out_examples(self.recipe, split, data_dir)
+        else:
+            raise ValueError(f"`--data` must be given: {self.folder} does not say what it was trained on.")
+        if len(examples.names) < classes:
+            raise ValueError(
+                f"there must be at least {classes} classes for this; {data or f'the {split} split'} has "
+                f"{len(examples.names)}. Name other data, as --data DIR, or a larger split."
+            )
+        examples = examples.on_levels(self.model.levels)
+        if is_own(data):
+            self.warn_if_unlike(examples.elements)
+        return examples
+
+    def _others(self, split: str, data_dir: Path | None, data: str, invert: bool | None) -> Examples:
+        """Other data than the run's, if they are of the model's shape."""
         examples = (
             self._own(Path(data), invert) if is_own(data) else load_examples(data, split, data_dir=data_dir)
         )
@@ -260,9 +281,6 @@ class Opened(NamedTuple):
                 f"`--data` must be elements of the model's shape {self.model.shape}; "
                 f"{data} has {examples.shape}."
             )
-        examples = examples.on_levels(self.model.levels)
-        if is_own(data):
-            self.warn_if_unlike(examples.elements)
         return examples
 
     def _own(self, path: Path, invert: bool | None) -> Examples:

@@ -83,7 +83,7 @@ def retrieve(
         raise ValueError(f"`--index` must be in a folder that is there; there is no {index.parent}.")
     opened = open_model(run, checkpoint, device)
     if measure:
-        examples = opened.examples(split, data_dir, data, invert=invert)
+        examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
         opened.keep(
             _quality(opened, examples, numbers("--shot", _SHOTS if shot is None else shot), queries, seed),
             seed,

@@ -137,7 +137,7 @@ def anomaly(
     place = opened.device
     noise = torch.Generator(place).manual_seed(seed)
     if measure:
-        examples = opened.examples(split, data_dir, data, invert=invert)
+        examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
         opened.keep(_quality(opened, examples, sets, length, noise), seed)
         return
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
@@ -145,7 +145,7 @@ def anomaly(
     if stream:
         elements = reader.read_lines(sys.stdin) if stream == ["-"] else reader.read(stream)
     else:
-        examples = opened.examples(split, data_dir, data, invert=invert)
+        examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
         elements = _made_up(SetSampler(examples, device=place), noise)
     if batch:
         finished = list(elements)
