@@ -81,7 +81,7 @@ def test_strangers_in_a_stream_are_noticed(model):
 
 
 def test_it_is_good_at_characters_that_nobody_has_seen(model):
-    drawn = load_examples("drawn", "test")
+    drawn = load_examples("drawn", "all")
     noise = torch.Generator().manual_seed(0)
     bits = measure_bits_per_dim(model, SetSampler(drawn), sets=40, length=10, generator=noise)
     (result,) = measure_few_shot(model, drawn, ways=(20,), shots=(1,), trials=2, noisy=False, generator=noise)
@@ -168,7 +168,7 @@ def test_classes_that_training_saw_are_not_calibrated_on(monkeypatch, tmp_path):
     monkeypatch.setattr("bruno.cli.options.is_here", lambda name, data_dir: True)
     monkeypatch.setattr(
         "bruno.cli.options.held_out_examples",
-        lambda recipe, split, data_dir: asked.append(split) or load_examples("drawn", "test"),
+        lambda recipe, split, data_dir: asked.append(split) or load_examples("drawn", "all"),
     )
     told = said(
         "anomaly", "omniglot", ROOT / "examples" / "stream", "--sets", "10", "--rate", "0.1", "--length", "3"

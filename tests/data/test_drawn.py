@@ -41,7 +41,10 @@ def test_drawings_of_a_character_are_more_alike_than_those_of_two():
 
 
 def test_they_are_a_named_data_set():
-    assert len(load_examples("drawn", "test").names) == 40
+    assert len(load_examples("drawn", "all").names) == 40
+    learnt, held_out = (set(load_examples("drawn", split).names) for split in ("trainval", "test"))
+    assert (len(learnt), len(held_out)) == (36, 4)
+    assert not learnt & held_out
 
 
 def test_a_long_line_is_as_wide_everywhere_as_the_pen():

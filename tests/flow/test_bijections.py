@@ -165,7 +165,10 @@ def test_checkerboard_is_a_choice_of_channels_after_a_squeeze():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ConvRealNVP((1, 7, 7)), r"even height and width.*got \(1, 7, 7\). Use fewer scales, or resize"),
+        (
+            lambda: ConvRealNVP((1, 7, 7)),
+            r"even height and width.*got \(1, 7, 7\). Use fewer scales, or resize",
+        ),
         (lambda: ConvRealNVP((1, 6, 6), scales=3), r"even height and width.*got \(2, 3, 3\)"),
         (lambda: ConvRealNVP((7,)), r"must be \(channels, height, width\); got \(7,\)"),
         (lambda: ConvRealNVP((1, 8, 8), scales=0), "`scales` must be at least 1; got 0"),

@@ -44,7 +44,9 @@ ModelName = Annotated[
 OtherData = Annotated[
     str | None, typer.Option(help="Not the run's data: a named set, or your own folder of class folders.")
 ]
-Split = Annotated[str, typer.Option(help="Which part of the run's data: train, validation, trainval, test.")]
+Split = Annotated[
+    str, typer.Option(help="Which part of the run's data: train, validation, trainval, test, all.")
+]
 Invert = Annotated[
     bool | None,
     typer.Option(
@@ -273,6 +275,8 @@ class Opened(NamedTuple):
 
     def _others(self, split: str, data_dir: Path | None, data: str, invert: bool | None) -> Examples:
         """Other data than the run's, if they are of the model's shape."""
+        if data == "drawn" and not (self.recipe and self.recipe.data.name == data):
+            split = "all"  # none of them is known to it
         examples = (
             self._own(Path(data), invert) if is_own(data) else load_examples(data, split, data_dir=data_dir)
         )

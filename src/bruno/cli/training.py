@@ -116,7 +116,7 @@ def train(
 
 def evaluate(
     run: ModelName,
-    split: Annotated[str, typer.Option(help="train, validation, trainval or test.")] = "test",
+    split: Annotated[str, typer.Option(help="train, validation, trainval, test or all.")] = "test",
     sets: Annotated[
         int | None, typer.Option(help="How many sets to draw; if left out, each class equally often.")
     ] = None,

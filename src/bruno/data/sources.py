@@ -18,7 +18,7 @@ from bruno.data.examples import Examples, concatenated
 from bruno.data.readers import read_cifar10, read_csv, read_idx, read_images, read_npz
 
 _FORMAT = 3  # of the compact files, and of how files are read: older ones are not used
-SPLITS = ("train", "validation", "trainval", "test")
+SPLITS = ("train", "validation", "trainval", "test", "all")
 OMNIGLOT_FIRST = ("Alphabet_of_the_Magi/character01", "Angelic/character01")  # of each archive
 OMNIGLOT_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
 
@@ -67,8 +67,8 @@ def load_examples(
 
     Args:
         name: one of `SOURCES`, or a path.
-        split: "train", "validation", both as "trainval", or "test"; their classes differ where a model is
-            meant to be tried on classes it has not seen.
+        split: "train", "validation", both as "trainval", "test", or "all"; the classes of the first two and
+            of test differ where a model is meant to be tried on classes it has not seen.
         data_dir: where files are looked for first; $BRUNO_DATA if left out. Then in ~/.cache/bruno, where
             downloads go.
         size: for your own images: resize to this height and width.
@@ -85,11 +85,12 @@ def load_examples(
         if size:
             raise ValueError(f"`size` must be left out for {name}, which has its own; got {size}.")
         source = SOURCES[name]
-        return source.split(_parsed(name, source, data_dir, download, original), split)
+        parsed = _parsed(name, source, data_dir, download, original)
+        return parsed if split == "all" else source.split(parsed, split)
     examples = read_own(
         Path(name), size=None if original else size, grey=grey, group=group, skip_bad=skip_bad
     )
-    part = split_by_class(examples, split)
+    part = examples if split == "all" else split_by_class(examples, split)
     if not skip_bad:
         return part
     left_out = examples.with_at_least(fewest).skipped  # the same for all splits: to be said once
@@ -357,7 +358,7 @@ SOURCES = {
         "40 characters from the project's own pen, 28 × 28",
         (),
         lambda _: draw_characters(),
-        lambda examples, split: examples,
+        lambda examples, split: split_by_class(examples, split),
     ),
     "omniglot": Source(
         "Omniglot, 1,623 characters by 20 hands, 28 × 28",
