@@ -22,6 +22,7 @@ from bruno.cli.options import (
     Split,
     check_number,
     console,
+    is_own,
     numbers,
     open_model,
     place_of,
@@ -172,7 +173,8 @@ def classify(
     queries, names = reader.all(images)
     opened.warn_if_unlike(torch.cat(sets), queries)
     if calibrate:
-        known = opened.examples(opened.unseen, data_dir, data, classes=2)
+        own = invert if is_own(data) else None
+        known = opened.examples(opened.unseen, data_dir, data, invert=own, classes=2)
         temperature = _fitted(known, opened, sets, seed)
     found = classify_elements(opened.model, sets, queries.to(place), prior=shares, temperature=temperature)
     classes = [folder.name for folder in folders]
