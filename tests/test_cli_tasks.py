@@ -320,6 +320,10 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     where = ["--query", "support/same", "--collection", "stream.csv"]
     assert "encoded 30 once" in run("retrieve", "runs/machines", *where)
     assert "encoded" not in run("retrieve", "runs/machines", *where)
+    where[3] = Path("stream.csv").resolve()
+    assert "encoded" not in run("retrieve", "runs/machines", *where)  # the same, named in another way
+    found = json.loads(Path("runs/machines/results/retrieval.json").read_text())["values"]["names"]
+    assert all(name.startswith(f"{where[3]}, line ") for name in found)
     for name in ("few-shot-test", "retrieval-quality", "classification"):
         assert Path(f"runs/machines/results/{name}.png").stat().st_size > 1000
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -116,16 +116,20 @@ def retrieve(
 
 
 def _encoded(opened: Opened, collection: Path, path: Path, invert: bool | None, skip_bad: bool) -> Index:
-    """The collection's latents: from the index if it has these very files, else made and kept."""
+    """The collection's latents: from the index if it has these very files, else made and kept.
+
+    It knows them by their place in the collection, from wherever that is named.
+    """
+    above = collection if collection.is_dir() else collection.parent
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
     files = reader.files(collection) if collection.is_dir() else [collection]
     source = hashlib.sha256(
-        repr((reader.invert, skip_bad, [_state(file) for file in files])).encode()
+        repr((reader.invert, skip_bad, [_state(file, above) for file in files])).encode()
     ).hexdigest()
     if path.is_file():
         kept = Index.load(path, model=opened.model)
         if kept.source == source:
-            return kept
+            return _from_above(kept, above)
         console.print(f"{collection} has changed, or how to read it: encoding it again", soft_wrap=True)
     x, names = reader.all([collection])
     if reader.skipped:
@@ -133,13 +137,19 @@ def _encoded(opened: Opened, collection: Path, path: Path, invert: bool | None, 
             f"left out {len(reader.skipped)} that could not be read, first {reader.skipped[0]}",
             soft_wrap=True,
         )
-    made = Index.of(opened.model, x, names, source=source)
+    inside = [str(Path(name).relative_to(above)) for name in names]
+    made = Index.of(opened.model, x, inside, source=source)
     try:
         made.save(path)
         console.print(f"encoded {len(made)} once, kept in {path}", soft_wrap=True)
     except OSError as error:  # to rank does not take a file
         console.print(f"encoded {len(made)}, and not kept: {error}", soft_wrap=True)
-    return made
+    return _from_above(made, above)
+
+
+def _from_above(index: Index, above: Path) -> Index:
+    """With names as the collection was named now."""
+    return replace(index, names=tuple(str(above / name) for name in index.names))
 
 
 def _beside(collection: Path, opened: Opened) -> Path:
@@ -148,12 +158,12 @@ def _beside(collection: Path, opened: Opened) -> Path:
     return place.with_name(f"{place.name}-{opened.model.fingerprint()[:8]}.index")
 
 
-def _state(file: Path) -> tuple[str, int, int]:
+def _state(file: Path, above: Path) -> tuple[str, int, int]:
     """What changes when a file does."""
     if not file.exists() and not file.is_symlink():
         raise FileNotFoundError(f"{file}: there is no such file or folder.")
     facts = file.stat() if file.exists() else file.lstat()  # a link may dangle
-    return str(file), facts.st_size, facts.st_mtime_ns
+    return str(file.relative_to(above)), facts.st_size, facts.st_mtime_ns
 
 
 def _contact_sheet(query: Tensor, found: Tensor) -> np.ndarray:
