@@ -147,6 +147,10 @@ def test_finetuning_to_few_classes_of_ones_own(tmp_path, monkeypatch):
         ValueError, match=r"must be elements of the model's shape \(1, 8, 8\); got \(1, 4, 4\)"
     ):
         run(*tune, "--set", "data.size=4", "--out", "told", "--device", "cpu")
+    Path("one").mkdir()
+    Path("images/class0").rename("one/class0")
+    with pytest.raises(ValueError, match=r"`data` must have two classes or more to tell apart; .*one has 1"):
+        run("finetune", "run", "--set", "data.name=one", "--steps", "1", "--out", "told", "--device", "cpu")
     assert not Path("told").exists()
 
 
@@ -498,6 +502,24 @@ def test_what_needs_two_classes_says_where_there_are_more(tmp_path, monkeypatch)
             run(*command, *["--calibrate"] * (command is classify))
     assert "5-way 1-shot" in run("fewshot", "run", "--data", "images", "--shot", "1", "--trials", "2")
     assert "temperature" in run(*classify, "--calibrate", "--data", "images")
+
+
+def test_a_run_on_data_of_ones_own_is_of_use_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_images({f"class{i}": 4 for i in range(5)}, 8)
+    data = ["--set", "data.name=images", "--set", "train.length=3"]
+    start = ["train", "digits", "--validate", "0", *SMALL]
+    run(*start, "--steps", "1", "--out", "run", *data)
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert "mean" in run("evaluate", "../run", "--length", "3")
+    data[1] = "data.name=../images"
+    run(*start, "--steps", "2", "--out", "../run", "--resume", *data)
+    with pytest.raises(ValueError, match=r"`data.name` must be as the run run began.*Repeat its settings"):
+        run(*start, "--steps", "3", "--out", "../run", "--resume")
+    data[1] = "data.name=../images/class0"
+    with pytest.raises(ValueError, match=r"no images in class folders"):
+        run("finetune", "../run", "--set", data[1], "--steps", "1")
 
 
 def test_a_run_is_fine_tuned_and_reported_from_inside_its_folder(tmp_path, monkeypatch):

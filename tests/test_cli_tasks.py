@@ -324,7 +324,7 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     assert "encoded" not in run("retrieve", "runs/machines", *where)  # the same, named in another way
     found = json.loads(Path("runs/machines/results/retrieval.json").read_text())["values"]["names"]
     assert all(name.startswith(f"{where[3]}, line ") for name in found)
-    for name in ("few-shot-test", "retrieval-quality", "classification"):
+    for name in ("few-shot-test", "retrieval-quality-machines", "classification"):
         assert Path(f"runs/machines/results/{name}.png").stat().st_size > 1000
 
 
@@ -354,7 +354,7 @@ def test_an_exported_model_needs_no_run(trained, tmp_path, monkeypatch):
     run("sample", "model.safetensors", "--prior", "--samples", "4")
     run("evaluate", "model.safetensors", "--sets", "4", "--length", "3")
     run("evaluate", "model.safetensors", "--sets", "4", "--length", "2", "--data", "digits")
-    assert Path("model/results/bits-digits.png").is_file()
+    assert Path("model/results/bits-digits-test.png").is_file()
     assert len(json.loads(Path("model/results/bits-test.json").read_text())["values"]["by_position"]) == 3
 
 
@@ -433,6 +433,10 @@ def test_the_study_runs_and_is_drawn(tmp_path):
             ["sample", "RUN", "--prefixes", "0-9999"],
             "`--prefixes` must be at least 0 and at most 8; got 9999",
         ),
+        (["sample", "RUN", "--prefixes", "5-2"], "`--prefixes` takes numbers, as 1,5 or 480-500; got '5-2'"),
+        (["sample", "RUN", "--prior", "--split", "train"], "`--split` is a part of a known data set"),
+        (["evaluate", "RUN", "--data", "support", "--split", "test"], "leave out test"),
+        (["anomaly", "RUN", "queries/2", "--threshold", "0", "--split", "train"], "leave out train"),
         (["sample", "RUN", "--prefixes", "1-2-3"], "`--prefixes` takes numbers, as 1,5 or 480-500"),
         (
             ["sample", "RUN", "--prior", "--data", "digits"],

@@ -238,7 +238,7 @@ while True:
 def test_other_settings_are_refused_but_more_steps_are_not(sampler, tmp_path):
     run = Run(tmp_path)
     run.save(trained(sampler, 2))
-    with pytest.raises(ValueError, match=r"`batch` must be as the run .* began, 4; got 8"):
+    with pytest.raises(ValueError, match=r"`train.batch` must be as the run .* began, 4; got 8"):
         run.resume(trainer(sampler, TrainConfig(**{**vars(TRAIN), "batch": 8})))
     assert run.resume(trainer(sampler, TrainConfig(**{**vars(TRAIN), "steps": 50})))
     wider = Bruno.from_config(replace(MODEL, flow=replace(MODEL.flow, units=17)))

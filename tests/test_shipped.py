@@ -154,7 +154,7 @@ def test_a_model_that_ships_is_fine_tuned_to_dark_ink(dark_ink):
     tune += ["--steps", "1", "--episodes", "1"]
     told = said(*tune, "--out", "dark", "--trials", "0")
     assert "unlike those the model learnt" in told
-    assert "Dark ink wants --set data.invert=true" in " ".join(told.split())
+    assert "See whether ink is dark (--set data.invert=…)" in " ".join(told.split())
     told = said(*tune, "--set", "data.invert=true", "--out", "bright")
     assert "unlike" not in told
     before, after = json.loads(Path("bright/results/finetuning-test.json").read_text())["rows"][0][1:]

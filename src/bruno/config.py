@@ -317,7 +317,7 @@ def check_same(run: str, began: dict[str, Any], now: dict[str, Any]) -> None:
         if before[key] != after[key]:
             raise ValueError(
                 f"`{key}` must be as the run {run} began, {before[key]}; got {after[key]}. "
-                "Start another run for other settings."
+                "Repeat its settings, or start another run."
             )
 
 

@@ -98,11 +98,19 @@ class Run:
     def keep_recipe(self, recipe: Recipe) -> None:
         """Write down what the run is made from; of one that is there already, only its length may change."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.checkpoints:
-            began, now = to_dict(self.recipe), to_dict(recipe)
-            check_same(self.folder.name, {**began, "train": {}}, {**now, "train": {}})
+        self.check_recipe(recipe)
         with replacing(self.folder / _RECIPE) as beside:
             beside.write_text(json.dumps(to_dict(recipe), indent=2) + "\n")
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        """Raise unless it is what the run, if it has begun, was made from; only its length may be another."""
+        if self.checkpoints:
+            length = {"steps": None, "minutes": None}
+            began, now = (
+                {**values, "train": {**values["train"], **length}}
+                for values in (to_dict(self.recipe), to_dict(recipe))
+            )
+            check_same(self.folder.name, began, now)
 
     def model(self, which: str = "last", device: torch.device | str = "cpu") -> Bruno:
         """The model at the "last" checkpoint or at the "best" one, with averaged weights if it has them."""
@@ -297,7 +305,8 @@ class Run:
         config = trainer.model.config
         check_same(self.folder.name, header["config"] or {}, to_dict(config) if config else {})
         length = {"steps": None, "minutes": None}
-        check_same(self.folder.name, {**header["train"], **length}, {**to_dict(trainer.config), **length})
+        began, now = ({"train": {**train, **length}} for train in (header["train"], to_dict(trainer.config)))
+        check_same(self.folder.name, began, now)
 
 
 def _newest(paths: list[Path], device: torch.device | str) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -82,6 +83,9 @@ def main() -> None:
         code = app(standalone_mode=False)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(_say(error, 2))
+    except PermissionError as error:
+        where = Path(error.filename or ".").resolve()
+        sys.exit(_say(f"{where}: may not be read or written here; work in a folder of your own.", 1))
     except (TrainingFailedError, OSError) as error:
         sys.exit(_say(error, 1))
     except Exception as error:

@@ -21,6 +21,7 @@ from bruno.cli.options import (
     Seed,
     Split,
     check_number,
+    chosen_split,
     console,
     is_own,
     numbers,
@@ -58,7 +59,7 @@ def fewshot(
     rotations: Annotated[
         bool | None, typer.Option(help="Turned classes count as classes; as in training if left out.")
     ] = None,
-    split: Split = "test",
+    split: Split = None,
     data: OtherData = None,
     data_dir: DataDir = None,
     invert: Invert = None,
@@ -71,6 +72,7 @@ def fewshot(
         check_number("--threshold", threshold, 0, 1)
     opened = open_model(run, checkpoint, device)
     data = opened.at_hand(data, data_dir)
+    split = chosen_split(split, data)
     examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
     turned = opened.rotations if rotations is None else rotations
     most = len(examples.names)
@@ -111,7 +113,7 @@ def fewshot(
     if not noise:
         variants["without-noise"] = "without noise"
     values = {
-        "split": split if data is None else data,
+        "split": where,
         "rotations": turned,
         "threshold": threshold,
         "noise": noise,

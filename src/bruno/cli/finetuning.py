@@ -32,6 +32,7 @@ from bruno.cli.training import (
     Steps,
     as_planned,
     length_overrides,
+    located,
     process_group,
     rounds_of,
     run_to_the_end,
@@ -99,7 +100,7 @@ def finetune(
     values["train"] |= {"rate": _GENTLER * before.recipe.train.rate, "warmup": _WARMUP}
     overrides = [*(settings or []), *length_overrides(steps, minutes, settings or [])]
     overrides += [] if way is None else [f"train.way={way}"]
-    recipe = override(Recipe, values, overrides)
+    recipe = located(override(Recipe, values, overrides))
     if recipe.data.name != before.recipe.data.name:
         recipe = _in_shape(recipe, before, overrides)
     model_settings = ("pixels", "alpha", "flow", "process")
@@ -115,7 +116,11 @@ def finetune(
             f"`data` must be elements of the model's shape {before.model.shape}; got {examples.shape}."
         )
     learnt = training_examples(recipe, data_dir).on_levels(levels)
-    before.warn_if_unlike(learnt.elements, invert="--set data.invert=true")
+    before.warn_if_unlike(learnt.elements, invert="--set data.invert=…")
+    if len(learnt.names) < 2:
+        raise ValueError(
+            f"`data` must have two classes or more to tell apart; {recipe.data.name} has {len(learnt.names)}."
+        )
     recipe = _as_far_as_there_is(recipe, learnt, overrides)
     trainer = trainer_of(deepcopy(before.model), recipe, learnt, place)
     run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
@@ -193,8 +198,8 @@ def _compared(
         values,
         ("", *models),
         rows,
-        f"Accuracy: mean of {trials} trials ± standard deviation from trial to trial, "
-        "in the picture ± standard error."
+        f"Bits/dim ± standard error. Accuracy: mean of {trials} trials ± standard deviation from trial to "
+        "trial, in the picture ± standard error."
         if accuracies
         else "Too few classes are held out, or elements of each, to tell accuracy.",
         accuracy_bars(accuracies) if accuracies else b"",

@@ -25,6 +25,7 @@ from bruno.cli.options import (
     Split,
     Temperature,
     check_number,
+    chosen_split,
     console,
     numbers,
     open_model,
@@ -59,7 +60,7 @@ def sample(
         str, typer.Option(help="How many of the set to have seen, as 0,1,5 or 480-500; all if left out.")
     ] = "",
     temperature: Temperature = 1.0,
-    split: Split = "test",
+    split: Split = None,
     data: OtherData = None,
     data_dir: DataDir = None,
     invert: Invert = None,
@@ -80,6 +81,7 @@ def sample(
         raise ValueError("`--repeats` has seen an image 1 to 20 times; leave out --prefixes.")
     if given and data:
         raise ValueError("`--given` are your own images; leave out --data.")
+    split = chosen_split(split, data, unused=prior or bool(given))
     if sets > 1 and (prior or repeats or given):
         raise ValueError(f"`--sets` must be 1 with --prior, --repeats or --given; got {sets}.")
     opened = open_model(run, checkpoint, device)
@@ -150,8 +152,9 @@ def _from_prefixes(
     check_number("--prefixes", max(lengths), 0, sets.shape[1])
     found = [samples_by_prefix(model, x, samples, lengths=lengths, **how).samples for x in sets]
     above = sets[:, [n - 1 for n in lengths if n]]  # the elements that were seen last
-    note = "Top: the images of the set, one by one. Below each: samples once it was seen, and all before it."
     shown = _by_column(model, list(zip(above, found, strict=True)), lengths)
+    note = "Top: the images of the set, one by one. Below each: samples once it was seen, and all before it."
+    note = note if shown else f"{samples} rows after each of {len(lengths)} numbers of elements seen."
     x = torch.stack([drawn.x for drawn in found]).squeeze(0)
     samples_of_all = Samples(x, sum(drawn.clamped for drawn in found), model.levels)
     result = Result("samples", "More of the same", {}, note=note, picture=shown)

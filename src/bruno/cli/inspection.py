@@ -21,6 +21,7 @@ from bruno.cli.options import (
     Split,
     check_number,
     choose_device,
+    chosen_split,
     keep,
     open_model,
     progress_bar,
@@ -45,7 +46,7 @@ _LENGTH = 20
 def inspect(
     run: ModelName,
     sets: Annotated[int, typer.Option(help="How many to draw for predictions by position.")] = 200,
-    split: Split = "test",
+    split: Split = None,
     data: OtherData = None,
     data_dir: DataDir = None,
     invert: Invert = None,
@@ -56,6 +57,7 @@ def inspect(
     """What a model has learnt: its correlations, degrees of freedom, and how predictions gain from a set."""
     check_number("--sets", sets, 2)
     opened = open_model(run, checkpoint, device)
+    split = chosen_split(split, data)
     sampler = SetSampler(opened.examples(split, data_dir, data, invert=invert), device=opened.device)
     for result in (_correlations(opened), _degrees(opened), _toy(seed)):
         opened.keep(result, seed)
@@ -94,7 +96,7 @@ def study(
             {"curves": [asdict(curve) for curve in found]},
             ("", "process", "bits/dim at the end", "steps left out"),
             rows,
-            f"{steps} steps of RMSProp each.",
+            f"{steps} steps of RMSProp each. Faint: every step; bold: their running mean.",
             study_curves(found),
         )
         keep(result, out, common, seed)
@@ -135,10 +137,11 @@ def _toy(seed: int) -> Result:
     found = toy_comparison(toy_observations(generator=torch.Generator().manual_seed(seed)))
     return Result(
         "toy-comparison",
-        "Student-t and Gaussian processes on data ten times narrower than they expect",
+        "Student-t and Gaussian processes on data of a tenth of the variance they expect",
         asdict(found),
         note="Dots: the observations. Band: what each process expects next, ± 2 standard deviations. "
-        "The Student-t process learns the spread from what it sees, the Gaussian one cannot.",
+        "The Student-t process learns the spread from what it sees, the sooner the fewer its degrees of "
+        "freedom; the Gaussian one cannot.",
         picture=toy_figure(found),
     )
 
@@ -160,7 +163,7 @@ def _positions(opened: Opened, sampler: SetSampler, sets: int, generator: torch.
             for n in (1, 2, 5, length - 1)
             if n < length
         ),
-        f"{sets} sets.",
+        f"{sets} sets; ± standard error.",
         curves(
             {"gain": (seen, found.gain)}, "elements seen before", "nats", errors={"gain": found.gain_error}
         ),

@@ -45,7 +45,8 @@ OtherData = Annotated[
     str | None, typer.Option(help="Not the run's data: a named set, or your own folder of class folders.")
 ]
 Split = Annotated[
-    str, typer.Option(help="Which part of the run's data: train, validation, trainval, test, all.")
+    str | None,
+    typer.Option(help="Which part of the run's data: train, validation, trainval, all, or test if left out."),
 ]
 Invert = Annotated[
     bool | None,
@@ -133,14 +134,30 @@ def unseen_by(*recipes: Recipe) -> str:
     return "test" if any(recipe.data.split == "trainval" for recipe in recipes) else "validation"
 
 
+def chosen_split(split: str | None, data: str | None, *, unused: bool = False) -> str:
+    """The one that is asked for, or test; none can be where all of one's own data are taken, or none is."""
+    if split and (unused or is_own(data)):
+        raise ValueError(
+            f"`--split` is a part of a known data set, and none is split here; leave out {split}."
+        )
+    return split or "test"
+
+
 def place_of(split: str, data: str | None) -> str:
     """What results on a split, or on other data, are called."""
-    return split if data is None else Path(data).stem
+    if data is None:
+        return split
+    return Path(data).stem if is_own(data) or data == "drawn" else f"{data}-{split}"
 
 
 def is_own(data: str | None) -> bool:
     """Whether --data names files of the user, not a set that the project knows."""
     return data is not None and data not in SOURCES
+
+
+def quality_name(job: str, where: str) -> str:
+    """What the quality of a job is called: in test it goes without saying."""
+    return f"{job}-quality" if where == "test" else f"{job}-quality-{where}"
 
 
 class Opened(NamedTuple):
@@ -185,18 +202,18 @@ class Opened(NamedTuple):
         """The split whose classes had no part in training."""
         return unseen_by(self.recipe) if self.recipe else "validation"
 
-    def warn_if_unlike(self, *images: Tensor, invert: str = "--invert") -> None:
+    def warn_if_unlike(self, *images: Tensor, invert: str = "--invert, --no-invert") -> None:
         """Say so if images are far from what the model learnt: its answers would not show it.
 
-        `invert` is what turns dark ink into bright.
+        `invert` is what turns dark ink into bright, or not.
         """
         if not self.model.levels:
             return
         if unlike := self._other_brightness(images) or self._other_kind(images):
             console.print(
                 f"these images are unlike those the model learnt: {unlike}. "
-                f"It will be sure of itself all the same. Dark ink wants {invert}, "
-                "a photograph more contrast, a thin or thick pen another one.",
+                "It will be sure of itself all the same. See whether ink is dark "
+                f"({invert}), contrast low, the pen thin or thick.",
                 soft_wrap=True,
             )
 
@@ -364,8 +381,8 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     """1,5 or 480-500 as a person types it."""
     try:
         ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
-        if any(len(part) > 2 for part in ends):
-            raise ValueError("a range has two ends")
+        if any(len(part) > 2 or part[-1] < part[0] for part in ends):
+            raise ValueError("a range has two ends, the lower one first")
     except ValueError as error:
         raise ValueError(f"`{option}` takes numbers, as 1,5 or 480-500; got {text!r}.") from error
     if sum(part[-1] - part[0] for part in ends) > _MOST_NUMBERS:

@@ -23,9 +23,12 @@ from bruno.cli.options import (
     Seed,
     Split,
     check_number,
+    chosen_split,
     console,
     numbers,
     open_model,
+    place_of,
+    quality_name,
 )
 from bruno.data import Examples
 from bruno.figures import BACKGROUND, Measured, dots, picture, visible
@@ -58,7 +61,7 @@ def retrieve(
     queries: Annotated[
         int | None, typer.Option(help=f"To measure: how many; {_QUERIES} if left out.")
     ] = None,
-    split: Split = "test",
+    split: Split = None,
     data: OtherData = None,
     data_dir: DataDir = None,
     invert: Invert = None,
@@ -77,6 +80,7 @@ def retrieve(
     check_number("--queries", queries, 1)
     if measure and (query or collection or index):
         raise ValueError("`--measure` draws its own queries; leave out --query, --collection and --index.")
+    split = chosen_split(split, data, unused=not measure)
     if data and not measure:
         raise ValueError("`--data` is to measure on; leave it out, or add --measure.")
     if index and not index.parent.is_dir():
@@ -85,7 +89,14 @@ def retrieve(
     if measure:
         examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
         opened.keep(
-            _quality(opened, examples, numbers("--shot", _SHOTS if shot is None else shot), queries, seed),
+            _quality(
+                opened,
+                examples,
+                numbers("--shot", _SHOTS if shot is None else shot),
+                queries,
+                seed,
+                place_of(split, opened.at_hand(data, data_dir)),
+            ),
             seed,
         )
         return
@@ -110,7 +121,7 @@ def retrieve(
         (str(i), f"{s:+.1f}", n) for i, (n, s) in enumerate(zip(names, scores, strict=True), start=1)
     )
     values = {"query": str(query), "collection": len(encoded), "names": names, "scores": scores}
-    note = "Top: what was asked for. Below: the best of the collection, row by row."
+    note = "Top: what was asked for. Below: the best of the collection, row by row." if sheet else ""
     result = Result("retrieval", "What fits best", values, ("rank", "score", "file"), rows, note, sheet)
     opened.keep(result, seed)
 
@@ -172,7 +183,9 @@ def _contact_sheet(query: Tensor, found: Tensor) -> np.ndarray:
     return np.concatenate([top, between, below])
 
 
-def _quality(opened: Opened, examples: Examples, shots: tuple[int, ...], queries: int, seed: int) -> Result:
+def _quality(
+    opened: Opened, examples: Examples, shots: tuple[int, ...], queries: int, seed: int, where: str
+) -> Result:
     found = measure_retrieval(
         opened.model,
         examples,
@@ -185,7 +198,7 @@ def _quality(opened: Opened, examples: Examples, shots: tuple[int, ...], queries
     chance = ("chance", *(f"{part.chance:.3f}" for part in found))
     by_shots = {f"{part.shots} example{'s' * (part.shots != 1)}": part.qualities.values() for part in found}
     columns = ("mean average precision (precision at 1, 5, 10)", *by_shots)
-    note = f"{queries} queries in a collection of {found[0].collection} elements of held-out classes; "
+    note = f"{queries} queries in a collection of {found[0].collection} elements of {where}; "
     note += "in the picture ± standard errors."
     values = {"by_shots": [asdict(part) for part in found]}
     panels = {
@@ -200,9 +213,9 @@ def _quality(opened: Opened, examples: Examples, shots: tuple[int, ...], queries
             for name, some in by_shots.items()
         }
     shown = dots(list(found[0].qualities), panels)
-    return Result(
-        "retrieval-quality", "Finding the rest of a class", values, columns, (*rows, chance), note, shown
-    )
+    title = f"Finding the rest of a class, {where}"
+    name = quality_name("retrieval", where)
+    return Result(name, title, values, columns, (*rows, chance), note, shown)
 
 
 def _row(quality: Quality) -> str:

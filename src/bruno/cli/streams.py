@@ -25,10 +25,13 @@ from bruno.cli.options import (
     Seed,
     Split,
     check_number,
+    chosen_split,
     console,
     is_own,
     open_model,
+    place_of,
     progress_bar,
+    quality_name,
     short_names,
 )
 from bruno.data import Element, Examples
@@ -93,7 +96,7 @@ def anomaly(
             help=f"Of these sets, {_LENGTH} if left out; what comes later in a stream is judged as the last."
         ),
     ] = None,
-    split: Split = "test",
+    split: Split = None,
     data: OtherData = None,
     data_dir: DataDir = None,
     invert: Invert = None,
@@ -118,6 +121,7 @@ def anomaly(
         raise ValueError("`--sets` and `--length` are for calibrating; leave them out with --threshold.")
     if threshold is not None and stream and data:
         raise ValueError("`--data` is to calibrate on; leave it out with a stream and --threshold.")
+    split = chosen_split(split, data, unused=bool(stream))
     rate, sets = _RATE if rate is None else rate, _SETS if sets is None else sets
     if not 0 < rate < 1:
         raise ValueError(f"`--rate` must be between 0 and 1, as 0.01 for one in a hundred; got {rate}.")
@@ -138,7 +142,8 @@ def anomaly(
     noise = torch.Generator(place).manual_seed(seed)
     if measure:
         examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
-        opened.keep(_quality(opened, examples, sets, length, noise), seed)
+        where = place_of(split, opened.at_hand(data, data_dir))
+        opened.keep(_quality(opened, examples, sets, length, noise, where), seed)
         return
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
     elements: Iterable[Element]
@@ -309,7 +314,7 @@ def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Re
 
 
 def _quality(
-    opened: Opened, examples: Examples, sets: int, length: int, generator: torch.Generator
+    opened: Opened, examples: Examples, sets: int, length: int, generator: torch.Generator, where: str
 ) -> Result:
     with progress_bar("sets") as progress:
         found = measure_anomaly(
@@ -328,7 +333,7 @@ def _quality(
     )
     by_rate = {f"{100 * part.rate:.0f} % strangers": part.qualities.values() for part in found}
     columns = ("area under ROC / average precision", *by_rate)
-    note = f"{sets} sets of {found[0].length} elements of held-out classes; in the picture ± standard errors."
+    note = f"{sets} sets of {found[0].length} elements of {where}; in the picture ± standard errors."
     values = {"contamination": [asdict(part) for part in found]}
     areas = {name: [Measured(q.area, q.area_error) for q in some] for name, some in by_rate.items()}
     precisions = {
@@ -336,4 +341,5 @@ def _quality(
         for name, some in by_rate.items()
     }
     shown = dots(list(found[0].qualities), {"area under ROC": areas, "average precision": precisions})
-    return Result("anomaly-quality", "Finding strangers in sets", values, columns, rows, note, shown)
+    name, title = quality_name("anomaly", where), f"Finding strangers in sets, {where}"
+    return Result(name, title, values, columns, rows, note, shown)

@@ -25,8 +25,10 @@ from bruno.cli.options import (
     OtherData,
     Seed,
     Settings,
+    Split,
     check_number,
     choose_device,
+    chosen_split,
     console,
     examples_of,
     held_out_examples,
@@ -100,7 +102,7 @@ def train(
     overrides = [*(settings or []), *length_overrides(steps, minutes, settings or [])]
     overrides += [f"train.seed={seed}"] if seed is not None else []
     overrides += ["data.skip_bad=true"] if skip_bad else []
-    recipe = load_recipe(preset, overrides)
+    recipe = located(load_recipe(preset, overrides))
     if is_own(recipe.data.name) and named(overrides, "data.name") and not named(overrides, "data.original"):
         # One's own images come in any size: what a preset says of those it is for does not hold for them.
         recipe = replace(recipe, data=replace(recipe.data, original=False))
@@ -116,7 +118,7 @@ def train(
 
 def evaluate(
     run: ModelName,
-    split: Annotated[str, typer.Option(help="train, validation, trainval, test or all.")] = "test",
+    split: Split = None,
     sets: Annotated[
         int | None, typer.Option(help="How many sets to draw; if left out, each class equally often.")
     ] = None,
@@ -134,6 +136,7 @@ def evaluate(
     check_number("--length", length, 1)
     opened = open_model(run, checkpoint, device)
     data = opened.at_hand(data, data_dir)
+    split = chosen_split(split, data)
     examples = opened.examples(split, data_dir, data, invert=invert)
     result = measure_bits_per_dim(
         opened.model,
@@ -150,13 +153,20 @@ def evaluate(
     found = Result(
         f"bits-{where}",
         f"Bits/dim, {where}, by how many were seen before",
-        {"split": split if data is None else data, **asdict(result)},
+        {"split": where, **asdict(result)},
         ("position", "bits/dim"),
         tuple(rows),
-        f"{result.sets} sets.",
+        f"{result.sets} sets; ± standard error.",
         curves({where: (positions, result.by_position)}, "position in the set", "bits/dim"),
     )
     opened.keep(found, seed)
+
+
+def located(recipe: Recipe) -> Recipe:
+    """With the whole path of data of one's own: a run is of use from any folder."""
+    if not is_own(recipe.data.name):
+        return recipe
+    return replace(recipe, data=replace(recipe.data, name=str(Path(recipe.data.name).resolve())))
 
 
 def as_planned(recipe: Recipe, run: Run, overrides: Sequence[str]) -> Recipe:
@@ -241,6 +251,8 @@ def run_to_the_end(
         raise ValueError(f"`--out` must be a folder; {run.folder} is a file.")
     if agreed(bool(run.checkpoints)) and not resume:
         raise ValueError(f"`--out` must be a new folder; {run.folder} has a run. Go on with it by --resume.")
+    if resume and trainer.rank == 0:
+        run.check_recipe(recipe)
     if resume and not run.resume(trainer):
         raise ValueError(f"`--resume` needs a checkpoint; {run.folder} has none.")
     if trainer.rank == 0:

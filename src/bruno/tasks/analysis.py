@@ -122,7 +122,7 @@ def toy_comparison(
 ) -> ToyComparison:
     """What processes of mean 0 and the same v and r predict along a sequence: the figure of appendix F.
 
-    v = 1 and r = 0.01 are the paper's, ten times too wide for its data (`toy_observations`): the Student-t
+    v = 1 and r = 0.01 are the paper's, ten times the variance of its data (`toy_observations`): the Student-t
     process finds that out, the Gaussian one cannot. The paper does not say which two ν its plots have; ours
     are the 1000 that its models start from, for "high degrees of freedom", and a low one.
     """
