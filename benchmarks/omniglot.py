@@ -83,7 +83,7 @@ def commands(name: str, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     yield run / "half" / "results" / "samples.png", ["sample", str(half), *ours]
     if name in SHIPPED:
         for job, kind in (("anomaly", "anomaly"), ("retrieve", "retrieval")):
-            yield run / "half" / "results" / f"{kind}-quality.json", [job, str(half), "--measure"]
+            yield run / "half" / "results" / f"{kind}-quality-test.json", [job, str(half), "--measure"]
 
 
 def gather(name: str, folder: Path) -> None:

@@ -380,6 +380,22 @@ def test_the_command_itself_says_what_went_wrong(tmp_path):
     assert result.stderr.count("\n") == 1
 
 
+def test_what_may_not_be_written_is_told_by_its_whole_path(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run("train", "digits", "--steps", "1", "--out", "run", *SMALL)
+
+    def denied(self, *arguments, **options):
+        raise PermissionError(13, "Permission denied", "runs")  # root, as whom tests may run, is never denied
+
+    monkeypatch.setattr("bruno.report.Result.write", denied)
+    monkeypatch.setattr("warnings.showwarning", warnings.showwarning)
+    monkeypatch.setattr("sys.argv", ["bruno", "sample", "run", "--prior"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 1
+    assert f"{tmp_path / 'runs'}: may not be read or written here" in capsys.readouterr().err
+
+
 def test_a_warning_is_a_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run("train", "digits", "--steps", "3", "--out", "run", "--save-every", "0", *SMALL)

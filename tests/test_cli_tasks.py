@@ -250,10 +250,10 @@ def test_a_calibrated_stream_and_its_quality(trained):
     run("anomaly", trained / "run", "--threshold", "0")
     assert result(trained, "anomaly")["names"] == made_up  # however it is judged
     run("anomaly", trained / "run", "--measure", "--sets", "12")
-    for part in result(trained, "anomaly-quality")["contamination"]:
+    for part in result(trained, "anomaly-quality-test")["contamination"]:
         assert "IsolationForest, pixels" in part["qualities"]
         assert part["qualities"]["BRUNO, leave one out"]["area"] > 0.7
-    assert picture(trained, "anomaly-quality").std() > 10
+    assert picture(trained, "anomaly-quality-test").std() > 10
     assert "12 sets of 10 elements" in run(
         "anomaly", trained / "run", "--measure", "--sets", "12", "--length", "10"
     )
@@ -278,9 +278,9 @@ def test_a_collection_is_ranked_and_encoded_once(trained):
     link.unlink()
     output = run("retrieve", trained / "run", "--measure", "--queries", "20", "--shot", "1,5")
     assert "chance" in output
-    by_shots = result(trained, "retrieval-quality")["by_shots"]
+    by_shots = result(trained, "retrieval-quality-test")["by_shots"]
     assert by_shots[1]["qualities"]["BRUNO"]["average_precision"] > by_shots[1]["chance"] + 0.2
-    assert picture(trained, "retrieval-quality").std() > 10
+    assert picture(trained, "retrieval-quality-test").std() > 10
 
 
 @pytest.mark.slow

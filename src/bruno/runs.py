@@ -105,12 +105,8 @@ class Run:
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise unless it is what the run, if it has begun, was made from; only its length may be another."""
         if self.checkpoints:
-            length = {"steps": None, "minutes": None}
-            began, now = (
-                {**values, "train": {**values["train"], **length}}
-                for values in (to_dict(self.recipe), to_dict(recipe))
-            )
-            check_same(self.folder.name, began, now)
+            began, now = to_dict(self.recipe), to_dict(recipe)
+            check_same(self.folder.name, began | _lasting(began["train"]), now | _lasting(now["train"]))
 
     def model(self, which: str = "last", device: torch.device | str = "cpu") -> Bruno:
         """The model at the "last" checkpoint or at the "best" one, with averaged weights if it has them."""
@@ -304,9 +300,12 @@ class Run:
         """A run goes on with the settings that it began with; only its length may change."""
         config = trainer.model.config
         check_same(self.folder.name, header["config"] or {}, to_dict(config) if config else {})
-        length = {"steps": None, "minutes": None}
-        began, now = ({"train": {**train, **length}} for train in (header["train"], to_dict(trainer.config)))
-        check_same(self.folder.name, began, now)
+        check_same(self.folder.name, _lasting(header["train"]), _lasting(to_dict(trainer.config)))
+
+
+def _lasting(train: dict[str, Any]) -> dict[str, Any]:
+    """Settings of training that a run keeps, whatever its length."""
+    return {"train": {name: value for name, value in train.items() if name not in ("steps", "minutes")}}
 
 
 def _newest(paths: list[Path], device: torch.device | str) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:

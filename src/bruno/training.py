@@ -157,9 +157,8 @@ class Trainer:
             length = min(self.config.length, self.sampler.fewest)
             first = self._seen(self.sampler.sets(self.config.batch, length, self.generator))
             if self.rank == 0:
-                if isinstance(
-                    self.model.preprocessing, Standardise
-                ):  # by all rows: a batch may lack the rare
+                if isinstance(self.model.preprocessing, Standardise):
+                    # By all rows: what is rare in a column may be missing from a batch.
                     self.model.preprocessing.fit(self.sampler.elements.to(first))
                 self.model.initialise(first)
             self._initialised = True

@@ -155,11 +155,6 @@ def is_own(data: str | None) -> bool:
     return data is not None and data not in SOURCES
 
 
-def quality_name(job: str, where: str) -> str:
-    """What the quality of a job is called: in test it goes without saying."""
-    return f"{job}-quality" if where == "test" else f"{job}-quality-{where}"
-
-
 class Opened(NamedTuple):
     """A trained model, what it was made from if that is known, and where its results go."""
 

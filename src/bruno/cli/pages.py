@@ -51,5 +51,5 @@ def lead_of(run: Path) -> str:
         recipe = Run(run).recipe
     except ValueError:  # results of no run, as those of the study
         return ""
-    parts = (recipe.data.name, f"{recipe.process.kind} process", f"{recipe.flow.kind} flow")
+    parts = (Path(recipe.data.name).name, f"{recipe.process.kind} process", f"{recipe.flow.kind} flow")
     return ", ".join((*parts, f"seed {recipe.train.seed}"))

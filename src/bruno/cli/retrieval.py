@@ -28,7 +28,6 @@ from bruno.cli.options import (
     numbers,
     open_model,
     place_of,
-    quality_name,
 )
 from bruno.data import Examples
 from bruno.figures import BACKGROUND, Measured, dots, picture, visible
@@ -213,8 +212,7 @@ def _quality(
             for name, some in by_shots.items()
         }
     shown = dots(list(found[0].qualities), panels)
-    title = f"Finding the rest of a class, {where}"
-    name = quality_name("retrieval", where)
+    name, title = f"retrieval-quality-{where}", f"Finding the rest of a class, {where}"
     return Result(name, title, values, columns, (*rows, chance), note, shown)
 
 

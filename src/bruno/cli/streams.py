@@ -31,7 +31,6 @@ from bruno.cli.options import (
     open_model,
     place_of,
     progress_bar,
-    quality_name,
     short_names,
 )
 from bruno.data import Element, Examples
@@ -341,5 +340,5 @@ def _quality(
         for name, some in by_rate.items()
     }
     shown = dots(list(found[0].qualities), {"area under ROC": areas, "average precision": precisions})
-    name, title = quality_name("anomaly", where), f"Finding strangers in sets, {where}"
+    name, title = f"anomaly-quality-{where}", f"Finding strangers in sets, {where}"
     return Result(name, title, values, columns, rows, note, shown)

@@ -358,7 +358,7 @@ SOURCES = {
         "40 characters from the project's own pen, 28 × 28",
         (),
         lambda _: draw_characters(),
-        lambda examples, split: split_by_class(examples, split),
+        split_by_class,
     ),
     "omniglot": Source(
         "Omniglot, 1,623 characters by 20 hands, 28 × 28",
