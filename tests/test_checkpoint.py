@@ -46,7 +46,6 @@ def test_pixels_on_a_bell_keep_their_precision(tmp_path, half):
     again = bruno.load(tmp_path / "model")
     assert again.preprocessing.shares.dtype == torch.double
     assert {p.dtype for p in again.parameters()} == {torch.float}
-    assert all(p.requires_grad for p in again.parameters())
     assert again.fingerprint() == model.fingerprint()
     x = elements(model, 2, 4)
     assert torch.equal(again.log_prob(x), model.log_prob(x))
@@ -72,6 +71,17 @@ def test_a_posterior_is_small_and_comes_back(tmp_path):
     assert torch.equal(again.log_prob(query), posterior.log_prob(query))
     merged = again.merge(model.condition(elements(model, 3, 2)))
     assert merged.evidence.count.tolist() == [8, 8, 8]
+
+
+def test_what_is_loaded_keeps_no_graph_of_what_it_has_seen(tmp_path):
+    model = trained(MODELS["28×28"]).float()
+    bruno.save(model, tmp_path / "model")
+    posterior = bruno.load(tmp_path / "model").prior()
+    for x in elements(model, 3):
+        posterior = posterior.update(x)
+    assert not posterior.evidence.mean.requires_grad
+    assert posterior.score(elements(model, 2)).numpy().shape == (2,)
+    assert repr(posterior) == "Posterior(batch_shape=(), seen=3)"
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
@@ -113,6 +123,12 @@ class TestMistakes:
             bruno.load(tmp_path / "posterior")
         with pytest.raises(ValueError, match=r"must be the one that made the posterior"):
             bruno.load(tmp_path / "posterior", model=trained(MODELS["dense image"]))
+
+    def test_a_model_is_none_of_a_posterior(self, tmp_path):
+        model = trained(MODELS["28×28"]).float()
+        bruno.save(model, tmp_path / "model")
+        with pytest.raises(ValueError, match="`model` must be left out to load a model"):
+            bruno.load(tmp_path / "model", model=model)
 
     def test_a_model_with_a_flow_of_its_own(self, tmp_path):
         model = trained(MODELS["dense image"])

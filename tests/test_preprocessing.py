@@ -114,10 +114,23 @@ def test_what_went_astray_is_put_back_and_counted(far):
 
 
 def test_tables_are_standardised():
-    x = 5 + 3 * torch.randn(500, 4)
+    x = 5 + 3 * torch.randn(500, 4, dtype=torch.double)
     x[:, 2] = 7.0
     standard = Standardise((4,)).fit(x)
     z, _ = standard(x)
-    torch.testing.assert_close(z.mean(0), torch.zeros(4), rtol=0, atol=1e-5)
-    torch.testing.assert_close(z.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0, 1.0]))
+    torch.testing.assert_close(z.mean(0), torch.zeros(4).double(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(z.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0, 1.0]).double())
     assert "mean" in standard.state_dict()
+
+
+def test_times_of_our_days_keep_their_minutes():
+    times = 1.7e9 + 60 * torch.arange(1000, dtype=torch.double).unsqueeze(1)
+    y, _ = Standardise((1,)).fit(times)(times)
+    assert len(y.float().unique()) == 1000
+
+
+def test_what_is_absurdly_far_stays_where_squares_are_finite():
+    standardise = Standardise((2,)).fit(torch.randn(50, 2))
+    y, _ = standardise(torch.tensor([[3e38, -3e38], [1e5, 0.0]]))
+    assert y[0].tolist() == [1e9, -1e9]
+    torch.testing.assert_close(standardise.inverse(y)[0][1], torch.tensor([1e5, 0.0]).double())

@@ -127,3 +127,16 @@ def test_rotations_need_square_images():
 def test_an_empty_class_is_named():
     with pytest.raises(ValueError, match=r"'y' has none"):
         SetSampler(Examples(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), ("x", "y")))
+
+
+def test_large_classes_are_drawn_from_one_by_one_and_as_evenly(examples, monkeypatch):
+    monkeypatch.setattr("bruno.sequences._MOST_KEYS", 3)
+    sampler = SetSampler(examples)
+    which = torch.full((60_000,), 3)  # five elements: ten pairs, in two orders
+    pairs = sampler.distinct(which, 2, seeded()) - sampler.starts[3]
+    assert (pairs[:, 0] != pairs[:, 1]).all()
+    often = (pairs[:, 0] * 5 + pairs[:, 1]).bincount(minlength=25).view(5, 5)
+    apart = ~torch.eye(5, dtype=torch.bool)
+    torch.testing.assert_close(often[apart].double(), torch.full((20,), 3000.0).double(), atol=220, rtol=0)
+    everything = sampler.distinct(torch.arange(5), 4, seeded()) - sampler.starts.unsqueeze(1)
+    assert sorted(everything[0].tolist()) == [0, 1, 2, 3]  # all that the smallest class has

@@ -196,7 +196,7 @@ def test_columns_are_scaled_by_all_rows_not_by_the_first_batch():
     sampler = SetSampler(Examples(rows, torch.arange(600) % 100, tuple(map(str, range(100)))))
     model = fresh(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))
     Trainer(model, sampler, TrainConfig(steps=1, batch=2, length=3)).begin()
-    assert torch.equal(model.preprocessing.deviation, rows.std(0, correction=0))
+    torch.testing.assert_close(model.preprocessing.deviation, rows.double().std(0, correction=0))
 
 
 def test_rows_of_a_table_are_trained_on_too():
@@ -226,3 +226,15 @@ def test_rows_of_a_table_are_trained_on_too():
 def test_mistakes_in_the_settings(values, message):
     with pytest.raises(ValueError, match=message):
         from_dict(TrainConfig, values)
+
+
+def test_steps_from_python_end_with_the_average(sampler):
+    config = TrainConfig(steps=12, batch=4, length=4, ema=0.9)
+    model, plain = fresh(), fresh()
+    list(train(model, sampler, config))
+    list(train(plain, sampler, replace(config, ema=0.0)))
+    trainer = Trainer(fresh(), sampler, config)
+    trainer.advance(12)
+    assert model.fingerprint() == trainer.trained().fingerprint() != plain.fingerprint()
+    with pytest.raises(ValueError, match=r"`train.minutes` must be 0"):
+        next(train(model, sampler, replace(config, minutes=1.0)))

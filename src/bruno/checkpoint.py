@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -53,23 +53,35 @@ def save(
     write(Path(path), tensors, header)
 
 
+@overload
+def load(path: str | Path, *, model: None = None, device: torch.device | str | None = None) -> Bruno: ...
+
+
+@overload
+def load(path: str | Path, *, model: Bruno, device: torch.device | str | None = None) -> Posterior: ...
+
+
 def load(
     path: str | Path, *, model: Bruno | None = None, device: torch.device | str | None = None
 ) -> Bruno | Posterior:
-    """Read what `save` wrote: a model, or a posterior, which needs the model it belongs to.
+    """Read what `save` wrote: a model or, with `model`, a posterior of it.
 
-    On the CPU, or where the posterior's model is, unless a device is named.
+    On the CPU, or where the posterior's model is, unless a device is named. A model comes to be used: no
+    weight of it asks for gradients, which would keep all that was computed for as long as its result is
+    there. To train it by hand, `model.requires_grad_()`.
     """
     device = device or (model.process.mean.device if model else "cpu")
     tensors, header = read(Path(path), device)
     if header["kind"] == "model":
+        if model is not None:
+            raise ValueError(f"`model` must be left out to load a model; {path} is one.")
         restored = Bruno.from_config(from_dict(ModelConfig, header["config"]))
         wide = tensors["process.mean"].dtype
         half = [name for name, tensor in tensors.items() if tensor.dtype == torch.half]
         tensors |= {name: tensors[name].to(wide) for name in half}
         # Not a copy into what is there: some of it has, and keeps, a precision of its own.
         restored.to(wide).load_state_dict(tensors, assign=True)
-        return restored.to(device)
+        return restored.to(device).requires_grad_(False)
     if header["kind"] != "posterior":
         what = {"training": "the state of a training run", "index": "the index of a collection"}
         raise ValueError(f"`path` must be a model or a posterior; {path} is {what[header['kind']]}.")

@@ -6,7 +6,7 @@ import hashlib
 import math
 import warnings
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -99,7 +99,7 @@ class Bruno(nn.Module):
         if self._batch_of(x).numel() < 2:
             raise ValueError(f"`x` must be at least two elements to take a scale from; got {tuple(x.shape)}.")
         if isinstance(self.preprocessing, Standardise | Gaussianise):
-            self.preprocessing.fit(x.reshape(-1, *self.shape).to(self.process.mean.dtype))
+            self.preprocessing.fit(x.reshape(-1, *self.shape))
         initialise(self, lambda: self.encode(x, generator))
 
     def encode(self, x: Tensor, generator: Generator | None = None, *, validate: bool = True) -> Encoded:
@@ -110,10 +110,20 @@ class Bruno(nn.Module):
         flat = x.reshape(-1, *self.shape)
         if not x.is_floating_point():
             flat = dequantise(flat, generator)
-        flat = flat.to(self.process.mean.dtype)
-        y, first = self.preprocessing(flat)
-        z, second = self.flow(y)
-        return Encoded(z.reshape(*batch, self.dim), (first + second).reshape(batch))
+        dtype = self.process.mean.dtype
+        y, first = self.preprocessing(flat.to(torch.promote_types(flat.dtype, dtype)))
+        z, second = self.flow(y.to(dtype))
+        return Encoded(z.reshape(*batch, self.dim), (first.to(dtype) + second).reshape(batch))
+
+    @torch.no_grad()
+    def latents(
+        self, x: Tensor, generator: Generator | None = None, *, at_a_time: int = 256
+    ) -> Float[Tensor, "*batch dim"]:
+        """The latents of any number of elements (*batch, *shape), from any device, in the memory of a few."""
+        batch, here = self._batch_of(x, anywhere=True), self.process.mean.device
+        parts = x.reshape(-1, *self.shape).split(at_a_time)
+        z = torch.cat([self.encode(part.to(here), generator).z for part in parts])
+        return z.reshape(*batch, self.dim)
 
     def decode(self, z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch_and_shape"]:
         """Elements from latents, in the range of the data."""
@@ -125,7 +135,7 @@ class Bruno(nn.Module):
         """log p(x_i | x_1..x_{i−1}) for sets (*batch, n, *shape), for every i at once."""
         self._check_sets(x)
         z, log_det = self.encode(x, generator, validate=validate)
-        return self.process.step_log_prob(z, validate=False) + log_det
+        return self.process.step_log_prob(z, validate=validate) + log_det
 
     def bits_per_dim(self, log_prob: Tensor) -> Tensor:
         """−log₂ p for each number of an element: what the literature reports."""
@@ -161,7 +171,7 @@ class Bruno(nn.Module):
                 "A set of one element is x.unsqueeze(0)."
             )
 
-    def _batch_of(self, x: Tensor) -> torch.Size:
+    def _batch_of(self, x: Tensor, *, anywhere: bool = False) -> torch.Size:
         """The batch axes of elements, once their shape and type are what the model takes."""
         if not isinstance(x, Tensor):
             raise TypeError(f"`x` must be a torch.Tensor; got {type(x).__name__}. Use torch.as_tensor(x).")
@@ -179,7 +189,7 @@ class Bruno(nn.Module):
         if x.dtype == torch.bool or x.is_complex():
             raise TypeError(f"`x` must be integers or floating point; got {x.dtype}.")
         here = self.process.mean.device
-        if x.device != here:
+        if x.device != here and not anywhere:
             raise ValueError(f"`x` must be on the device of the model, {here}; got {x.device}.")
         if not x.is_floating_point() and not self.levels:
             raise TypeError(f"`x` must be real numbers for this model; got {x.dtype}. Use x.float().")
@@ -254,7 +264,7 @@ class Posterior:
     def log_prob(self, x: Tensor, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
         """log p(x | set) of single elements (*batch, *shape)."""
         z, log_det = self.model.encode(x, generator)
-        return self._latent_log_prob(z) + log_det
+        return self.model.process.log_prob(z, self.evidence) + log_det
 
     def score(self, x: Tensor, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
         """log p(x | set) − log p(x): how much better the set explains the element than nothing does.
@@ -262,7 +272,7 @@ class Posterior:
         The Jacobian cancels, so this is computed from latents alone.
         """
         z = self.model.encode(x, generator).z
-        return self._latent_log_prob(z) - self.model.prior()._latent_log_prob(z)
+        return self.model.process.log_prob(z, self.evidence) - self.model.process.log_prob(z)
 
     @torch.no_grad()
     def sample(self, n: int = 1, *, generator: Generator | None = None, temperature: float = 1.0) -> Samples:
@@ -292,6 +302,11 @@ class Posterior:
             raise ValueError("`other` must be a posterior of the same model; got one of other weights.")
         return Posterior(self.model, self.evidence + other.evidence)
 
-    def _latent_log_prob(self, z: Tensor) -> Tensor:
-        steps = self.model.process.step_log_prob(z.unsqueeze(-2), self.evidence, validate=False)
-        return steps.squeeze(-1)
+    def __getitem__(self, index: Any) -> Posterior:
+        """Of some sets of the batch."""
+        return Posterior(self.model, self.evidence[index])
+
+    def __repr__(self) -> str:
+        counts = self.evidence.count.flatten().tolist()
+        seen = f"{min(counts)} to {max(counts)}" if len(set(counts)) > 1 else f"{counts[0] if counts else 0}"
+        return f"Posterior(batch_shape={tuple(self.evidence.batch_shape)}, seen={seen})"

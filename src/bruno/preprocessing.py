@@ -9,6 +9,8 @@ from torch import Generator, Tensor
 
 from bruno.flow.bijection import Bijection, Transformed
 
+_FURTHEST = 1e9  # deviations from the mean
+
 
 def dequantise(x: Tensor, generator: Generator | None = None) -> Tensor:
     """Integers spread over their unit interval: x + u, with u uniform on [0, 1).
@@ -128,7 +130,12 @@ class Gaussianise(Pixels):
 
 
 class Standardise(Bijection):
-    """Real data with mean 0 and deviation 1 in each place: (x − mean)/deviation, learnt by `fit`."""
+    """Real data with mean 0 and deviation 1 in each place: (x − mean)/deviation, learnt by `fit`.
+
+    In double precision: of a Unix time, float32 keeps minutes.
+    What is further out than 1e9 deviations, as a number that stands for one that is missing, stays there:
+    there is nothing to be told apart, and squares of it would overflow on the way.
+    """
 
     mean: Tensor
     deviation: Tensor
@@ -136,22 +143,22 @@ class Standardise(Bijection):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("deviation", torch.ones(shape))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.double))
+        self.register_buffer("deviation", torch.ones(shape, dtype=torch.double))
         self.register_buffer("fitted", torch.tensor(False))
 
     def fit(self, x: Tensor) -> Standardise:
         """Take mean and deviation from data (batch, *shape), once; what never changes keeps its size."""
         if self.fitted:
             return self
-        deviation, mean = torch.std_mean(x, 0, correction=0)
+        deviation, mean = torch.std_mean(x.double(), 0, correction=0)
         self.fitted.fill_(True)
         self.mean.copy_(mean)
         self.deviation.copy_(torch.where(deviation > 0, deviation, 1.0))
         return self
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
-        return (x - self.mean) / self.deviation, self._log_det(x)
+        return ((x - self.mean) / self.deviation).clamp(-_FURTHEST, _FURTHEST), self._log_det(x)
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
         return z * self.deviation + self.mean, -self._log_det(z)

@@ -255,7 +255,7 @@ class Run:
         part = "average." if any(name.startswith("average.") for name in tensors) else "model."
         model = Bruno.from_config(from_dict(ModelConfig, header["config"])).to(device)
         model.load_state_dict({n.removeprefix(part): t for n, t in tensors.items() if n.startswith(part)})
-        return model, header
+        return model.requires_grad_(False), header
 
     def _save_and_measure(self, trainer: Trainer, measure: Callable[[Bruno], float] | None) -> float:
         """Bits/dim on validation; the checkpoint is also kept as the best if no other had fewer."""

@@ -10,6 +10,8 @@ from torch import Generator, Tensor
 
 from bruno.data import Examples
 
+_MOST_KEYS = 2**13  # random numbers for a set, of which the largest are chosen: in larger classes, one by one
+
 
 class Episodes(NamedTuple):
     """k-way n-shot tasks: which of the k supports does each query belong to? Query i belongs to support i."""
@@ -125,12 +127,14 @@ class SetSampler:
     def distinct(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
         """The places in `elements` of n different elements of each class, rotations not counted.
 
-        They are those of the n largest of as many random keys; n must be at most `fewest`.
+        In random order; n must be at most `fewest`.
         """
-        counts = self.counts[classes].unsqueeze(1)
-        keys = torch.rand((len(classes), self.most), generator=generator, device=self.counts.device)
-        inside = torch.arange(keys.shape[1], device=keys.device) < counts
-        return self.starts[classes].unsqueeze(1) + keys.masked_fill(~inside, -1.0).topk(n, 1).indices
+        counts = self.counts[classes]
+        if self.most <= _MOST_KEYS:
+            chosen = _largest_keys(counts, self.most, n, generator)
+        else:
+            chosen = _one_by_one(counts, n, generator)
+        return self.starts[classes].unsqueeze(1) + chosen
 
     def _turns(self, shape: tuple[int, ...], generator: Generator) -> Tensor | None:
         if not self.rotations:
@@ -154,6 +158,31 @@ class SetSampler:
         if not 1 <= n <= self.fewest:
             where = self.names[int(self.counts.argmin())]
             raise ValueError(f"`{name}` must be from 1 to {self.fewest}, what class {where!r} has; got {n}.")
+
+
+def _largest_keys(
+    counts: Int[Tensor, " sets"], most: int, n: int, generator: Generator
+) -> Int[Tensor, "sets n"]:
+    """n different numbers below each count, at most `most`: where the largest of as many random keys are."""
+    keys = torch.rand((len(counts), most), generator=generator, device=counts.device)
+    inside = torch.arange(most, device=counts.device) < counts.unsqueeze(1)
+    return keys.masked_fill(~inside, -1.0).topk(n, 1).indices
+
+
+def _one_by_one(counts: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
+    """The same by Floyd's algorithm, whatever the counts in n steps.
+
+    Step i picks any of the first count − n + i + 1 numbers and, if it has that already, the last of them,
+    which it cannot have. That makes every selection as likely as any other, though not its order.
+    """
+    shape, device = (len(counts), n), counts.device
+    chosen = torch.full(shape, -1, device=device)
+    uniform = torch.rand(shape, generator=generator, dtype=torch.double, device=device)
+    for i in range(n):
+        last = counts - n + i
+        pick = (uniform[:, i] * (last + 1)).long().minimum(last)
+        chosen[:, i] = torch.where((chosen == pick.unsqueeze(1)).any(1), last, pick)
+    return chosen.gather(1, torch.rand(shape, generator=generator, device=device).argsort(1))
 
 
 def every_turn(examples: Examples) -> Examples:

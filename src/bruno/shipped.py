@@ -26,7 +26,5 @@ def pretrained_path(name: str) -> Path:
 
 
 def pretrained(name: str, *, device: torch.device | str = "cpu") -> Bruno:
-    """A trained model, ready to use: ``bruno.pretrained("omniglot")``."""
-    model = load(pretrained_path(name), device=device)
-    assert isinstance(model, Bruno)
-    return model.eval()
+    """A trained model, ready to use: ``bruno.pretrained("omniglot")``; see `load` for how to train it on."""
+    return load(pretrained_path(name), device=device)

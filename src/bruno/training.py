@@ -66,8 +66,8 @@ def episode_log_probs(
     Jacobian of a query is the same under every class.
     """
     support, query = z[:, :, :shot], z[:, :, shot:]
-    evidence = Evidence.of(support, validate=False)
-    classes = Evidence(*(t[:, None, None] for t in (evidence.count, evidence.mean, evidence.scatter)))
+    batch, way = support.shape[:2]
+    classes = Evidence.of(support, validate=False).reshape(batch, 1, 1, way)
     return process.predictive(classes).log_prob(query.unsqueeze(3)).sum(-1)
 
 
@@ -121,6 +121,8 @@ class Trainer:
     """
 
     def __init__(self, model: Bruno, sampler: SetSampler, config: TrainConfig) -> None:
+        if not any(weight.requires_grad for weight in model.parameters()):
+            model.requires_grad_(True)  # as a file leaves it, a model is not to be trained
         self.model, self.sampler, self.config = model, sampler, config
         self.index, self.scale, self.seconds = 0, 1.0, 0.0
         self.rank, self.processes = _rank_and_processes()
@@ -159,7 +161,7 @@ class Trainer:
             if self.rank == 0:
                 if isinstance(self.model.preprocessing, Standardise):
                     # By all rows: what is rare in a column may be missing from a batch.
-                    self.model.preprocessing.fit(self.sampler.elements.to(first))
+                    self.model.preprocessing.fit(self.sampler.elements.to(first.device))
                 self.model.initialise(first)
             self._initialised = True
         self._run = self._step
@@ -346,7 +348,16 @@ def agreed(value: T) -> T:
 
 
 def train(model: Bruno, sampler: SetSampler, config: TrainConfig) -> Iterator[Step]:
-    """All steps of a training run, one after the other: the caller decides what to do after each."""
+    """All steps of a training run, one after the other: the caller decides what to do after each.
+
+    After the last of them the model has the averaged weights, if the config asks for an average.
+    """
+    if config.minutes:
+        raise ValueError(
+            f"`train.minutes` must be 0 for a number of steps to be taken; got {config.minutes}. "
+            "`bruno train` goes by the clock."
+        )
     trainer = Trainer(model, sampler, config)
     while trainer.index < config.steps:
         yield trainer.step()
+    model.load_state_dict(trainer.trained().state_dict())

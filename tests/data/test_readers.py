@@ -259,7 +259,7 @@ class TestTables:
         np.savez(tmp_path / "c.npz", images=np.zeros((3, 4, 5, 3), np.uint8), labels=[0, 1, 2])
         assert read_npz(tmp_path / "c.npz").shape == (3, 4, 5)
         np.savez(tmp_path / "r.npz", rows=np.ones((3, 2)), labels=[0, 1, 1])
-        assert read_npz(tmp_path / "r.npz").elements.dtype == torch.float32
+        assert read_npz(tmp_path / "r.npz").elements.dtype == torch.float64
         np.savez(tmp_path / "bad.npz", pictures=images)
         with pytest.raises(ValueError, match=r"must hold `images` or `rows`, and `labels`; has pictures"):
             read_npz(tmp_path / "bad.npz")

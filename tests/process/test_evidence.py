@@ -209,3 +209,12 @@ class TestMistakes:
             ValueError, match="`evidence` must be on the same device as the rest, cpu; got meta"
         ):
             Evidence.of(observations()).merge(Evidence.empty(3, device="meta"))
+
+
+def test_batches_are_stacked_and_reshaped():
+    z = torch.randn(6, 4, 3)
+    whole = Evidence.of(z)
+    for same in (Evidence.stack([Evidence.of(one) for one in z]), whole.reshape(2, 3).reshape(-1)):
+        for name in ("count", "mean", "scatter"):
+            assert torch.equal(getattr(same, name), getattr(whole, name))
+    assert whole.unsqueeze().batch_shape == (6, 1)

@@ -393,3 +393,21 @@ def test_large_evidence_costs_the_joint_density_no_digits(name):
 def test_no_dimensions_at_all():
     with pytest.raises(ValueError, match="`dim` must be at least 1; got 0"):
         GaussianProcess(0)
+
+
+@every_process
+def test_transforms_of_torch_func(name):
+    process, z = varied(name), sets(3)
+    plain = process.step_log_prob(z)
+    torch.testing.assert_close(torch.vmap(process.step_log_prob)(z), plain)
+    slope = torch.func.grad(lambda some: process.step_log_prob(some).sum())(z)
+    z.requires_grad_(True)
+    torch.testing.assert_close(slope, torch.autograd.grad(process.step_log_prob(z).sum(), z)[0])
+
+
+@every_process
+def test_single_elements_are_first_steps(name):
+    process, z = varied(name), sets(3)
+    torch.testing.assert_close(process.log_prob(z)[..., 0], process.step_log_prob(z)[..., 0])
+    given = process.step_log_prob(z[:, 7:8], Evidence.of(z[:, :7]))
+    torch.testing.assert_close(process.log_prob(z[:, 7], Evidence.of(z[:, :7])), given.squeeze(-1))

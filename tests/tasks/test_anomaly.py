@@ -4,6 +4,7 @@ import weakref
 import pytest
 import torch
 
+from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.data import Examples
 from bruno.sequences import SetSampler
 from bruno.tasks.anomaly import (
@@ -56,6 +57,19 @@ def test_leave_one_out_scores_are_the_posteriors_of_all_others(digits_model, uns
             others = torch.cat([x[:, :i], x[:, i + 1 :]], 1)
             expected = digits_model.condition(others).score(x[:, i])
             torch.testing.assert_close(scores[:, i], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_numbers_that_stand_for_missing_ones_score_lowest_of_all():
+    model = Bruno.from_config(ModelConfig((3,), 0, flow=FlowConfig("dense", couplings=2, units=16)))
+    x = torch.randn(12, 3)
+    model.initialise(x)
+    for absurd in (1e20, 1e37, -3e38):
+        x[7] = absurd
+        watched = torch.tensor([scored.score for scored in Detector(model).watch(x)])
+        torch.testing.assert_close(online_scores(model, x), watched, rtol=1e-3, atol=1e-3)
+        for scores in (watched, leave_one_out_scores(model, x)):
+            assert scores.isfinite().all()
+            assert scores.argmin() == 7
 
 
 def test_an_inserted_outlier_has_the_lowest_score_in_most_sets(digits_model, learnt_digits, unseen_digits):

@@ -174,9 +174,9 @@ def test_every_number_of_shots_is_measured_as_if_alone_and_the_collection_encode
     alone = measured(4) + measured(1)
     encoded, encode = [], digits_model.encode
 
-    def watched(x):
+    def watched(x, generator):
         encoded.append(len(x))
-        return encode(x)
+        return encode(x, generator)
 
     monkeypatch.setattr(digits_model, "encode", watched)
     assert measured(4, 1) == alone

@@ -356,8 +356,6 @@ def open_model(run: str, checkpoint: str, device: str) -> Opened:
         return Opened(Run(folder).model(checkpoint, place), Run(folder).recipe, folder)
     path = model_file(run, checkpoint)
     model = load(path, device=place)
-    if not isinstance(model, Bruno):
-        raise ValueError(f"`run` must be a run or a model; {run} is a posterior.")
     made_from = read_about(path).get("recipe")
     recipe = from_dict(Recipe, made_from) if made_from else None
     return Opened(model, recipe, folder, shipped=_is_shipped(run))

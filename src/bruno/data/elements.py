@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bruno.data.archives import BROKEN, reason
 from bruno.data.examples import on_levels
-from bruno.data.readers import decode, is_image, reading_text
+from bruno.data.readers import LARGEST, decode, is_image, reading_text
 
 
 class Element(NamedTuple):
@@ -118,8 +118,9 @@ class ElementReader:
 
     def _row(self, text: str, left_out: int | None) -> Tensor:
         cells = next(csv.reader([text]))
-        row = torch.tensor([float(cell) for i, cell in enumerate(cells) if i != left_out])
-        if row.shape != self.shape or not row.isfinite().all():
+        numbers = [float(cell) for i, cell in enumerate(cells) if i != left_out]
+        row = torch.tensor(numbers, dtype=torch.double)
+        if row.shape != self.shape or not (row.abs() <= LARGEST).all():
             raise ValueError(f"a row must be {self.shape[0]} finite numbers; it is {text!r}")
         return row
 

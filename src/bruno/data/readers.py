@@ -27,7 +27,7 @@ from bruno.data.archives import BROKEN, entries, reason
 from bruno.data.examples import Examples
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)  # of a number in a table: its square is finite in float64
 
 
 def read_images(
@@ -141,13 +141,12 @@ def read_npz(path: Path) -> Examples:
 
 
 def _rows(path: Path, rows: NDArray[Any]) -> Tensor:
-    """float32 (n, dim)."""
+    """float64 (n, dim): a model brings them to a scale before it shortens them."""
     if rows.ndim != 2 or rows.dtype.kind not in "fiub":
         raise ValueError(f"{path}: `rows` must be numbers, (n, dim); got {rows.dtype} {rows.shape}.")
-    with np.errstate(over="ignore"):
-        elements = torch.from_numpy(rows.astype(np.float32))
-    if not elements.isfinite().all():
-        raise ValueError(f"{path}: `rows` must be finite in float32, below {_LARGEST:.1e}; some are not.")
+    elements = torch.from_numpy(rows.astype(np.float64))
+    if not (elements.abs() <= LARGEST).all():
+        raise ValueError(f"{path}: `rows` must be finite and below {LARGEST:.1e}; some are not.")
     return elements
 
 
@@ -196,17 +195,20 @@ def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
         raise ValueError(f"{path}: must hold at least one row of numbers.")
     names, labels = np.unique(groups, return_inverse=True)
     return Examples(
-        torch.tensor(rows), torch.from_numpy(labels).long(), tuple(map(str, names)), tuple(skipped)
+        torch.tensor(rows, dtype=torch.double),
+        torch.from_numpy(labels).long(),
+        tuple(map(str, names)),
+        tuple(skipped),
     )
 
 
 def _numbers(cells: list[str], count: int) -> list[float]:
-    """So many finite numbers: of float32, what they will be kept as."""
+    """So many finite numbers, whose squares are finite too."""
     if len(cells) != count:
         raise ValueError(f"it must have {count + 1} cells, as the header has; it has {len(cells) + 1}")
     row = [float(cell) for cell in cells]
-    if not all(abs(value) <= _LARGEST for value in row):
-        raise ValueError(f"its numbers must be finite and below {_LARGEST:.1e}")
+    if not all(abs(value) <= LARGEST for value in row):
+        raise ValueError(f"its numbers must be finite and below {LARGEST:.1e}")
     return row
 
 

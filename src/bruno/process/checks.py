@@ -41,7 +41,12 @@ def check_finite(z: Tensor, name: str) -> Tensor:
 
 def may_look_at_values(z: Tensor) -> bool:
     """Whether Python may branch on the values of `z` here."""
-    return not (torch.compiler.is_compiling() or (z.is_cuda and torch.cuda.is_current_stream_capturing()))
+    return not (is_traced() or (z.is_cuda and torch.cuda.is_current_stream_capturing()))
+
+
+def is_traced() -> bool:
+    """Whether torch.compile or a transform of torch.func is at work: neither sees into a backward of ours."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def check_devices(reference: Tensor, /, **others: Tensor) -> None:

@@ -26,12 +26,17 @@ def log_gamma_half_step(x: Tensor) -> Tensor:
 class _LogGammaHalfStep(torch.autograd.Function):
     """Few kernels either way: on a GPU each of them costs more than its arithmetic."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
+    def forward(x: Tensor) -> Tensor:
         u = x - 0.25
         far = torch.addcdiv(0.5 * u.log(), torch.ones_like(u), u * u, value=1 / 64)
         return torch.where(x < _SERIES_FROM, torch.lgamma(x + 0.5) - torch.lgamma(x), far)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

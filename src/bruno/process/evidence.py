@@ -84,6 +84,12 @@ class Evidence:
         mean = torch.where(size > 0, z[..., :1, :] + before, 0.0)
         return cls(seen.expand(z.shape[:-1]), mean, scatter)
 
+    @classmethod
+    def stack(cls, sets: Sequence[Evidence]) -> Evidence:
+        """Of several batches of the same shape one, with a new first axis."""
+        counts, means, scatters = zip(*((one.count, one.mean, one.scatter) for one in sets), strict=True)
+        return cls(torch.stack(counts), torch.stack(means), torch.stack(scatters))
+
     @property
     def dim(self) -> int:
         """Number of latent dimensions."""
@@ -164,9 +170,19 @@ class Evidence:
         mean, scatter = (t.reshape(-1, self.dim)[rows].reshape(shape) for t in (self.mean, self.scatter))
         return Evidence(count, mean, scatter)
 
+    def reshape(self, *batch_shape: int) -> Evidence:
+        """The same sets in a batch of another shape; -1 is worked out, as torch does."""
+        count = self.count.reshape(batch_shape)
+        mean, scatter = (t.reshape(*count.shape, self.dim) for t in (self.mean, self.scatter))
+        return Evidence(count, mean, scatter)
+
+    def unsqueeze(self) -> Evidence:
+        """With one more batch axis of size 1 at the end, to broadcast over as many elements of a set."""
+        return self.reshape(*self.batch_shape, 1)
+
     def to(self, device: torch.device | str) -> Evidence:
         """On another device."""
-        return Evidence(*(getattr(self, name).to(device) for name in ("count", "mean", "scatter")))
+        return Evidence(self.count.to(device), self.mean.to(device), self.scatter.to(device))
 
     def detach(self) -> Evidence:
         """The same values, cut off from the graph that made them."""

@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bruno.process.checks import is_traced
 from bruno.process.evidence import exclusive_cumsum
 from bruno.process.tables import Parameters, Tables, seen_before, tables_for, through_tables
 
@@ -50,7 +51,7 @@ def step_log_prob(
     z: Float[Tensor, "*batch n dim"], start: Start, parameters: Parameters, weight: Float[Tensor, " dim"]
 ) -> Float[Tensor, "*batch n"]:
     """log p(z_i | start, z_<i), summed over dimensions with a weight for each, for all i at once."""
-    if torch.compiler.is_compiling():  # the compiler fuses the plain formulas by itself
+    if is_traced():  # the compiler fuses the plain formulas by itself
         return plain_step_log_prob(z, start, parameters, weight)
     return _StepLogProb.apply(z, weight, *start, *parameters)  # type: ignore[no-any-return]
 

@@ -118,9 +118,25 @@ class ExchangeableProcess(nn.Module):
             z: sets in any order of their elements; the batch broadcasts with that of `evidence`.
             evidence: what was observed before the first element; nothing if left out.
             dimensions: keep only these dimensions.
-            validate: look for NaN and infinity. Waits for the device; off where a caller does its own.
+            validate: look for NaN and infinity, and where squares overflow compute in float64. Waits for the
+                device: off in training, which does its own.
         """
         return self._guarded(self._steps, z, evidence, dimensions, validate)
+
+    def log_prob(
+        self,
+        z: Float[Tensor, "*batch dim"],
+        evidence: Evidence | None = None,
+        *,
+        dimensions: Bool[Tensor, " dim"] | None = None,
+        validate: bool = True,
+    ) -> Float[Tensor, "*any"]:
+        """log p(z | evidence) of single elements, each the next one of its set; log p(z) without evidence.
+
+        The arguments are those of `step_log_prob`, of which this is the first step.
+        """
+        steps = self.step_log_prob(z.unsqueeze(-2), evidence, dimensions=dimensions, validate=validate)
+        return steps.squeeze(-1)
 
     def joint_log_prob(
         self,
@@ -188,9 +204,7 @@ class ExchangeableProcess(nn.Module):
         after = Evidence(after.count.flip(-1), after.mean.flip(-2), after.scatter.flip(-2))
         others = Evidence.prefixes(z, validate=False) + after
         if evidence is not None:
-            others = others + Evidence(
-                evidence.count.unsqueeze(-1), evidence.mean.unsqueeze(-2), evidence.scatter.unsqueeze(-2)
-            )
+            others = others + evidence.unsqueeze()
         return self._predictive(others, z.dtype).log_prob(z) @ weight
 
     def _steps(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Float[Tensor, "*batch n"]:

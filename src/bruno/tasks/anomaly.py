@@ -43,17 +43,12 @@ def leave_one_out_scores(model: Bruno, x: Tensor) -> Float[Tensor, "*batch n"]:
 
 def online_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
     """The scores of `online_scores` for sets that are encoded already: the Jacobians cancel."""
-    return model.process.step_log_prob(z, validate=False) - _prior(model, z)
+    return model.process.step_log_prob(z) - model.process.log_prob(z)
 
 
 def leave_one_out_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
     """The scores of `leave_one_out_scores` for sets that are encoded already."""
-    return model.process.leave_one_out_log_prob(z, validate=False) - _prior(model, z)
-
-
-def _prior(model: Bruno, z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
-    """log p(z) of each element by itself: every one is the first step of a set of its own."""
-    return model.process.step_log_prob(z.unsqueeze(-2), validate=False).squeeze(-1)
+    return model.process.leave_one_out_log_prob(z) - model.process.log_prob(z)
 
 
 def _latents(model: Bruno, x: Tensor, at_least: int) -> Float[Tensor, "*batch n dim"]:
@@ -63,8 +58,7 @@ def _latents(model: Bruno, x: Tensor, at_least: int) -> Float[Tensor, "*batch n 
             f"`x` must be sets (*batch, n, *{model.shape}) with n of at least {at_least}; "
             f"got shape {tuple(x.shape)}."
         )
-    elements = x.flatten(0, -axes - 1).split(_ELEMENTS_AT_A_TIME)
-    return torch.cat([model.encode(some).z for some in elements]).view(*x.shape[:-axes], -1)
+    return model.latents(x)
 
 
 # --- a threshold -----------------------------------------------------------------------------------------
@@ -238,10 +232,8 @@ class Detector:
                 f"`posterior` must know one set; this one knows a batch of {tuple(evidence.batch_shape)}."
             )
         seen = int(evidence.count)
-        z = self.model.encode(x).z.unsqueeze(0)
-        given_set = self.model.process.step_log_prob(z, evidence)
-        given_nothing = self.model.process.step_log_prob(z, self.model.prior().evidence)
-        score = (given_set - given_nothing).item()
+        z = self.model.latents(x)
+        score = (self.model.process.log_prob(z, evidence) - self.model.process.log_prob(z)).item()
         threshold = self._threshold_at(seen) if seen >= self.warm_up else None
         outlier = threshold is not None and score < threshold
         if not (outlier and self.keep_out):

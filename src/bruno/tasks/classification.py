@@ -91,15 +91,12 @@ def classify(
     device, dimensions = model.process.mean.device, dimensions_above(model, threshold)
 
     everything = torch.cat([images.to(device) for images in (*support, queries)])
-    latents = torch.cat([model.encode(some, generator).z for some in everything.split(at_a_time)])
+    latents = model.latents(everything, generator, at_a_time=at_a_time)
     *known, asked = latents.split([len(images) for images in (*support, queries)])
-    evidence = [Evidence.of(z) for z in known]
-    classes = Evidence(
-        *(torch.stack([getattr(one, name) for one in evidence]) for name in ("count", "mean", "scatter"))
-    )
+    classes = Evidence.stack([Evidence.of(z) for z in known])
     log_scores = torch.cat(
         [
-            model.process.step_log_prob(z[:, None, None], classes, dimensions=dimensions).squeeze(-1)
+            model.process.log_prob(z.unsqueeze(1), classes, dimensions=dimensions)
             for z in asked.split(part_size(len(support) * model.dim, device))
         ]
     )

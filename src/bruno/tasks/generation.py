@@ -91,13 +91,8 @@ def draw(
     A temperature below 1 draws closer to the mean of the latents, 0 nothing but the mean itself.
     """
     check_at_least("samples", samples, 1)
-    evidence, model = posterior.evidence, posterior.model
-    batch = evidence.batch_shape
-    sets = Evidence(
-        evidence.count.reshape(-1),
-        evidence.mean.reshape(-1, model.dim),
-        evidence.scatter.reshape(-1, model.dim),
-    )
+    model, batch = posterior.model, posterior.evidence.batch_shape
+    sets = posterior.evidence.reshape(-1)
     copies = torch.arange(len(sets.count), device=sets.count.device).repeat_interleave(samples)
     parts = [
         Posterior(model, sets[some]).sample(generator=generator, temperature=temperature)
@@ -131,10 +126,8 @@ def samples_by_prefix(
     wanted = tuple(range(n + 1)) if lengths is None else tuple(lengths)
     if not wanted or not all(0 <= length <= n for length in wanted):
         raise ValueError(f"`lengths` must be from 0 to the {n} elements of the set; got {wanted}.")
-    z = torch.cat([model.encode(some).z for some in x.split(at_a_time)])
-    before = Evidence.prefixes(
-        F.pad(z, (0, 0, 0, 1))
-    )  # before the last, which is of no account, all are seen
+    z = model.latents(x, at_a_time=at_a_time)
+    before = Evidence.prefixes(F.pad(z, (0, 0, 0, 1)))  # before one more, of no account, all are seen
     stacked = before[torch.tensor(wanted, device=z.device)]
     drawn = draw(
         Posterior(model, stacked), samples, generator=generator, temperature=temperature, at_a_time=at_a_time
@@ -165,7 +158,7 @@ def spread_by_repeats(
         raise ValueError(f"`samples` must be at least 2, for a variance to be told; got {samples}.")
     device = model.process.mean.device
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else None))
-    z = model.encode(image).z.double()
+    z = model.latents(image).double()
     drawn = []
     for n in repeats:  # the evidence of n equal elements: their mean is that element, and there is no scatter
         evidence = Evidence(torch.tensor(n, device=device), z, torch.zeros_like(z))

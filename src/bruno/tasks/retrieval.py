@@ -67,8 +67,7 @@ class Index:
                 classes = [collection.names[label] for label in collection.labels.tolist()]
                 names = [f"{name}/{place}" for name, place in zip(classes, names, strict=True)]
         _check_names(names, len(x))  # before the hours that encoding may take
-        device = model.process.mean.device
-        latents = torch.cat([model.encode(part.to(device)).z for part in x.split(at_a_time)])
+        latents = model.latents(x, at_a_time=at_a_time)
         return cls(latents, tuple(names), model.fingerprint(), source)
 
     def save(self, path: str | Path) -> None:
@@ -131,15 +130,15 @@ def rank(index: Index, model: Bruno, query: Tensor) -> Ranking:
             f"got shape {tuple(query.shape)}. A single one is query.unsqueeze(0)."
         )
     index.check_model(model)
-    given_query = _log_prob(model, index.latents, Evidence.of(model.encode(query).z))
+    given_query = _log_prob(model, index.latents, Evidence.of(model.latents(query)))
     scores = given_query - _log_prob(model, index.latents)
     return Ranking(scores.argsort(descending=True, stable=True), scores)
 
 
 def _log_prob(model: Bruno, z: Float[Tensor, "n dim"], query: Evidence | None = None) -> Float[Tensor, " n"]:
     """log p(z_i | query) for every element of a collection; log p(z_i) without a query."""
-    parts = z.unsqueeze(-2).split(part_size(model.dim, z.device))
-    return torch.cat([model.process.step_log_prob(part, query).squeeze(-1) for part in parts])
+    parts = z.split(part_size(model.dim, z.device))
+    return torch.cat([model.process.log_prob(part, query) for part in parts])
 
 
 # --- quality ---------------------------------------------------------------------------------------------

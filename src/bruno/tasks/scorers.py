@@ -37,9 +37,8 @@ class ByModel:
         """log p(query | support), without the Jacobian: that is the same for all supports of a query."""
         way = support.shape[1]
         evidence = Evidence.of(support.flatten(0, 1), validate=False)
-        pairs = query.repeat_interleave(way, 0).unsqueeze(1)
-        steps = self.model.process.step_log_prob(pairs, evidence, dimensions=self.dimensions, validate=False)
-        return steps.view(-1, way)
+        pairs = query.repeat_interleave(way, 0)
+        return self.model.process.log_prob(pairs, evidence, dimensions=self.dimensions).view(-1, way)
 
 
 class ByPixels:
