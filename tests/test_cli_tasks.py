@@ -188,6 +188,29 @@ def test_the_odd_one_out_is_flagged_in_a_folder_and_on_standard_input(trained, t
 
 
 @pytest.mark.slow
+def test_a_stream_for_programs_goes_on_where_it_stopped(trained, tmp_path):
+    files = sorted((trained / "queries" / "5").iterdir())
+    judge = ["anomaly", str(trained / "run"), "--threshold", "10", "--json"]
+
+    def lines(*arguments: object) -> list[dict]:
+        command = [sys.executable, "-m", "bruno", *judge, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert "are below the threshold" in done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    whole = lines(*files)
+    assert [line["element"] for line in whole] == [str(file) for file in files]
+    assert [line["seen"] for line in whole] == list(range(len(files)))
+    assert set(whole[0]) == {"element", "score", "seen", "threshold", "outlier"}
+    state = ["--state", tmp_path / "known"]
+    parts = lines(*files[:4], *state) + lines(*files[4:], *state)
+    assert [line["seen"] for line in parts] == list(range(len(files)))
+    np.testing.assert_allclose([x["score"] for x in parts], [x["score"] for x in whole], atol=1e-4)
+    with pytest.raises(ValueError, match="`--state` must be in a folder that is there"):
+        run(*judge[:-1], files[0], "--state", tmp_path / "no" / "known")
+
+
+@pytest.mark.slow
 def test_an_interrupted_stream_leaves_its_results(trained, monkeypatch):
     read = ElementReader.read
 
@@ -273,6 +296,13 @@ def test_a_collection_is_ranked_and_encoded_once(trained):
     shutil.copy(trained / "queries" / "2" / "2-00.png", trained / "collection" / "8-new.png")
     assert "encoding it again" in run("retrieve", trained / "run", *where)  # the name is the same
     assert "encoding it again" in run("retrieve", trained / "run", *where, "--invert")
+    [kept] = trained.glob("collection-*.index")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:100])
+    assert "encoding it again" in run("retrieve", trained / "run", *where, "--invert")
+    (trained / "named.index").write_bytes(whole[:100])
+    with pytest.raises(ValueError, match="Name another file with --index, or delete this one"):
+        run("retrieve", trained / "run", *where, "--index", trained / "named.index")
     link = trained / "collection" / "gone.png"
     link.symlink_to("nowhere.png")
     assert "left out 1" in run("retrieve", trained / "run", *where, "--skip-bad")
@@ -295,12 +325,10 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     text = "".join(f"m{m},{a:.3f},{b:.3f},{c:.3f}\n" for m in range(30) for a, b, c in rows[m])
     Path("machines.csv").write_text("machine,heat,speed,weight\n" + text)
     Path("stream.csv").write_text("heat,speed,weight\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows[30]))
-    data = '[data]\nname = "machines.csv"\ngroup = "machine"\n'
-    flow = '[flow]\nkind = "dense"\ncouplings = 2\nunits = 16\n'
-    train = "[train]\nsteps = 250\nrate = 1e-2\nclip = 10.0\n"
-    Path("machines.toml").write_text(data + flow + train)
-    run("train", "machines.toml", "--device", "cpu")
-    output = run("anomaly", "runs/machines", "stream.csv", "--threshold", "-3")
+    data = ["--set", "data.name=machines.csv", "--set", "data.group=machine"]
+    run("train", "table", *data, "--out", "runs/machines", "--device", "cpu")
+    output = run("anomaly", "runs/machines", "stream.csv")
+    assert "what is odd is learnt from 3 held-out classes of 90 elements" in output
     assert "stream.csv, line 27  odd one out" in output
     assert output.count("odd one out") == 1
     run("sample", "runs/machines", "--given", "stream.csv", "--prefixes", "0,30", "--samples", "50")
@@ -386,7 +414,9 @@ def test_a_model_of_the_package_needs_no_data(tmp_path, monkeypatch):
     monkeypatch.setenv("BRUNO_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("BRUNO_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    said = r"omniglot is not on this machine: built-in characters .* \(`--data drawn`\); `--data omniglot`"
+    said = (
+        r"omniglot is not on this machine: all built-in characters .* \(`--data drawn`\); `--data omniglot`"
+    )
     assert re.search(said, run("sample", "tiny", "--length", "2", "--samples", "2"))
     run("fewshot", "tiny", "--way", "5", "--shot", "1", "--trials", "2", "--no-rotations")
     record = json.loads((tmp_path / "runs/pretrained-tiny/results/few-shot-drawn.json").read_text())
@@ -441,7 +471,7 @@ def test_the_study_runs_and_is_drawn(tmp_path):
         (["sample", "RUN", "--prefixes", "1-2-3"], "`--prefixes` takes numbers, as 1,5 or 480-500"),
         (
             ["sample", "RUN", "--prior", "--data", "digits"],
-            "leave out --repeats, --given, --prefixes and --data",
+            "`--prior` is given nothing; leave out --data.",
         ),
         (
             ["classify", "RUN", "queries/2", "--support", "support", "--data", "digits"],
@@ -449,11 +479,11 @@ def test_the_study_runs_and_is_drawn(tmp_path):
         ),
         (
             ["anomaly", "RUN", "queries/2", "--threshold", "0", "--data", "digits"],
-            "leave it out with a stream and --threshold",
+            "nothing to calibrate; leave out --data.",
         ),
         (
             ["retrieve", "RUN", "--query", "support/2", "--collection", "queries", "--data", "digits"],
-            "`--data` is to measure on",
+            "add --measure, or leave out --data.",
         ),
         (
             ["retrieve", "RUN", "--query", "support/2", "--collection", "queries/2", "--index", "no/x.index"],
@@ -482,13 +512,13 @@ def test_the_study_runs_and_is_drawn(tmp_path):
             "leave out --temperature 2.0",
         ),
         (["anomaly", "RUN", "nowhere"], "nowhere: there is no such file"),
-        (["anomaly", "RUN", "--threshold", "0", "--rate", "0.1"], "leave it out, or --threshold 0"),
+        (["anomaly", "RUN", "--threshold", "0", "--rate", "0.1"], "nothing to calibrate; leave out --rate."),
         (
             ["anomaly", "RUN", "queries/2", "--measure"],
             "`--measure` draws its own sets; leave out the stream",
         ),
         (["anomaly", "RUN", "--rate", "0.1", "--measure"], "`--measure` draws its own sets; leave out"),
-        (["anomaly", "RUN", "--threshold", "0", "--sets", "9"], "leave them out with --threshold"),
+        (["anomaly", "RUN", "--threshold", "0", "--sets", "9"], "nothing to calibrate; leave out --sets."),
         (["sample", "RUN", "--repeats", "--prefixes", "3"], "leave out --prefixes"),
         (["sample", "RUN", "--given", "support/2", "--data", "digits"], "leave out --data"),
         (["sample", "RUN", "--given", "support/2", "--length", "5"], "`--length` is of sets that are drawn"),
@@ -507,7 +537,7 @@ def test_the_study_runs_and_is_drawn(tmp_path):
             ["anomaly", "RUN", "queries/2", "--threshold", "nan"],
             "must be a finite number; got nan",
         ),
-        (["anomaly", "RUN", "queries/2", "--batch", "--keep-out"], "leave out --keep-out and --typical"),
+        (["anomaly", "RUN", "queries/2", "--batch", "--keep-out"], "leave out --keep-out."),
         (
             ["anomaly", "RUN", "queries/2", "--batch", "--length", "9"],
             "as long as itself; leave out --length",

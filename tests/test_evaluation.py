@@ -102,5 +102,12 @@ def test_one_set_tells_no_error(model, rows):
     with pytest.raises(ValueError, match=r"`sets` must be at least 2, .*; got 1\."):
         measure_bits_per_dim(model, SetSampler(rows), sets=1, length=2, generator=seeded())
     alone = SetSampler(rows.of_classes([3]))
-    with pytest.raises(ValueError, match=r"`sets` must be .*None with at least 2 classes.*got 1\."):
-        measure_bits_per_dim(model, alone, sets=None, length=2, generator=seeded())
+    assert measure_bits_per_dim(model, alone, sets=None, length=2, rounds=5, generator=seeded()).error is None
+
+
+def test_sets_of_the_same_elements_do_not_make_an_error_smaller(model, rows):
+    once, often = (
+        measure_bits_per_dim(model, SetSampler(rows), sets=None, rounds=n, length=4, generator=seeded())
+        for n in (1, 50)
+    )
+    assert often.error == pytest.approx(once.error, rel=1e-4)  # all of each class, in another order

@@ -94,6 +94,9 @@ def test_the_images_to_try_it_on_are_drawn_by_the_script_beside_them(tmp_path):
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     script.draw(tmp_path)
+    script.tabulate(tmp_path)
+    for name in ("machines.csv", "machine.csv"):
+        assert (tmp_path / name).read_text() == (ROOT / "examples" / name).read_text()
     names = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.png"))
     assert names == sorted(p.relative_to(ROOT / "examples") for p in (ROOT / "examples").rglob("*.png"))
     for name in names:
@@ -158,8 +161,9 @@ def test_a_model_that_ships_is_fine_tuned_to_dark_ink(dark_ink):
     told = said(*tune, "--set", "data.invert=true", "--out", "bright")
     assert "unlike" not in told
     before, after = json.loads(Path("bright/results/finetuning-test.json").read_text())["rows"][0][1:]
-    assert float(before.split()[0]) == pytest.approx(1.1, abs=0.2)  # bits/dim of bright ink
-    assert float(after.split()[0]) == pytest.approx(1.1, abs=0.2)
+    bits = float(before.split()[0])
+    assert 0.8 < bits < 2.2  # of bright ink
+    assert float(after.split()[0]) == pytest.approx(bits, abs=0.2)
 
 
 def test_classes_that_training_saw_are_not_calibrated_on(monkeypatch, tmp_path):

@@ -23,14 +23,15 @@ class BitsPerDim:
         by_position: for each position. Every element of a set might be the first, so there all of them are
             averaged, and at later positions what those before an element change is added: the mean is the
             same, but not left to chance is which elements came first.
-        error: standard error of the mean, from one set to another.
+        error: standard error of the mean, from one set to another or, where every class is measured equally
+            often, from one class to another; None of a single class, which says nothing of others.
         sets: how many were drawn.
     """
 
     mean: float
     first: float
     by_position: tuple[float, ...]
-    error: float
+    error: float | None
     sets: int
 
 
@@ -67,12 +68,9 @@ def measure_bits_per_dim(
         rounds: sets of every class, if it is to be equally often.
         at_a_time: sets to encode at a time.
     """
+    if sets is not None and sets < 2:
+        raise ValueError(f"`sets` must be at least 2, for an error to be told, or None; got {sets}.")
     number = rounds * sampler.classes if sets is None else sets
-    if number < 2:
-        raise ValueError(
-            "`sets` must be at least 2, or None with at least 2 classes or rounds, for an error to be told; "
-            f"got {number}."
-        )
     parts = []
     for begin in range(0, number, at_a_time):
         end = min(begin + at_a_time, number)
@@ -85,5 +83,8 @@ def measure_bits_per_dim(
         parts.append(model.bits_per_dim(both).double().cpu())
     bits, alone = torch.cat(parts, 1)
     by_position = alone.mean() + (bits - alone).mean(0)
-    error = bits.mean(1).std().item() / math.sqrt(number)
+    by_set = bits.mean(1)
+    if sets is None:  # sets of one class share their elements, and are no witnesses of their own
+        by_set = by_set.view(rounds, sampler.classes).mean(0)
+    error = by_set.std().item() / math.sqrt(len(by_set)) if len(by_set) > 1 else None
     return BitsPerDim(bits.mean().item(), by_position[0].item(), tuple(by_position.tolist()), error, number)

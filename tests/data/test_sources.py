@@ -12,7 +12,7 @@ import torch
 from test_readers import FILES, as_folder, as_zip, idx, np, picture
 
 from bruno.data import SOURCES, Examples, MissingDataError, load_examples, locate
-from bruno.data.sources import OMNIGLOT_FIRST, Remote, _fetch
+from bruno.data.sources import OMNIGLOT_FIRST, Remote, _fetch, split_by_class
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 REAL = Path(os.environ.get("BRUNO_DATA") or SHARED)
@@ -91,6 +91,26 @@ def test_ones_own_folder_is_split_by_class(tmp_path):
     assert [len(names) for names in parts.values()] == [16, 2, 2]
     assert not parts["train"] & parts["test"]
     assert len(load_examples(str(path), "trainval").names) == 18
+
+
+@pytest.mark.parametrize(
+    ("classes", "parts"), [(2, (2, 2, 2)), (4, (3, 1, 1)), (5, (3, 2, 2)), (9, (7, 2, 2)), (12, (8, 2, 2))]
+)
+def test_two_classes_are_held_out_wherever_there_are_five(classes, parts):
+    examples = Examples(torch.zeros(classes, 1), torch.arange(classes), tuple(map(str, range(classes))))
+    split = {name: split_by_class(examples, name).names for name in ("train", "validation", "test")}
+    assert tuple(map(len, split.values())) == parts
+    assert classes < 3 or not {*split["train"]} & {*split["validation"], *split["test"]}
+
+
+def test_an_npz_of_images_is_read_as_the_settings_say(tmp_path):
+    colours = np.random.default_rng(0).integers(0, 256, (4, 6, 8, 3), np.uint8)
+    np.savez(tmp_path / "a.npz", images=colours, labels=[0, 0, 1, 1])
+    path = str(tmp_path / "a.npz")
+    assert load_examples(path, "all").shape == (1, 6, 8)
+    assert load_examples(path, "all", size=4, grey=False).shape == (3, 4, 4)
+    as_they_are = load_examples(path, "all", grey=False).elements
+    assert np.array_equal(as_they_are.numpy(), colours.transpose(0, 3, 1, 2))
 
 
 def test_a_changed_folder_is_read_again(tmp_path):

@@ -30,7 +30,9 @@ from bruno.cli.training import (
     Resume,
     SaveEvery,
     Steps,
+    as_far_as_there_is,
     as_planned,
+    bits_with_error,
     length_overrides,
     located,
     process_group,
@@ -121,7 +123,7 @@ def finetune(
         raise ValueError(
             f"`data` must have two classes or more to tell apart; {recipe.data.name} has {len(learnt.names)}."
         )
-    recipe = _as_far_as_there_is(recipe, learnt, overrides)
+    recipe = as_far_as_there_is(recipe, learnt, overrides)
     trainer = trainer_of(deepcopy(before.model), recipe, learnt, place)
     run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
     if examples is not None and trainer.rank == 0:
@@ -138,17 +140,6 @@ def _in_shape(recipe: Recipe, before: Opened, overrides: Sequence[str]) -> Recip
         return recipe
     data = replace(recipe.data, size=shape[1], colour=shape[0] == 3, original=False)
     return replace(recipe, data=data)
-
-
-def _as_far_as_there_is(recipe: Recipe, learnt: Examples, overrides: Sequence[str]) -> Recipe:
-    """With episodes of no more classes and sets of no more elements than there are, unless that is told."""
-    most = {"way": len(learnt.names), "length": int(learnt.counts.min())}
-    fitted = {
-        name: min(getattr(recipe.train, name), number)
-        for name, number in most.items()
-        if not named(overrides, f"train.{name}")
-    }
-    return replace(recipe, train=replace(recipe.train, **fitted))
 
 
 def _compared(
@@ -185,7 +176,7 @@ def _compared(
             )
         values[name] = {"bits_per_dim": asdict(bits), "few_shot": [asdict(result) for result in accuracy]}
         columns.append(
-            {"bits/dim": f"{bits.mean:.4f} ± {bits.error:.4f}"}
+            {"bits/dim": bits_with_error(bits)}
             | {
                 f"{r.way}-way {r.shot}-shot, %": f"{100 * r.accuracy:.1f} ± {100 * r.spread:.1f}"
                 for r in accuracy

@@ -29,6 +29,7 @@ from bruno.cli.options import (
     console,
     numbers,
     open_model,
+    refuse,
 )
 from bruno.data import Examples
 from bruno.figures import BACKGROUND, picture, prefix_sheet, visible
@@ -71,16 +72,16 @@ def sample(
     """Draw more of the same: after each image of a set, from the prior, or given one image repeatedly."""
     if length is not None and (prior or given):
         raise ValueError("`--length` is of sets that are drawn; leave it out with --prior or --given.")
-    length = _LENGTH if length is None else length
     for option, number in (("--samples", samples), ("--sets", sets), ("--length", length)):
-        check_number(option, number, 1)
+        check_number(option, 1 if number is None else number, 1)
     check_number("--temperature", temperature, 0)
-    if prior and (repeats or given or prefixes or data):
-        raise ValueError("`--prior` is given nothing; leave out --repeats, --given, --prefixes and --data.")
-    if repeats and prefixes:
-        raise ValueError("`--repeats` has seen an image 1 to 20 times; leave out --prefixes.")
-    if given and data:
-        raise ValueError("`--given` are your own images; leave out --data.")
+    if prior:
+        others = {"--repeats": repeats, "--given": given, "--prefixes": prefixes, "--data": data}
+        refuse("`--prior` is given nothing;", others)
+    if repeats:
+        refuse("`--repeats` has seen an image 1 to 20 times;", {"--prefixes": prefixes})
+    if given:
+        refuse("`--given` are your own images;", {"--data": data})
     split = chosen_split(split, data, unused=prior or bool(given))
     if sets > 1 and (prior or repeats or given):
         raise ValueError(f"`--sets` must be 1 with --prior, --repeats or --given; got {sets}.")
@@ -175,11 +176,12 @@ def _by_column(
 
 
 def _sets(
-    examples: Examples, device: torch.device, sets: int, length: int, generator: torch.Generator
+    examples: Examples, device: torch.device, sets: int, length: int | None, generator: torch.Generator
 ) -> Tensor:
     """(sets, length, *shape), each set of another class."""
     check_number("--sets", sets, 1, len(examples.names))
     sampler = SetSampler(examples, device=device)
+    length = min(_LENGTH, sampler.fewest) if length is None else length
     sampler.check_enough(length, "--length")
     return sampler.tasks(1, sets, length, generator)[0]
 

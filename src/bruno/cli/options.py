@@ -117,7 +117,7 @@ def _say_skipped(names: tuple[str, ...]) -> None:
 @cache
 def _say_drawn(name: str) -> None:
     console.print(
-        f"{name} is not on this machine: built-in characters take its place (`--data drawn`); "
+        f"{name} is not on this machine: all built-in characters take its place (`--data drawn`); "
         f"`--data {name}` downloads it, `--data-dir DIR` says where it is.",
         soft_wrap=True,
     )
@@ -362,6 +362,16 @@ def open_model(run: str, checkpoint: str, device: str) -> Opened:
 
 
 @contextmanager
+def console_aside(aside: bool = True) -> Iterator[None]:
+    """What people read goes to standard error, so that standard output is for programs alone."""
+    console.stderr = aside
+    try:
+        yield
+    finally:
+        console.stderr = False
+
+
+@contextmanager
 def progress_bar(unit: str) -> Iterator[Callable[[int, int], None]]:
     """A function to be told (done, total); a bar on a terminal, nothing elsewhere."""
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
@@ -387,6 +397,15 @@ def short_names(names: Sequence[str]) -> list[str]:
     """Of files: without their folders, if that leaves no two alike."""
     short = [Path(name).name for name in names]
     return short if len(set(short)) == len(set(names)) else list(names)
+
+
+def refuse(what: str, others: dict[str, Any]) -> None:
+    """Raise if any of these options is given, beside one of which `what` tells why that cannot be."""
+    left_out = [
+        name for name, value in others.items() if value is None or value is False or value in ("", [])
+    ]
+    if given := [name for name in others if name not in left_out]:
+        raise ValueError(f"{what} leave out {' and '.join(given)}.")
 
 
 def check_number(option: str, value: float, least: float = -math.inf, most: float = math.inf) -> None:

@@ -28,6 +28,7 @@ from bruno.cli.options import (
     numbers,
     open_model,
     place_of,
+    refuse,
 )
 from bruno.data import Examples
 from bruno.figures import BACKGROUND, Measured, dots, picture, visible
@@ -71,17 +72,15 @@ def retrieve(
 ) -> None:
     """What fits these examples? Ranks a collection, encoded once, by log p(x | query) − log p(x)."""
     check_number("--top", top, 1)
-    if not measure and (shot is not None or queries is not None):
-        raise ValueError(
-            "`--shot` and `--queries` are of what is measured; leave them out, or add --measure."
-        )
+    if not measure:
+        given = {"--shot": shot, "--queries": queries, "--data": data}
+        refuse("nothing is measured here; add --measure, or", given)
     queries = _QUERIES if queries is None else queries
     check_number("--queries", queries, 1)
-    if measure and (query or collection or index):
-        raise ValueError("`--measure` draws its own queries; leave out --query, --collection and --index.")
+    if measure:
+        others = {"--query": query, "--collection": collection, "--index": index}
+        refuse("`--measure` draws its own queries;", others)
     split = chosen_split(split, data, unused=not measure)
-    if data and not measure:
-        raise ValueError("`--data` is to measure on; leave it out, or add --measure.")
     if index and not index.parent.is_dir():
         raise ValueError(f"`--index` must be in a folder that is there; there is no {index.parent}.")
     opened = open_model(run, checkpoint, device)
@@ -106,7 +105,7 @@ def retrieve(
     if reader.skipped:
         console.print(f"left out {len(reader.skipped)} of the query that could not be read")
     opened.warn_if_unlike(wanted)
-    encoded = _encoded(opened, collection, index or _beside(collection, opened), invert, skip_bad)
+    encoded = _encoded(opened, collection, index, invert, skip_bad)
     ranking = rank(encoded, opened.model, wanted)
     best = ranking.order[:top].tolist()
     names, scores = [encoded.names[i] for i in best], ranking.scores[best].tolist()
@@ -125,7 +124,9 @@ def retrieve(
     opened.keep(result, seed)
 
 
-def _encoded(opened: Opened, collection: Path, path: Path, invert: bool | None, skip_bad: bool) -> Index:
+def _encoded(
+    opened: Opened, collection: Path, index: Path | None, invert: bool | None, skip_bad: bool
+) -> Index:
     """The collection's latents: from the index if it has these very files, else made and kept.
 
     It knows them by their place in the collection, from wherever that is named.
@@ -136,11 +137,14 @@ def _encoded(opened: Opened, collection: Path, path: Path, invert: bool | None, 
     source = hashlib.sha256(
         repr((reader.invert, skip_bad, [_state(file, above) for file in files])).encode()
     ).hexdigest()
+    path = index or _beside(collection, opened)
     if path.is_file():
-        kept = Index.load(path, model=opened.model)
-        if kept.source == source:
+        kept = _kept(path, opened, theirs=index is not None)
+        if kept and kept.source == source:
             return _from_above(kept, above)
-        console.print(f"{collection} has changed, or how to read it: encoding it again", soft_wrap=True)
+        console.print(
+            f"{collection} has changed, or how to read it, or its index: encoding it again", soft_wrap=True
+        )
     x, names = reader.all([collection])
     if reader.skipped:
         console.print(
@@ -155,6 +159,16 @@ def _encoded(opened: Opened, collection: Path, path: Path, invert: bool | None, 
     except OSError as error:  # to rank does not take a file
         console.print(f"encoded {len(made)}, and not kept: {error}", soft_wrap=True)
     return _from_above(made, above)
+
+
+def _kept(path: Path, opened: Opened, theirs: bool) -> Index | None:
+    """An index that is there, if it is whole: one that the user named is theirs, and not written over."""
+    try:
+        return Index.load(path, model=opened.model)
+    except ValueError as error:
+        if theirs:
+            raise ValueError(f"{error} Name another file with --index, or delete this one.") from error
+        return None
 
 
 def _from_above(index: Index, above: Path) -> Index:

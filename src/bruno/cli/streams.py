@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ import torch
 import typer
 from torch import Tensor
 
+from bruno.checkpoint import load, save
 from bruno.cli.options import (
     Checkpoint,
     DataDir,
@@ -27,13 +29,15 @@ from bruno.cli.options import (
     check_number,
     chosen_split,
     console,
+    console_aside,
     is_own,
     open_model,
     place_of,
     progress_bar,
+    refuse,
     short_names,
 )
-from bruno.data import Element, Examples
+from bruno.data import Element, ElementReader, Examples
 from bruno.figures import ACROSS, Measured, dots, scores_over_time, visible
 from bruno.model import Posterior
 from bruno.report import Result
@@ -56,6 +60,7 @@ _RATE = 0.01  # of false alarms
 _SETS = 500  # to calibrate on, or to measure on
 _STRANGERS = 0.1  # their share of a stream that is made up
 _LENGTH = 20  # of the sets that are calibrated or measured on
+_FEW_CLASSES = 5  # to calibrate on: too few to tell what all others are like
 
 
 def anomaly(
@@ -80,6 +85,13 @@ def anomaly(
     typical: Annotated[
         Path | None, typer.Option(help="A folder (or CSV) of what is normal, seen before the stream begins.")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="A file to go on from, if it is there, and to keep what is known in at the end."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line for programs; all else to standard error.")
+    ] = False,
     batch: Annotated[
         bool, typer.Option("--batch", help="A finished batch: score each given all the others.")
     ] = False,
@@ -105,81 +117,91 @@ def anomaly(
     seed: Seed = 0,
 ) -> None:
     """Which is the odd one out? Scores each element of a stream by log p(x | before it) − log p(x)."""
+    stream = stream or []
+    of_a_stream = {"--keep-out": keep_out, "--typical": typical, "--state": state, "--json": as_json}
+    if measure:
+        given = {"the stream": stream, "--batch": batch, "--threshold": threshold, "--rate": rate}
+        refuse("`--measure` draws its own sets;", given | of_a_stream)
+    if batch:
+        refuse("`--batch` scores each given all others;", of_a_stream)
+        refuse("`--batch` is calibrated on sets as long as itself;", {"--length": length})
     if threshold is not None:
         check_number("--threshold", threshold)
-        if rate is not None:
-            raise ValueError(
-                f"`--rate` is for calibrating a threshold; leave it out, or --threshold {threshold:g}."
-            )
-    if measure and (stream or batch or keep_out or typical or threshold is not None or rate is not None):
-        raise ValueError(
-            "`--measure` draws its own sets; leave out the stream, --batch, --keep-out, --typical, "
-            "--threshold and --rate."
-        )
-    if threshold is not None and (sets is not None or length is not None):
-        raise ValueError("`--sets` and `--length` are for calibrating; leave them out with --threshold.")
-    if threshold is not None and stream and data:
-        raise ValueError("`--data` is to calibrate on; leave it out with a stream and --threshold.")
+        given = {"--rate": rate, "--sets": sets, "--length": length, "--data": data if stream else None}
+        refuse("`--threshold` leaves nothing to calibrate;", given)
     split = chosen_split(split, data, unused=bool(stream))
-    rate, sets = _RATE if rate is None else rate, _SETS if sets is None else sets
+    rate = _RATE if rate is None else rate
     if not 0 < rate < 1:
         raise ValueError(f"`--rate` must be between 0 and 1, as 0.01 for one in a hundred; got {rate}.")
+    sets, length = _SETS if sets is None else sets, _LENGTH if length is None else length
     check_number("--sets", sets, 1)
-    if batch and (keep_out or typical):
-        raise ValueError("`--batch` scores each given all others; leave out --keep-out and --typical.")
-    if batch and length is not None:
-        raise ValueError("`--batch` is calibrated on sets as long as itself; leave out --length.")
-    length = _LENGTH if length is None else length
     check_number("--length", length, 2)
-    for path in stream or []:
-        if path == "-" and stream != ["-"]:
-            raise ValueError(f"`-` must be the only stream; got {' '.join(stream or [])}.")
-        if path != "-" and not skip_bad and not Path(path).exists():
-            raise FileNotFoundError(f"{path}: there is no such file or folder.")
+    _check_stream(stream, skip_bad)
     opened = open_model(run, checkpoint, device)
-    place = opened.device
-    noise = torch.Generator(place).manual_seed(seed)
+    noise = torch.Generator(opened.device).manual_seed(seed)
     if measure:
         examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
         where = place_of(split, opened.at_hand(data, data_dir))
         opened.keep(_quality(opened, examples, sets, length, noise, where), seed)
         return
+
+    def limit(fit: Callable[..., T], length: int) -> float | T:
+        """The threshold that is given, or what `calibrate` or `calibrate_batch` finds on clean sets."""
+        if threshold is not None:
+            return threshold
+        return _calibrated(fit, opened, _clean(opened, data_dir, data, invert), rate, length, sets, noise)
+
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
-    elements: Iterable[Element]
-    if stream:
-        elements = reader.read_lines(sys.stdin) if stream == ["-"] else reader.read(stream)
-    else:
-        examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
-        elements = _made_up(SetSampler(examples, device=place), noise)
-    if batch:
-        finished = list(elements)
-        if len(finished) < 2:
-            raise ValueError(f"`--batch` needs at least two elements; got {len(finished)}.")
-        opened.warn_if_unlike(torch.stack([element.x for element in finished]))
-        if threshold is None:
-            clean = _clean(opened, data_dir, data, invert)
-            threshold = _calibrated(calibrate_batch, opened, clean, rate, len(finished), sets, noise)
-        found, ended_by = _of_a_batch(opened, finished, threshold), None
-    else:
-        known = opened.model.prior()
-        limit: float | Thresholds | None = threshold
-        if typical is not None:
-            known = condition_on(opened.model, reader.all([typical])[0].to(place))
-        if limit is None:
-            clean = _clean(opened, data_dir, data, invert)
-            limit = _calibrated(calibrate, opened, clean, rate, length, sets, noise)
-            first, last = limit.by_count[0], limit.by_count[-1]
-            console.print(
-                f"odd is below {first:+.1f} after one element, {last:+.1f} after {len(limit.by_count)}"
-            )
-        found, ended_by = _along(opened, Detector(opened.model, limit, keep_out=keep_out), known, elements)
-    for name in reader.skipped:
-        console.print(f"passed over {name}", soft_wrap=True)
-    opened.keep(found, seed)
+    ended_by: BaseException | None = None
+    with console_aside(as_json):
+        elements: Iterable[Element]
+        if stream:
+            elements = reader.read_lines(sys.stdin) if stream == ["-"] else reader.read(stream)
+        else:
+            examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
+            elements = _made_up(SetSampler(examples, device=opened.device), noise)
+        if batch:
+            finished = list(elements)
+            if len(finished) < 2:
+                raise ValueError(f"`--batch` needs at least two elements; got {len(finished)}.")
+            opened.warn_if_unlike(torch.stack([element.x for element in finished]))
+            found = _of_a_batch(opened, finished, limit(calibrate_batch, len(finished)))
+        else:
+            known = _known_before(opened, reader, state, typical)
+            detector = Detector(opened.model, limit(calibrate, length), keep_out=keep_out)
+            found, known, ended_by = _along(opened, detector, known, elements, as_json)
+            if state:
+                save(known, state)
+                console.print(f"what is known is kept in {state}", soft_wrap=True)
+        for name in reader.skipped:
+            console.print(f"passed over {name}", soft_wrap=True)
+        opened.keep(found, seed)
     if isinstance(ended_by, KeyboardInterrupt):
         raise typer.Exit(130)
     if ended_by:
         raise ended_by
+
+
+def _check_stream(stream: list[str], skip_bad: bool) -> None:
+    """Before a model is opened and calibrated: is there anything to read?"""
+    for path in stream:
+        if path == "-" and stream != ["-"]:
+            raise ValueError(f"`-` must be the only stream; got {' '.join(stream)}.")
+        if path != "-" and not skip_bad and not Path(path).exists():
+            raise FileNotFoundError(f"{path}: there is no such file or folder.")
+
+
+def _known_before(
+    opened: Opened, reader: ElementReader, state: Path | None, typical: Path | None
+) -> Posterior:
+    """What an earlier stream has left or, if none has, what is typical."""
+    if state and not state.parent.is_dir():
+        raise ValueError(f"`--state` must be in a folder that is there; there is no {state.parent}.")
+    if state and state.is_file():
+        return load(state, model=opened.model)
+    if typical is not None:
+        return condition_on(opened.model, reader.all([typical])[0].to(opened.device))
+    return opened.model.prior()
 
 
 def _clean(opened: Opened, data_dir: Path | None, data: str | None, invert: bool | None) -> Examples:
@@ -198,8 +220,14 @@ def _calibrated(
 ) -> T:
     """What `calibrate` or `calibrate_batch` finds on sets as long as that, or as there are."""
     sampler = SetSampler(clean, device=opened.device)
+    if len(clean.names) < _FEW_CLASSES:
+        console.print(
+            f"what is odd is learnt from {len(clean.names)} held-out class{'es' * (len(clean.names) > 1)} of "
+            f"{len(clean)} elements: others may be judged too strictly, or not enough; --data takes more.",
+            soft_wrap=True,
+        )
     with progress_bar("elements to calibrate on") as progress:
-        return fit(
+        limit = fit(
             opened.model,
             sampler,
             rate=rate,
@@ -208,6 +236,10 @@ def _calibrated(
             generator=generator,
             progress=progress,
         )
+    if isinstance(limit, Thresholds):
+        first, last = limit.by_count[0], limit.by_count[-1]
+        console.print(f"odd is below {first:+.1f} after one element, {last:+.1f} after {len(limit.by_count)}")
+    return limit
 
 
 def _made_up(sampler: SetSampler, generator: torch.Generator) -> list[Element]:
@@ -273,12 +305,12 @@ class _Judged:
 
 
 def _along(
-    opened: Opened, detector: Detector, known: Posterior, elements: Iterable[Element]
-) -> tuple[Result, BaseException | None]:
+    opened: Opened, detector: Detector, known: Posterior, elements: Iterable[Element], as_json: bool
+) -> tuple[Result, Posterior, BaseException | None]:
     """Each is judged and said as it comes; a stream may go on for ever, so only the latest are kept.
 
-    Ends with the stream or, as the second thing it returns tells, by an interrupt or at an element that
-    cannot be read: what was judged before is not lost.
+    Also gives what is known in the end. That comes with the stream's or, as the last thing returned tells,
+    by an interrupt or at an element that cannot be read: what was judged before is not lost.
     """
     judged, ended_by = _Judged(opened.model.levels, _KEPT), None
     try:
@@ -287,13 +319,17 @@ def _along(
                 opened.warn_if_unlike(element.x)
             said, known = detector.step(known, element.x.to(opened.device))
             judged.add(element, said.score, said.threshold, odd=said.outlier)
-            flag = "  odd one out" if said.outlier else ""
-            console.print(f"{said.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
+            if as_json:
+                print(json.dumps({"element": element.name, **asdict(said)}), flush=True)
+            else:
+                flag = "  odd one out" if said.outlier else ""
+                console.print(f"{said.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
     except (KeyboardInterrupt, OSError, ValueError) as error:
         if not judged.count:
             raise
         ended_by = error
-    return judged.result("anomaly", "Which is the odd one out?", "stream", "those before it"), ended_by
+    found = judged.result("anomaly", "Which is the odd one out?", "stream", "those before it")
+    return found, known, ended_by
 
 
 def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Result:

@@ -38,7 +38,7 @@ from bruno.cli.options import (
 )
 from bruno.config import Recipe, load_recipe, named
 from bruno.data import Examples
-from bruno.evaluation import measure_bits_per_dim
+from bruno.evaluation import BitsPerDim, measure_bits_per_dim
 from bruno.figures import curves
 from bruno.model import Bruno
 from bruno.pace import LogLine
@@ -106,12 +106,15 @@ def train(
     if is_own(recipe.data.name) and named(overrides, "data.name") and not named(overrides, "data.original"):
         # One's own images come in any size: what a preset says of those it is for does not hold for them.
         recipe = replace(recipe, data=replace(recipe.data, original=False))
+    learnt = training_examples(recipe, data_dir)
+    if is_own(recipe.data.name):
+        recipe = as_far_as_there_is(recipe, learnt, overrides)
     run = Run(out or Path("runs") / Path(preset).stem)
     if resume:
         recipe = as_planned(recipe, run, overrides)
     place = choose_device(device)
     model = fresh_model(recipe, examples_of(recipe, recipe.data.split, data_dir), place)
-    trainer = trainer_of(model, recipe, training_examples(recipe, data_dir), place)
+    trainer = trainer_of(model, recipe, learnt, place)
     measure = _validation(recipe, data_dir, place, validate)
     run_to_the_end(run, recipe, trainer, measure, resume=resume, save_every=save_every)
 
@@ -147,7 +150,7 @@ def evaluate(
         generator=torch.Generator(opened.device).manual_seed(seed),
     )
     rows = [(str(i), f"{bits:.4f}") for i, bits in enumerate(result.by_position, start=1)]
-    rows.append(("mean", f"{result.mean:.4f} ± {result.error:.4f}"))
+    rows.append(("mean", bits_with_error(result)))
     positions = range(1, len(result.by_position) + 1)
     where = place_of(split, data)
     found = Result(
@@ -156,7 +159,7 @@ def evaluate(
         {"split": where, **asdict(result)},
         ("position", "bits/dim"),
         tuple(rows),
-        f"{result.sets} sets; ± standard error.",
+        f"{result.sets} sets{'; ± standard error' * (result.error is not None)}.",
         curves({where: (positions, result.by_position)}, "position in the set", "bits/dim"),
     )
     opened.keep(found, seed)
@@ -188,9 +191,25 @@ def training_examples(recipe: Recipe, data_dir: Path | None) -> Examples:
     return examples_of(recipe, recipe.data.split, data_dir, original=recipe.data.original)
 
 
+def as_far_as_there_is(recipe: Recipe, learnt: Examples, overrides: Sequence[str]) -> Recipe:
+    """With episodes of no more classes and sets of no more elements than there are, unless that is told."""
+    most = {"way": len(learnt.names), "length": int(learnt.counts.min())}
+    fitted = {
+        name: min(getattr(recipe.train, name), number)
+        for name, number in most.items()
+        if not named(overrides, f"train.{name}")
+    }
+    return replace(recipe, train=replace(recipe.train, **fitted))
+
+
 def rounds_of(examples: Examples) -> int:
     """How often to measure every class: once where there are many, oftener where there are few."""
     return math.ceil(_SETS / len(examples.names))
+
+
+def bits_with_error(bits: BitsPerDim) -> str:
+    """A mean with its standard error, where there is one."""
+    return f"{bits.mean:.4f}" + ("" if bits.error is None else f" ± {bits.error:.4f}")
 
 
 def length_overrides(steps: int | None, minutes: float | None, settings: Sequence[str]) -> list[str]:

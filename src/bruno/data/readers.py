@@ -113,10 +113,11 @@ def read_cifar10(path: Path, train: bool) -> Examples:
         ) from error
 
 
-def read_npz(path: Path) -> Examples:
+def read_npz(path: Path, *, size: int | tuple[int, int] | None = None, grey: bool | None = None) -> Examples:
     """An npz with `labels` (n,) and either `rows` (n, dim) or `images`, uint8.
 
-    Images are (n, height, width), (n, height, width, channels) or (n, channels, height, width).
+    Images are (n, height, width), (n, height, width, channels) or (n, channels, height, width). They are
+    resized and made grey, or not, as those of `read_images`; left out, they stay as they are.
     """
     try:
         with path.open("rb") as file:
@@ -129,7 +130,10 @@ def read_npz(path: Path) -> Examples:
     if "labels" not in arrays or len(arrays) == 1:
         found = ", ".join(held) or "nothing"
         raise ValueError(f"{path}: must hold `images` or `rows`, and `labels`; has {found}.")
-    elements = _rows(path, arrays["rows"]) if "rows" in arrays else _images(path, arrays["images"])
+    if "rows" in arrays:
+        elements = _rows(path, arrays["rows"])
+    else:
+        elements = _all_fitted(_images(path, arrays["images"]), size, grey)
     n, labels = len(elements), arrays["labels"]
     if not n or labels.shape not in ((n,), (n, 1)):
         raise ValueError(
@@ -162,6 +166,18 @@ def _images(path: Path, images: NDArray[Any]) -> Tensor:
             f"mistakable for one another; got {images.dtype} {images.shape}."
         )
     return torch.from_numpy(np.ascontiguousarray(images if first else images.transpose(0, 3, 1, 2)))
+
+
+def _all_fitted(images: Tensor, size: int | tuple[int, int] | None, grey: bool | None) -> Tensor:
+    """(n, channels, height, width), each `_fitted`; nothing to do is done at once."""
+    channels, height, width = images.shape[1:]
+    wanted = (size, size) if isinstance(size, int) else size or (height, width)
+    grey = channels == 1 if grey is None else grey
+    if wanted == (height, width) and grey == (channels == 1):
+        return images
+    arrays = images.movedim(1, 3).numpy()
+    pictures = (Image.fromarray(array[:, :, 0] if channels == 1 else array) for array in arrays)
+    return torch.from_numpy(np.stack([_fitted(picture, wanted, grey) for picture in pictures]))
 
 
 def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
@@ -274,11 +290,16 @@ def decode(content: bytes, size: int | tuple[int, int] | None, grey: bool) -> ND
         raise ValueError("it is not an image") from error
     with opened as file:
         ImageOps.exif_transpose(file, in_place=True)  # as the camera was held
-        image = _opaque(_with_8_bits(file)).convert("L" if grey else "RGB")
-        if size is not None:
-            height, width = (size, size) if isinstance(size, int) else size
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-        array = np.asarray(image)
+        return _fitted(_opaque(_with_8_bits(file)), size, grey)
+
+
+def _fitted(image: Image.Image, size: int | tuple[int, int] | None, grey: bool) -> NDArray[np.uint8]:
+    """An image of this size and as many channels as wanted, (channels, height, width)."""
+    image = image.convert("L" if grey else "RGB")
+    if size is not None:
+        height, width = (size, size) if isinstance(size, int) else size
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    array = np.asarray(image)
     return array[None] if grey else array.transpose(2, 0, 1)
 
 

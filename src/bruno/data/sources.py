@@ -116,7 +116,7 @@ def read_own(
         )
     kind = path.suffix.lower()
     if kind == ".npz":
-        return read_npz(path)
+        return read_npz(path, size=size, grey=grey)
     if kind == ".csv":
         return _cached(f"{_stamp(path)} {group} {skip_bad}", lambda: read_csv(path, group, skip_bad=skip_bad))
     return _cached(
@@ -128,14 +128,15 @@ def read_own(
 def split_by_class(examples: Examples, split: str) -> Examples:
     """Every tenth class is for test, every tenth for validation: a model meets them for the first time there.
 
-    With fewer than ten classes every fifth is for both; with fewer than three all classes are for all.
+    Of fewer than twenty classes two are for each, of fewer than ten the same two for both, of three or four
+    one. With fewer than three all classes are for all.
     """
     classes = range(len(examples.names))
     if len(classes) < 3:
         return examples
-    every = 10 if len(classes) >= 10 else min(5, len(classes))
+    every = min(10, len(classes) // 2) if len(classes) >= 5 else len(classes)
     test = [i for i in classes if i % every == every - 1]
-    validation = [i for i in classes if i % every == every - 2] if every == 10 else test
+    validation = [i for i in classes if i % every == every - 2] if len(classes) >= 10 else test
     held_out = {*test, *validation}
     chosen = {
         "train": [i for i in classes if i not in held_out],
