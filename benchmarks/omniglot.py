@@ -1,9 +1,13 @@
 """All that results/omniglot/ holds, from the published data on: `make omniglot BRUNO_DATA=DIR`, on a GPU.
 
-Calls `bruno` for one thing after the other: to train, to measure on the test characters, to do the same with
-weights rounded to half precision for what ships, to draw. A run that was stopped goes on, and what is done is
-not done again. Pictures of Omniglot's own characters stay in the runs' folder; what comes to results/ are
-numbers, and samples given characters that the project drew itself. The first run of each kind ships.
+Calls `bruno` to train, two runs at a time; then for one thing after the other: to measure on the test
+characters, to do the same with weights rounded to half precision for what ships, to draw. A run that was
+stopped goes on, and what is done is not done again. Pictures of Omniglot's own characters stay in the runs'
+folder; what comes to results/ are numbers, and samples given characters that the project drew itself. The
+first run of each kind ships.
+
+Two runs keep a large GPU busy where one does not, if they may use it at the same moment: start NVIDIA's MPS
+before (`nvidia-cuda-mps-control -d`), as was done for the numbers in results/.
 """
 
 from __future__ import annotations
@@ -37,6 +41,12 @@ RUNS = {
     "omniglot-fewshot-gaussian": ["omniglot-fewshot", *BUDGET, *GAUSSIAN],
     "omniglot-paper": ["omniglot-paper", "--steps", "5000"],
 }
+TOGETHER = (  # trained at the same time, on the same GPU
+    ("omniglot", "omniglot-fewshot"),
+    ("omniglot-seed1", "omniglot-fewshot-seed1"),
+    ("omniglot-gaussian", "omniglot-fewshot-gaussian"),
+    ("omniglot-paper",),
+)
 ALL_CHARACTERS = ["--set", "data.split=trainval"]  # once every choice is made
 SHOWN = {"paper": "omniglot-paper", "squeeze-first": "omniglot"}  # of which learning curves are compared
 LEFT_BEHIND = ("samples", "toy-comparison")  # about a picture that stays, about no model at all
@@ -66,31 +76,42 @@ SHIPPED = {
 CARD = ROOT / "benchmarks" / "model-card.md"
 
 
-def commands(name: str, folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """What to do for a run, each with the file that it leaves."""
-    run, half = folder / name, folder / name / "half.safetensors"
-    resume = ["--resume"] if Run(run).checkpoints else []
-    yield run / "model.safetensors", ["train", *RUNS[name], *ALL_CHARACTERS, "--out", str(run), *resume]
-    yield half, ["export", str(run), str(half), "--half"]
-    for model in (run, half) if name in SHIPPED else (run,):
-        results = model.with_suffix("") / "results"
+def train(names: Iterable[str], folder: Path) -> None:
+    """Runs side by side, all of them to their end."""
+    started = []
+    for name in names:
+        run = folder / name
+        if not (run / "model.safetensors").exists():
+            resume = ["--resume"] if Run(run).checkpoints else []
+            started.append(_bruno("train", *RUNS[name], *ALL_CHARACTERS, "--out", str(run), *resume))
+    failed = [process.args for process in started if process.wait()]
+    if failed:
+        raise SystemExit(f"this failed: {failed}")
+
+
+def measurements(name: str, folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """What to do with a trained model, each with the file that it leaves: all it takes is the model's own."""
+    whole, half = (folder / name / f"{kind}.safetensors" for kind in ("model", "half"))
+    of_whole, of_half = (model.with_suffix("") / "results" for model in (whole, half))
+    yield half, ["export", str(whole), str(half), "--half"]
+    for model, results in [(whole, of_whole), (half, of_half)][: 2 if name in SHIPPED else 1]:
         yield results / "bits-test.json", ["evaluate", str(model)]
         yield results / "few-shot-test.json", ["fewshot", str(model)]
-    yield run / "results" / "few-shot-test-without-noise.json", ["fewshot", str(run), "--no-noise"]
-    yield run / "results" / "gain-by-position.json", ["inspect", str(run), "--sets", "423"]
-    yield run / "results" / "samples.png", ["sample", str(run), "--length", "20", "--samples", "6"]
+    yield of_whole / "few-shot-test-without-noise.json", ["fewshot", str(whole), "--no-noise"]
+    yield of_whole / "gain-by-position.json", ["inspect", str(whole), "--sets", "423"]
+    yield of_whole / "samples.png", ["sample", str(whole), "--length", "20", "--samples", "6"]
     ours = ["--data", "drawn", "--sets", "4", "--prefixes", "0-7", "--samples", "4"]
-    yield run / "half" / "results" / "samples.png", ["sample", str(half), *ours]
+    yield of_half / "samples.png", ["sample", str(half), *ours]
     if name in SHIPPED:
         for job, kind in (("anomaly", "anomaly"), ("retrieve", "retrieval")):
-            yield run / "half" / "results" / f"{kind}-quality-test.json", [job, str(half), "--measure"]
+            yield of_half / f"{kind}-quality-test.json", [job, str(half), "--measure"]
 
 
 def gather(name: str, folder: Path) -> None:
     """A run's numbers, its learning curve and its samples given our own characters, to results/."""
     run, to = folder / name, RESULTS / name
     (to / "half").mkdir(parents=True, exist_ok=True)
-    for file in (run / "results").glob("*.json"):
+    for file in (run / "model" / "results").glob("*.json"):
         if file.stem not in LEFT_BEHIND:
             shutil.copy(file, to)
     for file in (run / "half" / "results").glob("*.json"):
@@ -186,17 +207,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("runs/omniglot"), help="where the runs go")
     parser.add_argument("--only", nargs="*", choices=RUNS, default=list(RUNS), help="these runs")
+    parser.add_argument("--train-only", action="store_true", help="to measure another time, or elsewhere")
     arguments = parser.parse_args()
-    for name in arguments.only:
-        for left, command in commands(name, arguments.folder):
-            if not left.exists():
-                print("bruno", *command, flush=True)
-                subprocess.run([sys.executable, "-m", "bruno", *command], check=True)
-        gather(name, arguments.folder)
-        if name in SHIPPED:
-            ship(name, arguments.folder)
-    draw_learning()
-    print(table())
+    for together in TOGETHER:
+        names = [name for name in together if name in arguments.only]
+        train(names, arguments.folder)
+        for name in [] if arguments.train_only else names:
+            for left, command in measurements(name, arguments.folder):
+                if not left.exists() and _bruno(*command).wait():
+                    raise SystemExit(f"this failed: {command}")
+            gather(name, arguments.folder)
+            if name in SHIPPED:
+                ship(name, arguments.folder)
+    if not arguments.train_only:
+        draw_learning()
+        print(table())
+
+
+def _bruno(*command: str) -> subprocess.Popen[bytes]:
+    print("bruno", *command, flush=True)
+    return subprocess.Popen([sys.executable, "-m", "bruno", *command])
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from bruno.cli.options import (
     chosen_split,
     console,
     is_own,
+    measured_on,
     numbers,
     open_model,
-    place_of,
     progress_bar,
     short_names,
 )
@@ -78,7 +78,6 @@ def fewshot(
     most = len(examples.names)
     ways = numbers("--way", way) if way else tuple(sorted({min(5, most), min(20, most)}))
     shots = numbers("--shot", shot)
-    place = opened.device
     with progress_bar("images") as progress:
         ours = measure_few_shot(
             opened.model,
@@ -100,13 +99,13 @@ def fewshot(
         trials=trials,
         rotations=turned,
         generator=torch.Generator().manual_seed(seed),
-        device=place,
+        device=opened.device,
     )
     rows = tuple(
         (f"{a.way}-way {a.shot}-shot", _per_cent(a), _per_cent(b), f"{100 / a.way:.1f}", f"{a.episodes:,}")
         for a, b in zip(ours, nearest, strict=True)
     )
-    where = place_of(split, data)
+    where = measured_on(split, data)
     variants = {}  # in a file's name: in a title
     if threshold is not None:
         variants[f"above-{threshold:g}"] = f"dimensions with a correlation above {threshold:g}"
@@ -161,7 +160,6 @@ def classify(
     if data and not calibrate:
         raise ValueError("`--data` is to calibrate on; leave it out, or add --calibrate.")
     opened = open_model(run, checkpoint, device)
-    place = opened.device
     reader = opened.reader(invert=invert)
     inside = sorted(support.iterdir()) if support.is_dir() else []
     folders = [path for path in inside if path.is_dir() and not is_hidden(path.name)]
@@ -171,14 +169,16 @@ def classify(
             + (f"has {len(folders)}." if support.exists() else "does not exist.")
         )
     shares = _shares(prior, len(folders)) if prior else None
-    sets = [reader.all([folder])[0].to(place) for folder in folders]
+    sets = [reader.all([folder])[0].to(opened.device) for folder in folders]
     queries, names = reader.all(images)
     opened.warn_if_unlike(torch.cat(sets), queries)
     if calibrate:
         own = invert if is_own(data) else None
         known = opened.examples(opened.unseen, data_dir, data, invert=own, classes=2)
         temperature = _fitted(known, opened, sets, seed)
-    found = classify_elements(opened.model, sets, queries.to(place), prior=shares, temperature=temperature)
+    found = classify_elements(
+        opened.model, sets, queries.to(opened.device), prior=shares, temperature=temperature
+    )
     classes = [folder.name for folder in folders]
     likeliest = [_likeliest(classes, probabilities) for probabilities in found.probabilities]
     shown_names = short_names(names)

@@ -36,19 +36,19 @@ def demo(
     seed: Seed = 0,
 ) -> None:
     """Train on handwritten digits, three of them held out, and show what was learnt: no data needed."""
-    place = choose_device("auto")
+    device = choose_device("auto")
     recipe = load_recipe("digits", [f"train.seed={seed}"])
     run = Run(_free(out))
     learnt, unseen = load_examples("digits"), load_examples("digits", "test")
     console.print(f"Learning from {len(learnt)} images of the digits {' '.join(learnt.names)} …")
-    trainer = trainer_of(fresh_model(recipe, learnt, place), recipe, learnt, place)
+    trainer = trainer_of(fresh_model(recipe, learnt, device), recipe, learnt, device)
     go_on = f"`bruno train digits --seed {seed} --out {run.folder} --resume`, without the page"
     run_to_the_end(run, recipe, trainer, go_on=go_on)
-    model = run.model("last", place)
+    model = run.model("last", device)
     results = [
-        _samples(model, learnt, unseen, place, seed),
+        _samples(model, learnt, unseen, device, seed),
         _few_shot(model, unseen, seed),
-        _bits(model, learnt, unseen, place, seed),
+        _bits(model, learnt, unseen, device, seed),
         curve_of(run.read_log()),
     ]
     for result in results:

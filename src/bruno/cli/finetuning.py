@@ -111,7 +111,7 @@ def finetune(
     if resume:
         recipe = as_planned(recipe, after, overrides)
     split = split or unseen_by(before.recipe, recipe)
-    place, levels = str(before.device), before.model.levels
+    device, levels = str(before.device), before.model.levels
     examples = held_out_examples(recipe, split, data_dir).on_levels(levels) if trials else None
     if examples is not None and examples.shape != before.model.shape:
         raise ValueError(
@@ -124,10 +124,10 @@ def finetune(
             f"`data` must have two classes or more to tell apart; {recipe.data.name} has {len(learnt.names)}."
         )
     recipe = as_far_as_there_is(recipe, learnt, overrides)
-    trainer = trainer_of(deepcopy(before.model), recipe, learnt, place)
+    trainer = trainer_of(deepcopy(before.model), recipe, learnt, device)
     run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
     if examples is not None and trainer.rank == 0:
-        models = {"before": before.model, "after": after.model("last", place)}
+        models = {"before": before.model, "after": after.model("last", device)}
         result = _compared(models, recipe, examples, split, trials, seed)
         keep(result, after.folder, to_dict(recipe), seed)
 

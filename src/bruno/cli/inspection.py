@@ -77,7 +77,7 @@ def study(
     check_number("--steps", steps, 1)
     if out.exists() and not out.is_dir():
         raise ValueError(f"`--out` must be a folder; {out} is a file.")
-    place = choose_device(device)
+    device = choose_device(device)
     everything = {name: load_examples(name, data_dir=data_dir) for name in data.split(",")}
     common = {"steps": steps, "flow": to_dict(STUDY_FLOW), "train": to_dict(STUDY_TRAIN)}
     for name, examples in everything.items():
@@ -86,7 +86,7 @@ def study(
                 examples,
                 steps=steps,
                 seeds=(seed,),
-                device=place,
+                device=device,
                 progress=progress,
             )
         rows = tuple((c.variant, c.process, f"{c.final:.3f}", str(c.skipped)) for c in found)

@@ -143,7 +143,7 @@ def chosen_split(split: str | None, data: str | None, *, unused: bool = False) -
     return split or "test"
 
 
-def place_of(split: str, data: str | None) -> str:
+def measured_on(split: str, data: str | None) -> str:
     """What results on a split, or on other data, are called."""
     if data is None:
         return split
@@ -351,11 +351,11 @@ def is_run(run: str) -> bool:
 
 def open_model(run: str, checkpoint: str, device: str) -> Opened:
     """The model of a training run, one in a file of its own, or one that comes with the package."""
-    place, folder = choose_device(device), folder_of(run)
+    device, folder = choose_device(device), folder_of(run)
     if is_run(run):
-        return Opened(Run(folder).model(checkpoint, place), Run(folder).recipe, folder)
+        return Opened(Run(folder).model(checkpoint, device), Run(folder).recipe, folder)
     path = model_file(run, checkpoint)
-    model = load(path, device=place)
+    model = load(path, device=device)
     made_from = read_about(path).get("recipe")
     recipe = from_dict(Recipe, made_from) if made_from else None
     return Opened(model, recipe, folder, shipped=_is_shipped(run))

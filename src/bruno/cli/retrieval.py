@@ -25,9 +25,9 @@ from bruno.cli.options import (
     check_number,
     chosen_split,
     console,
+    measured_on,
     numbers,
     open_model,
-    place_of,
     refuse,
 )
 from bruno.data import Examples
@@ -93,7 +93,7 @@ def retrieve(
                 numbers("--shot", _SHOTS if shot is None else shot),
                 queries,
                 seed,
-                place_of(split, opened.at_hand(data, data_dir)),
+                measured_on(split, opened.at_hand(data, data_dir)),
             ),
             seed,
         )
@@ -178,8 +178,8 @@ def _from_above(index: Index, above: Path) -> Index:
 
 def _beside(collection: Path, opened: Opened) -> Path:
     """A file for this collection as this very model sees it."""
-    place = collection.resolve()
-    return place.with_name(f"{place.name}-{opened.model.fingerprint()[:8]}.index")
+    path = collection.resolve()
+    return path.with_name(f"{path.name}-{opened.model.fingerprint()[:8]}.index")
 
 
 def _state(file: Path, above: Path) -> tuple[str, int, int]:

@@ -31,8 +31,8 @@ from bruno.cli.options import (
     console,
     console_aside,
     is_own,
+    measured_on,
     open_model,
-    place_of,
     progress_bar,
     refuse,
     short_names,
@@ -141,7 +141,7 @@ def anomaly(
     noise = torch.Generator(opened.device).manual_seed(seed)
     if measure:
         examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
-        where = place_of(split, opened.at_hand(data, data_dir))
+        where = measured_on(split, opened.at_hand(data, data_dir))
         opened.keep(_quality(opened, examples, sets, length, noise, where), seed)
         return
 

@@ -33,8 +33,8 @@ from bruno.cli.options import (
     examples_of,
     held_out_examples,
     is_own,
+    measured_on,
     open_model,
-    place_of,
 )
 from bruno.config import Recipe, load_recipe, named
 from bruno.data import Examples
@@ -112,10 +112,10 @@ def train(
     run = Run(out or Path("runs") / Path(preset).stem)
     if resume:
         recipe = as_planned(recipe, run, overrides)
-    place = choose_device(device)
-    model = fresh_model(recipe, examples_of(recipe, recipe.data.split, data_dir), place)
-    trainer = trainer_of(model, recipe, learnt, place)
-    measure = _validation(recipe, data_dir, place, validate)
+    device = choose_device(device)
+    model = fresh_model(recipe, examples_of(recipe, recipe.data.split, data_dir), device)
+    trainer = trainer_of(model, recipe, learnt, device)
+    measure = _validation(recipe, data_dir, device, validate)
     run_to_the_end(run, recipe, trainer, measure, resume=resume, save_every=save_every)
 
 
@@ -152,7 +152,7 @@ def evaluate(
     rows = [(str(i), f"{bits:.4f}") for i, bits in enumerate(result.by_position, start=1)]
     rows.append(("mean", bits_with_error(result)))
     positions = range(1, len(result.by_position) + 1)
-    where = place_of(split, data)
+    where = measured_on(split, data)
     found = Result(
         f"bits-{where}",
         f"Bits/dim, {where}, by how many were seen before",
