@@ -511,6 +511,32 @@ def test_other_data_may_be_all_that_a_model_can_be_trained_on(tmp_path, monkeypa
         run("inspect", "run", "--data", "drawn")
 
 
+def test_what_is_wrong_with_a_table_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train = ["train", "table", "--set", "data.name=t.csv", "--set", "data.group=of", "--steps", "1"]
+    good = "".join(f"{i // 30},{i % 7},{i % 11}\n" for i in range(180))
+
+    def told(text: str, *more: str) -> str:
+        Path("t.csv").write_text("of,a,b\n" + text)
+        return run(*train, *more, "--device", "cpu")
+
+    assert "look alike" not in told(good)
+    assert Run("runs/table").recipe.data.columns == ("a", "b")
+    assert "column 'b': a few numbers, as 1e+37, are so far out" in told(good + "0,1,1e37\n", "--out", "far")
+    with pytest.raises(
+        ValueError, match=r"line 182 cannot be used: 'b' must be a number; it is ''.*skip_bad"
+    ):
+        told(good + "0,1,\n", "--out", "x")
+    with pytest.raises(ValueError, match=r"two elements, to learn from; '6' has 1: leave out.*skip_bad=true"):
+        told(good + "6,1,2\n", "--out", "x")
+    assert "left out 1" in told(good + "6,1,2\n", "--out", "y", "--skip-bad")
+    assert "sets are of 2 elements, not of 20: '6' has 2" in told(good + "6,1,2\n6,2,2\n", "--out", "z")
+    told("0,1,2\n0,2,5\n0,3,5\n" * 7, "--out", "one")  # one set, all of it for all
+    Path("t.csv").write_text(good.replace(",", ";"))
+    with pytest.raises(ValueError, match="Columns are separated by commas"):
+        run(*train, "--out", "x")
+
+
 def test_what_needs_two_classes_says_where_there_are_more(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own_images({f"class{i:02d}": 4 for i in range(4)}, 8)  # of which one is held out

@@ -328,9 +328,15 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     data = ["--set", "data.name=machines.csv", "--set", "data.group=machine"]
     run("train", "table", *data, "--out", "runs/machines", "--device", "cpu")
     output = run("anomaly", "runs/machines", "stream.csv")
-    assert "what is odd is learnt from 3 held-out classes of 90 elements" in output
+    assert "what is odd is learnt from 3 classes of 90 elements" in output
     assert "stream.csv, line 27  odd one out" in output
     assert output.count("odd one out") == 1
+    turned = "".join(f"{c},x,{a},{b}\n" for a, b, c in rows[30])
+    Path("turned.csv").write_text("weight,note,heat,speed\n" + turned)  # found by their names
+    assert run("anomaly", "runs/machines", "turned.csv").count("odd one out") == 1
+    Path("turned.csv").write_text("weight,warmth,speed\n1,2,3\n")
+    with pytest.raises(ValueError, match=r"turned.csv, columns must be heat, speed, weight.*'heat' is not"):
+        run("anomaly", "runs/machines", "turned.csv")
     run("sample", "runs/machines", "--given", "stream.csv", "--prefixes", "0,30", "--samples", "50")
     with np.load("runs/machines/results/samples.npz") as file:
         assert file["samples"].shape == (2, 50, 3)

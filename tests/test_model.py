@@ -177,7 +177,7 @@ class TestIsADensity:
         process = StudentTProcess(1, dof=4.0, correlation=0.7, dtype=torch.double)
         model = Bruno((1,), Tilt(), process, Logit(alpha=1e-6))
         x = torch.linspace(0, 256, 400_001, dtype=torch.double).unsqueeze(-1)
-        for posterior in (model.prior(), model.condition(torch.tensor([[40.0], [60.0], [45.0]]).double())):
+        for posterior in (model.prior(), model.condition(torch.tensor([[40.5], [60.5], [45.5]]).double())):
             density = posterior.log_prob(x).exp()
             torch.testing.assert_close(
                 torch.trapezoid(density, x.squeeze(-1)), torch.tensor(1.0).double(), rtol=0, atol=1e-4
@@ -288,6 +288,12 @@ class TestMistakes:
         for ask in (model.log_prob, model.condition, model.encode, model.prior().score):
             with pytest.raises(ValueError, match=r"`x` must hold at least one element; .*is model.prior\(\)"):
                 ask(torch.zeros(0, 1, 8, 8, dtype=torch.uint8))
+
+    def test_whole_numbers_that_float_are_no_pixels_with_noise(self):
+        model = trained(MODELS["28×28"]).float()
+        x = elements(model, 3)
+        with pytest.warns(UserWarning, match=r"all of them are whole numbers.*x\.byte\(\)"):
+            model.encode(x.float())
 
     def test_shares_of_the_full_brightness_are_no_pixels(self):
         model = Bruno.from_config(MODELS["8×8"])

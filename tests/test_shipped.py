@@ -74,6 +74,16 @@ def test_new_drawings_are_told_apart_and_found(model, known, new):
     assert {letters[i] for i in ranking.order[:3]} == {known.names[1]}
 
 
+def test_what_the_readme_says_of_its_scores():
+    model = bruno.pretrained("omniglot-fewshot")
+    reader = ElementReader(model.shape, model.levels)
+    scores = model.condition(reader.all([ROOT / "examples/known/a"])[0]).score(
+        reader.all([ROOT / "examples/new"])[0]
+    )
+    assert scores[:3].min() > 30
+    assert scores[3:].max() < 1
+
+
 def test_strangers_in_a_stream_are_noticed(model):
     stream, _ = ElementReader(model.shape, model.levels).all([ROOT / "examples" / "stream"])
     scores = [scored.score for scored in Detector(model, 0.0).watch(stream)]

@@ -189,6 +189,7 @@ class DataConfig:
     colour: bool = False  # for images of your own: three channels
     invert: bool = False  # for images of your own: dark ink on bright paper becomes bright ink
     group: str = ""  # for a CSV: the column that names the set
+    columns: tuple[str, ...] = ()  # for a CSV: the numbers of a row; all other columns if empty
     skip_bad: bool = False  # leave out what cannot be read
 
     def __post_init__(self) -> None:

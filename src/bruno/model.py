@@ -206,6 +206,12 @@ class Bruno(nn.Module):
             raise ValueError(f"`x` must be from 0 to {top} for this model; got {wrong:g}.")
         if not math.isfinite(low) or not math.isfinite(high):
             raise ValueError(f"`x` must be finite; got {low if not math.isfinite(low) else high}.")
+        if self.levels > 2 and x.is_floating_point() and high > 1 and bool((x == x.floor()).all()):
+            warnings.warn(
+                "`x` is taken for pixels with noise, and all of them are whole numbers. "
+                "Levels themselves are integers: x.byte().",
+                stacklevel=4,
+            )
         if self.levels > 2 and x.is_floating_point() and 0 < high <= 1:
             warnings.warn(
                 f"`x` is taken for pixels from 0 to {self.levels}, and none of them is above 1. "

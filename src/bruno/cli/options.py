@@ -105,6 +105,7 @@ def examples_of(recipe: Recipe, split: str, data_dir: Path | None, *, original: 
     )
     if examples.skipped:
         _say_skipped(examples.skipped)
+    examples = examples.with_columns(data.columns)
     examples = examples.inverted() if data.invert else examples
     return examples.named(data.classes) if data.classes else examples
 
@@ -190,6 +191,7 @@ class Opened(NamedTuple):
             invert=self.inverts(invert),
             skip_bad=skip_bad,
             group=self.group,
+            columns=self.recipe.data.columns if self.recipe else (),
         )
 
     @property
@@ -311,6 +313,7 @@ class Opened(NamedTuple):
         )
         if own.skipped:
             _say_skipped(own.skipped)
+        own = own.with_columns(self.recipe.data.columns) if self.recipe else own
         return own.inverted() if self.inverts(invert) else own
 
     def keep(self, result: Result, seed: int) -> None:

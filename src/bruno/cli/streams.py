@@ -222,8 +222,8 @@ def _calibrated(
     sampler = SetSampler(clean, device=opened.device)
     if len(clean.names) < _FEW_CLASSES:
         console.print(
-            f"what is odd is learnt from {len(clean.names)} held-out class{'es' * (len(clean.names) > 1)} of "
-            f"{len(clean)} elements: others may be judged too strictly, or not enough; --data takes more.",
+            f"what is odd is learnt from {len(clean.names)} class{'es' * (len(clean.names) > 1)} of "
+            f"{len(clean)} elements: others may be judged too strictly, or not enough (--data names more).",
             soft_wrap=True,
         )
     with progress_bar("elements to calibrate on") as progress:

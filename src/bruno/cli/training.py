@@ -48,6 +48,7 @@ from bruno.sequences import SetSampler
 from bruno.training import Trainer, agreed
 
 _SETS = 200  # to measure bits/dim on, at least
+_FAR = 100  # times as far apart as nine in ten numbers of a column are, on average
 
 Steps = Annotated[int | None, typer.Option(help="How many steps; the recipe's number if left out.")]
 Minutes = Annotated[
@@ -109,6 +110,8 @@ def train(
     learnt = training_examples(recipe, data_dir)
     if is_own(recipe.data.name):
         recipe = as_far_as_there_is(recipe, learnt, overrides)
+        recipe = replace(recipe, data=replace(recipe.data, columns=learnt.columns))
+        _warn_of_far_numbers(learnt)
     run = Run(out or Path("runs") / Path(preset).stem)
     if resume:
         recipe = as_planned(recipe, run, overrides)
@@ -193,13 +196,35 @@ def training_examples(recipe: Recipe, data_dir: Path | None) -> Examples:
 
 def as_far_as_there_is(recipe: Recipe, learnt: Examples, overrides: Sequence[str]) -> Recipe:
     """With episodes of no more classes and sets of no more elements than there are, unless that is told."""
-    most = {"way": len(learnt.names), "length": int(learnt.counts.min())}
-    fitted = {
-        name: min(getattr(recipe.train, name), number)
-        for name, number in most.items()
-        if not named(overrides, f"train.{name}")
-    }
-    return replace(recipe, train=replace(recipe.train, **fitted))
+    train = recipe.train
+    if not named(overrides, "train.way"):
+        train = replace(train, way=max(2, min(train.way, len(learnt.names))))
+    fewest = int(learnt.counts.min())
+    if fewest < train.length and not named(overrides, "train.length"):
+        short = f"{learnt.names[int(learnt.counts.argmin())]!r} has {fewest}"
+        way_out = "leave out such classes (--set data.skip_bad=true)"
+        if fewest < 2:
+            raise ValueError(f"every class must have two elements, to learn from; {short}: {way_out}.")
+        console.print(f"sets are of {fewest} elements, not of {train.length}: {short}; or {way_out}")
+        train = replace(train, length=fewest)
+    return replace(recipe, train=train)
+
+
+def _warn_of_far_numbers(learnt: Examples) -> None:
+    """Say which columns of a table get their scale from a few numbers that are far from all others."""
+    if learnt.levels:
+        return
+    ordered, margin = learnt.elements.sort(0).values, len(learnt) // 20
+    middle = ordered[-1 - margin] - ordered[margin]  # of nine in ten
+    far = (middle > 0) & (ordered.std(0) > _FAR * middle)
+    names = learnt.columns or tuple(map(str, range(1, len(far) + 1)))
+    for i in far.nonzero().flatten().tolist():
+        most = ordered[:, i][ordered[:, i].abs().argmax()].item()
+        console.print(
+            f"column {names[i]!r}: a few numbers, as {most:g}, are so far out that all others look alike; if "
+            "they stand for missing ones, leave those rows out",
+            soft_wrap=True,
+        )
 
 
 def rounds_of(examples: Examples) -> int:

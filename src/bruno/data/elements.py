@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bruno.data.archives import BROKEN, reason
-from bruno.data.examples import on_levels
+from bruno.data.examples import on_levels, where_columns_are
 from bruno.data.readers import LARGEST, decode, is_image, reading_text
 
 
@@ -32,6 +32,7 @@ class ElementReader:
         invert: 255 − pixel, for dark ink on bright paper where the model knows bright ink.
         skip_bad: leave out what cannot be read instead of raising; `skipped` names it.
         group: for rows: a column to leave out, where the header has it.
+        columns: for rows: what their numbers are called; where there is a header, they are found by it.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class ElementReader:
         invert: bool = False,
         skip_bad: bool = False,
         group: str = "",
+        columns: Sequence[str] = (),
     ) -> None:
         self.shape, self.levels, self.invert, self.skip_bad = tuple(shape), levels, invert, skip_bad
-        self.group = group
+        self.group, self.columns = group, tuple(columns)
         self.skipped: list[str] = []
 
     def read(self, paths: Iterable[str | Path]) -> Iterator[Element]:
@@ -68,8 +70,8 @@ class ElementReader:
         return files
 
     def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
-        """As they come: the path of an image on each line, or a row of numbers; a header is passed over."""
-        left_out = None
+        """As they come: the path of an image on each line, or a row of numbers, below a header or not."""
+        taken = None
         for number, line in enumerate(lines, start=1):
             text = line.strip()
             if not text:
@@ -77,10 +79,18 @@ class ElementReader:
             if self.levels:
                 yield from self.read([text])
             elif number > 1 or any(map(_is_number, text.split(","))):
-                yield from self._checked(f"{origin}line {number}", partial(self._row, text, left_out))
+                yield from self._checked(f"{origin}line {number}", partial(self._row, text, taken))
             else:
-                header = next(csv.reader([text]))
-                left_out = header.index(self.group) if self.group and self.group in header else None
+                taken = self._taken(next(csv.reader([text])), origin or "the header: ")
+
+    def _taken(self, header: list[str], origin: str) -> list[int]:
+        """Which cells of a line are the numbers of a row."""
+        if not self.columns:
+            return [place for place, name in enumerate(header) if not self.group or name != self.group]
+        try:
+            return where_columns_are(self.columns, header)
+        except ValueError as error:
+            raise ValueError(f"{origin}{error}") from error
 
     def all(self, paths: Iterable[str | Path]) -> tuple[Tensor, tuple[str, ...]]:
         """All of them at once: (n, *shape), and their names."""
@@ -116,9 +126,11 @@ class ElementReader:
         pixels = torch.from_numpy(decode(path.read_bytes(), (height, width), channels == 1).copy())
         return on_levels(255 - pixels if self.invert else pixels, 256, self.levels)
 
-    def _row(self, text: str, left_out: int | None) -> Tensor:
+    def _row(self, text: str, taken: list[int] | None) -> Tensor:
         cells = next(csv.reader([text]))
-        numbers = [float(cell) for i, cell in enumerate(cells) if i != left_out]
+        if taken and len(cells) > max(taken):
+            cells = [cells[place] for place in taken]
+        numbers = [float(cell) for cell in cells]
         row = torch.tensor(numbers, dtype=torch.double)
         if row.shape != self.shape or not (row.abs() <= LARGEST).all():
             raise ValueError(f"a row must be {self.shape[0]} finite numbers; it is {text!r}")

@@ -25,6 +25,7 @@ class Examples:
         names: of the classes.
         skipped: what a reader left out, if it was told to go on after a bad file.
         levels: images are integers from 0 to levels − 1; 0 for real numbers.
+        columns: of rows: what their numbers are called, if that is known.
     """
 
     elements: Tensor
@@ -32,6 +33,7 @@ class Examples:
     names: tuple[str, ...]
     skipped: tuple[str, ...] = ()
     levels: int = 256
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.elements.is_floating_point():
@@ -78,7 +80,7 @@ class Examples:
         labels = place[self.labels]
         inside = labels >= 0
         names = tuple(self.names[i] for i in order)
-        return Examples(self.elements[inside], labels[inside], names, self.skipped, self.levels)
+        return replace(self, elements=self.elements[inside], labels=labels[inside], names=names)
 
     def named(self, names: Sequence[str]) -> Examples:
         """The classes with these names."""
@@ -87,6 +89,14 @@ class Examples:
             known = ", ".join(self.names[:8]) + (", …" if len(self.names) > 8 else "")
             raise ValueError(f"`classes` must be among {known}; got {missing[0]!r}.")
         return self.of_classes(self.names.index(name) for name in names)
+
+    def with_columns(self, wanted: Sequence[str]) -> Examples:
+        """Rows of these columns, in this order; of all they have, if none are named or known."""
+        if not wanted or not self.columns:
+            return self
+        return replace(
+            self, elements=self.elements[:, where_columns_are(wanted, self.columns)], columns=tuple(wanted)
+        )
 
     def with_at_least(self, count: int) -> Examples:
         """The classes that have so many elements; `skipped` names the others. All, if none has so many."""
@@ -110,6 +120,7 @@ class Examples:
                 names=np.array(self.names),
                 skipped=np.array(self.skipped, dtype=str),
                 levels=np.array(self.levels),
+                columns=np.array(self.columns, dtype=str),
             )
 
     @classmethod
@@ -126,9 +137,21 @@ class Examples:
                     tuple(map(str, held["names"])),
                     tuple(map(str, held["skipped"])),
                     int(held["levels"]),
+                    tuple(map(str, held.get("columns", ()))),
                 )
         except Exception as error:  # numpy, zipfile and zlib have a dozen ways to say that it is damaged
             raise ValueError(f"{path}: is no compact file of examples: {reason(error)}.") from error
+
+
+def where_columns_are(wanted: Sequence[str], header: Sequence[str]) -> list[int]:
+    """The place of each in a header; a ValueError if there is none."""
+    missing = [name for name in wanted if name not in header]
+    if missing:
+        raise ValueError(
+            f"columns must be {', '.join(wanted)}, in any order; {missing[0]!r} is not among "
+            f"{', '.join(header)}."
+        )
+    return [list(header).index(name) for name in wanted]
 
 
 def concatenated(parts: Sequence[Examples]) -> Examples:

@@ -188,19 +188,23 @@ def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
             table = csv.reader(file)
             header = next(table, [])
             if group not in header:
+                apart = " Columns are separated by commas." if len(header) == 1 else ""
                 raise ValueError(
                     f"{path}: `group` must be a column, one of {', '.join(header)}; got {group!r}. "
-                    "Name it (`data.group`)."
+                    f"Name it (`data.group`).{apart}"
                 )
             if len(header) == 1:
                 raise ValueError(f"{path}: must have columns of numbers beside {group!r}; there is none.")
             place = header.index(group)
             for cells in filter(None, table):  # blank lines are none
                 try:
-                    row = _numbers(cells[:place] + cells[place + 1 :], len(header) - 1)
+                    row = _numbers(cells, header, place)
                 except ValueError as error:
                     if not skip_bad:
-                        raise ValueError(f"{path}: line {table.line_num} cannot be used: {error}.") from error
+                        raise ValueError(
+                            f"{path}: line {table.line_num} cannot be used: {error}. Mend it, or leave such "
+                            "lines out (--skip-bad, `data.skip_bad`)."
+                        ) from error
                     skipped.append(f"line {table.line_num}")
                     continue
                 rows.append(row)
@@ -215,16 +219,24 @@ def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
         torch.from_numpy(labels).long(),
         tuple(map(str, names)),
         tuple(skipped),
+        columns=(*header[:place], *header[place + 1 :]),
     )
 
 
-def _numbers(cells: list[str], count: int) -> list[float]:
-    """So many finite numbers, whose squares are finite too."""
-    if len(cells) != count:
-        raise ValueError(f"it must have {count + 1} cells, as the header has; it has {len(cells) + 1}")
-    row = [float(cell) for cell in cells]
-    if not all(abs(value) <= LARGEST for value in row):
-        raise ValueError(f"its numbers must be finite and below {LARGEST:.1e}")
+def _numbers(cells: list[str], header: list[str], group: int) -> list[float]:
+    """Of all cells but that of the group: finite numbers, whose squares are finite too."""
+    if len(cells) != len(header):
+        raise ValueError(f"it must have {len(header)} cells, as the header has; it has {len(cells)}")
+    row = []
+    for place, (name, cell) in enumerate(zip(header, cells, strict=True)):
+        if place == group:
+            continue
+        try:
+            row.append(float(cell))
+        except ValueError:
+            raise ValueError(f"{name!r} must be a number; it is {cell!r}") from None
+        if not abs(row[-1]) <= LARGEST:
+            raise ValueError(f"{name!r} must be finite and below {LARGEST:.1e}; it is {cell}")
     return row
 
 

@@ -17,7 +17,7 @@ from bruno.data.drawn import draw_characters
 from bruno.data.examples import Examples, concatenated
 from bruno.data.readers import read_cifar10, read_csv, read_idx, read_images, read_npz
 
-_FORMAT = 4  # of the compact files, and of how files are read: older ones are not used
+_FORMAT = 5  # of the compact files, and of how files are read: older ones are not used
 SPLITS = ("train", "validation", "trainval", "test", "all")
 OMNIGLOT_FIRST = ("Alphabet_of_the_Magi/character01", "Angelic/character01")  # of each archive
 OMNIGLOT_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
