@@ -338,6 +338,9 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"turned.csv, columns must be heat, speed, weight.*'heat' is not"):
         run("anomaly", "runs/machines", "turned.csv")
     run("sample", "runs/machines", "--given", "stream.csv", "--prefixes", "0,30", "--samples", "50")
+    table = Path("runs/machines/results/samples.csv").read_text().splitlines()
+    assert table[0] == "set,seen,heat,speed,weight"
+    assert len(table) == 1 + 2 * 50
     with np.load("runs/machines/results/samples.npz") as file:
         assert file["samples"].shape == (2, 50, 3)
         assert (np.abs(file["samples"][1].mean(0) - rows[30].mean(0)) / scale).max() < 1

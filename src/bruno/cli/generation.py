@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
 from dataclasses import replace
@@ -39,6 +40,7 @@ from bruno.sequences import SetSampler
 from bruno.tasks.generation import grid, prior_samples, samples_by_prefix, spread_by_repeats
 
 _LENGTH = 8
+_SHOWN_ROWS = 10  # of a table
 _REPEATS = (1, 2, 5, 10, 20)
 _FOR_A_VARIANCE = 100  # samples after each number of repeats, at least, of all images together
 
@@ -155,7 +157,7 @@ def _from_prefixes(
     above = sets[:, [n - 1 for n in lengths if n]]  # the elements that were seen last
     shown = _by_column(model, list(zip(above, found, strict=True)), lengths)
     note = "Top: the images of the set, one by one. Below each: samples once it was seen, and all before it."
-    note = note if shown else f"{samples} rows after each of {len(lengths)} numbers of elements seen."
+    note = note if shown else f"The last of {samples} rows after each of {len(lengths)} numbers of rows seen."
     x = torch.stack([drawn.x for drawn in found]).squeeze(0)
     samples_of_all = Samples(x, sum(drawn.clamped for drawn in found), model.levels)
     result = Result("samples", "More of the same", {}, note=note, picture=shown)
@@ -186,10 +188,31 @@ def _sets(
     return sampler.tasks(1, sets, length, generator)[0]
 
 
+def _as_rows(drawn: Drawn, digits: int) -> list[tuple[str, ...]]:
+    """Of every row that was drawn: which set it is for, how many of that were seen, and its numbers."""
+    *_, samples, dim = drawn.samples.x.shape
+    by_set = drawn.samples.x.reshape(-1, len(drawn.seen), samples, dim).tolist()
+    return [
+        (str(number), str(seen), *(f"{value:.{digits}g}" for value in row))
+        for number, columns in enumerate(by_set, start=1)
+        for seen, rows in zip(drawn.seen, columns, strict=True)
+        for row in rows
+    ]
+
+
 def _keep(opened: Opened, drawn: Drawn, temperature: float, seed: int) -> None:
-    """Picture and numbers beside the model, the images themselves as npz."""
+    """Picture and numbers beside the model, the images themselves as npz, rows of a table as CSV too."""
     values = {"seen": drawn.seen, "temperature": temperature, "clamped": drawn.samples.clamped}
-    opened.keep(replace(drawn.result, values={**drawn.result.values, **values}), seed)
+    result = replace(drawn.result, values={**drawn.result.values, **values})
+    header = ("set", "seen", *opened.column_names)
+    if not opened.model.levels and not result.rows:
+        result = replace(result, columns=header, rows=tuple(_as_rows(drawn, 6)[-_SHOWN_ROWS:]))
+    opened.keep(result, seed)
+    if not opened.model.levels:
+        table = opened.folder / "results" / f"{result.name}.csv"
+        with table.open("w", newline="") as file:
+            csv.writer(file).writerows([header, *_as_rows(drawn, 10)])
+        console.print(f"all rows: {table}", soft_wrap=True)
     drawn_elements = drawn.samples.images if opened.model.levels else drawn.samples.x
     arrays: dict[str, Any] = {"samples": drawn_elements.cpu().numpy(), "seen": np.array(drawn.seen)}
     if drawn.inputs is not None:

@@ -179,6 +179,12 @@ class Opened(NamedTuple):
         """The column that named the set of a row in training, if there was one."""
         return self.recipe.data.group if self.recipe else ""
 
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Of a row, as training had them, or its numbers counted."""
+        known = self.recipe.data.columns if self.recipe else ()
+        return known or tuple(str(i) for i in range(1, self.model.dim + 1))
+
     def inverts(self, invert: bool | None) -> bool:
         """Whether to invert one's own images: what is asked for, or else as in training."""
         return (self.recipe is not None and self.recipe.data.invert) if invert is None else invert
