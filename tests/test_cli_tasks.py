@@ -326,7 +326,7 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     Path("machines.csv").write_text("machine,heat,speed,weight\n" + text)
     Path("stream.csv").write_text("heat,speed,weight\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows[30]))
     data = ["--set", "data.name=machines.csv", "--set", "data.group=machine"]
-    run("train", "table", *data, "--out", "runs/machines", "--device", "cpu")
+    run("train", "table", *data, "--steps", "500", "--out", "runs/machines", "--device", "cpu")
     output = run("anomaly", "runs/machines", "stream.csv")
     assert "what is odd is learnt from 3 classes of 90 elements" in output
     assert "stream.csv, line 27  odd one out" in output
