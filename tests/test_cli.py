@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
