@@ -132,7 +132,8 @@ class Gaussianise(Pixels):
 class Standardise(Bijection):
     """Real data with mean 0 and deviation 1 in each place: (x − mean)/deviation, learnt by `fit`.
 
-    In double precision: of a Unix time, float32 keeps minutes.
+    In double precision: of a Unix time, float32 loses the minutes.
+
     What is further out than 1e9 deviations, as a number that stands for one that is missing, stays there:
     there is nothing to be told apart, and squares of it would overflow on the way.
     """

@@ -204,7 +204,7 @@ def _keep(opened: Opened, drawn: Drawn, temperature: float, seed: int) -> None:
     """Picture and numbers beside the model, the images themselves as npz, rows of a table as CSV too."""
     values = {"seen": drawn.seen, "temperature": temperature, "clamped": drawn.samples.clamped}
     result = replace(drawn.result, values={**drawn.result.values, **values})
-    header = ("set", "seen", *opened.column_names)
+    header = ("set", "seen", *(opened.columns or map(str, range(1, opened.model.dim + 1))))
     if not opened.model.levels and not result.rows:
         result = replace(result, columns=header, rows=tuple(_as_rows(drawn, 6)[-_SHOWN_ROWS:]))
     opened.keep(result, seed)

@@ -180,10 +180,9 @@ class Opened(NamedTuple):
         return self.recipe.data.group if self.recipe else ""
 
     @property
-    def column_names(self) -> tuple[str, ...]:
-        """Of a row, as training had them, or its numbers counted."""
-        known = self.recipe.data.columns if self.recipe else ()
-        return known or tuple(str(i) for i in range(1, self.model.dim + 1))
+    def columns(self) -> tuple[str, ...]:
+        """What the numbers of a row were called in training, if they had names."""
+        return self.recipe.data.columns if self.recipe else ()
 
     def inverts(self, invert: bool | None) -> bool:
         """Whether to invert one's own images: what is asked for, or else as in training."""
@@ -197,7 +196,7 @@ class Opened(NamedTuple):
             invert=self.inverts(invert),
             skip_bad=skip_bad,
             group=self.group,
-            columns=self.recipe.data.columns if self.recipe else (),
+            columns=self.columns,
         )
 
     @property
@@ -319,7 +318,7 @@ class Opened(NamedTuple):
         )
         if own.skipped:
             _say_skipped(own.skipped)
-        own = own.with_columns(self.recipe.data.columns) if self.recipe else own
+        own = own.with_columns(self.columns)
         return own.inverted() if self.inverts(invert) else own
 
     def keep(self, result: Result, seed: int) -> None:
@@ -410,10 +409,8 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 def refuse(what: str, others: dict[str, Any]) -> None:
     """Raise if any of these options is given, beside one of which `what` tells why that cannot be."""
-    left_out = [
-        name for name, value in others.items() if value is None or value is False or value in ("", [])
-    ]
-    if given := [name for name in others if name not in left_out]:
+    given = [name for name, value in others.items() if not (value in (None, "", []) or value is False)]
+    if given:
         raise ValueError(f"{what} leave out {' and '.join(given)}.")
 
 
