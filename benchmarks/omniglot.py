@@ -48,9 +48,10 @@ TOGETHER = (  # trained at the same time, on the same GPU
     ("omniglot-paper",),
 )
 ALL_CHARACTERS = ["--set", "data.split=trainval"]  # once every choice is made
-SHOWN = {"paper": "omniglot-paper", "squeeze-first": "omniglot"}  # of which learning curves are compared
+SHOWN = {"the paper's": "omniglot-paper", "ours": "omniglot"}  # of which learning curves are compared
 LEFT_BEHIND = ("samples", "toy-comparison")  # about a picture that stays, about no model at all
 POINTS = 100  # of a learning curve, at most
+HIGHEST = 2.5  # bits/dim, of what is drawn of it: first steps tower above all the rest
 ACCURACY = {f"{way}-way {shot}-shot": ".1f" for way in (5, 20) for shot in (1, 5)}  # how it is written
 MEASURED = {**ACCURACY, "bits/dim": ".3f", "at the first": ".3f"}
 COLUMNS = {**MEASURED, "minutes": ".0f", "steps": ",.0f"}
@@ -171,11 +172,11 @@ def cells(runs: list[list[float]]) -> list[str]:
 
 
 def table() -> str:
-    """Published numbers, every run that is there, and its accuracy where images get no noise, in Markdown."""
+    """Published numbers, every run that was measured, and its accuracy without noise, in Markdown."""
     lines = [["", *COLUMNS], ["---"] * (1 + len(COLUMNS))]
     for title, names in ROWS.items():
         lines += [[work, *cells([found])] for work, found in PUBLISHED.get(title, {}).items()]
-        if there := [RESULTS / name for name in names if (RESULTS / name).is_dir()]:
+        if there := [RESULTS / name for name in names if (RESULTS / name / "few-shot-test.json").is_file()]:
             quiet = [accuracy(to / "few-shot-test-without-noise.json") for to in there]
             lines += [[title, *cells([numbers(to.name, to) for to in there])]]
             lines += [["… without noise", *cells(quiet)]]
@@ -187,20 +188,20 @@ def _markdown(lines: Iterable[Iterable[str]]) -> str:
 
 
 def draw_learning() -> None:
-    """The paper's model and ours, by steps and by minutes."""
+    """The paper's model and ours, by steps and by minutes: those since the first few, which are compiled."""
     logs = {
         label: json.loads((RESULTS / name / "learning.json").read_text())
         for label, name in SHOWN.items()
         if (RESULTS / name / "learning.json").is_file()
     }
-    for x, scale in (("steps", ("index", 1.0)), ("minutes", ("seconds", 60.0))):
-        lines = {
-            label: ([line[scale[0]] / scale[1] for line in log], [line["bits_per_dim"] for line in log])
-            for label, log in logs.items()
-        }
-        (RESULTS / f"learning-by-{x}.png").write_bytes(
-            curves(lines, x, "bits/dim in training", logarithmic="x")
-        )
+    for x, label in (("steps", "steps"), ("minutes", "minutes, compiling not counted")):
+        lines = {}
+        for name, (first, *rest) in logs.items():
+            minutes = [(line["seconds"] - first["seconds"]) / 60 for line in rest]
+            steps = [line["index"] for line in rest]
+            lines[name] = (minutes if x == "minutes" else steps, [line["bits_per_dim"] for line in rest])
+        picture = curves(lines, label, "bits/dim in training", logarithmic="x", top=HIGHEST)
+        (RESULTS / f"learning-by-{x}.png").write_bytes(picture)
 
 
 def main() -> None:

@@ -151,6 +151,18 @@ def test_a_learning_curve_has_room_for_validation_above_training():
     assert first != second
 
 
+def test_what_towers_above_a_learning_curve_does_not_flatten_it():
+    log = [{"index": i, "bits_per_dim": 3.0 / i, "validation": None, "accuracy": None} for i in range(1, 200)]
+    high, higher = (learning_curve([{**log[0], "bits_per_dim": bits}, *log[1:]]) for bits in (1e3, 1e6))
+    unlike = np.asarray(opened(high)) != np.asarray(opened(higher))
+    assert unlike.mean() < 1e-3  # the slope of the line that leads out of the picture
+
+
+def test_curves_are_cut_off_at_the_top():
+    high, higher = (curves({"a": ([1, 2, 3], [y, 2.0, 1.0])}, "x", "y", top=3.0) for y in (1e3, 1e6))
+    assert (np.asarray(opened(high)) != np.asarray(opened(higher))).mean() < 1e-2
+
+
 def test_curves_have_errors_and_logarithmic_axes():
     lines = {"a": ([1, 10, 100], [1.0, 2.0, 3.0]), "b": ([1, 10, 100], [3.0, 2.0, 1.0])}
     plain = curves(lines, "x", "y")

@@ -82,11 +82,10 @@ def learning_curve(log: Sequence[Mapping[str, Any]]) -> bytes:
     bits, validation = _column(log, "bits_per_dim"), _column(log, "validation")
     with _axes("step", "bits/dim") as (axes, file):
         if bits:
-            smooth = _smoothed([value for _, value in bits], max(1, len(bits) // 50))
+            values = np.array([value for _, value in bits])
+            # The first steps tower above all the rest: they are drawn as high as the highest but those.
+            smooth = _smoothed(np.minimum(values, np.nanquantile(values, 0.98)), max(1, len(bits) // 50))
             axes.plot([step for step, _ in bits], smooth, color=_COLOURS[0], label="training")
-            # The first steps tower above all the rest.
-            highest = [float(np.quantile(smooth, 0.98)), *(value for _, value in validation)]
-            axes.set_ylim(top=max(highest) + 0.05 * float(np.ptp(smooth)))
         if validation:
             axes.plot(
                 *zip(*validation, strict=True), "o-", color=_COLOURS[1], label="validation", markersize=4
@@ -110,8 +109,18 @@ def curves(
     *,
     logarithmic: str = "",
     errors: Mapping[str, Sequence[float]] | None = None,
+    top: float | None = None,
 ) -> bytes:
-    """Named lines (x values, y values), with bands of ± an error; `logarithmic` names axes, as "xy"."""
+    """Named lines (x values, y values), with bands of ± an error.
+
+    Args:
+        lines: by their names.
+        x: what the one axis says.
+        y: what the other says.
+        logarithmic: which axes are, as "xy".
+        errors: of the lines that have some.
+        top: what is above is not shown.
+    """
     with _axes(x, y) as (axes, file):
         for colour, (name, (xs, ys)) in zip(_COLOURS * 4, lines.items(), strict=False):
             axes.plot(xs, ys, "o-", color=colour, label=name, markersize=3)
@@ -119,6 +128,9 @@ def curves(
                 low, high = (np.array(ys) + sign * np.array(errors[name]) for sign in (-1, 1))
                 axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
         _logarithmic(axes, logarithmic)
+        if top is not None:
+            low = min(min(ys) for _, ys in lines.values())
+            axes.set_ylim(low - 0.05 * (top - low), top)
         if not logarithmic and all(float(value).is_integer() for xs, _ in lines.values() for value in xs):
             axes.locator_params(axis="x", integer=True)
         if len(lines) > 1:
@@ -404,7 +416,7 @@ def _column(log: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, floa
     return [(line["index"], line[name]) for line in log if line.get(name) is not None]
 
 
-def _smoothed(values: Sequence[float], width: int) -> np.ndarray:
+def _smoothed(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
     """The mean over a window around each value, smaller at the ends."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     centre = np.arange(len(values))
