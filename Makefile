@@ -9,7 +9,7 @@ demo: .venv/.ready ## the main job, from nothing
 
 test: lint ## what CI runs: lint, types, tests
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

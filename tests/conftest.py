@@ -1,6 +1,8 @@
 """Every shape in a signature of the package is checked while the tests run, and only then."""
 
 # ruff: noqa: E402, I001
+import os
+
 import jaxtyping
 import pytest
 from hypothesis import settings
@@ -9,7 +11,9 @@ from hypothesis import settings
 jaxtyping.install_import_hook("bruno", "typechecker.check").__enter__()
 
 # Threads are told how to wait before torch starts them: beside other work on the same cores, a test that
-# trains takes several times as long otherwise.
+# trains takes several times as long otherwise. Tests that run at the same time share the cores.
+at_once = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
 import bruno.threads  # noqa: F401
 import torch
 
