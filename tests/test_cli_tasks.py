@@ -206,6 +206,8 @@ def test_a_stream_for_programs_goes_on_where_it_stopped(trained, tmp_path):
     parts = lines(*files[:4], *state) + lines(*files[4:], *state)
     assert [line["seen"] for line in parts] == list(range(len(files)))
     np.testing.assert_allclose([x["score"] for x in parts], [x["score"] for x in whole], atol=1e-4)
+    output = run(*judge[:-1], files[0], *state, "--typical", trained / "support" / "5")
+    assert f"after {len(files)} elements; {trained / 'support' / '5'} was for its beginning" in output
     with pytest.raises(ValueError, match="`--state` must be in a folder that is there"):
         run(*judge[:-1], files[0], "--state", tmp_path / "no" / "known")
 
@@ -344,6 +346,10 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     with np.load("runs/machines/results/samples.npz") as file:
         assert file["samples"].shape == (2, 50, 3)
         assert (np.abs(file["samples"][1].mean(0) - rows[30].mean(0)) / scale).max() < 1
+    output = run("sample", "runs/machines", "--repeats", "--given", "stream.csv")
+    assert "mean variance of a column, in training 1, over 30 rows" in output
+    spread = json.loads(Path("runs/machines/results/samples-repeats.json").read_text())["values"]["variance"]
+    assert spread[-1] < spread[0] < 2
     assert "machines.csv, line 901" in run("anomaly", "runs/machines", "machines.csv", "--threshold", "-3")
     assert "nearest columns %" in run(
         "fewshot", "runs/machines", "--way", "3", "--shot", "5", "--trials", "5"

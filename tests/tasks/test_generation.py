@@ -231,7 +231,7 @@ CELLS = torch.zeros((2, 4, 1, 8, 8), dtype=torch.uint8)
         (lambda m: samples_by_prefix(m, IMAGES, 1, lengths=()), r"`lengths` must be from 0 .*; got \(\)"),
         (
             lambda m: spread_by_repeats(m, IMAGES),
-            r"`image` must have the model's shape, \(1, 8, 8\); got \(3,",
+            r"`x` must have the model's shape, \(1, 8, 8\); got \(3,",
         ),
         (
             lambda m: spread_by_repeats(m, IMAGES[0], (1, 0)),

@@ -42,7 +42,7 @@ from bruno.tasks.generation import grid, prior_samples, samples_by_prefix, sprea
 _LENGTH = 8
 _SHOWN_ROWS = 10  # of a table
 _REPEATS = (1, 2, 5, 10, 20)
-_FOR_A_VARIANCE = 100  # samples after each number of repeats, at least, of all images together
+_FOR_A_VARIANCE = 100  # samples after each number of repeats, at least, of all elements together
 
 
 def sample(
@@ -52,7 +52,7 @@ def sample(
     ] = None,
     prior: Annotated[bool, typer.Option("--prior", help="Given nothing at all.")] = False,
     repeats: Annotated[
-        bool, typer.Option("--repeats", help="Given one image again and again: the spread shrinks.")
+        bool, typer.Option("--repeats", help="Given one element again and again: the spread shrinks.")
     ] = False,
     samples: Annotated[int, typer.Option(help="How many to draw each time.")] = 8,
     sets: Annotated[int, typer.Option(help="How many sets to draw if no images are given.")] = 1,
@@ -81,7 +81,7 @@ def sample(
         others = {"--repeats": repeats, "--given": given, "--prefixes": prefixes, "--data": data}
         refuse("`--prior` is given nothing;", others)
     if repeats:
-        refuse("`--repeats` has seen an image 1 to 20 times;", {"--prefixes": prefixes})
+        refuse("`--repeats` has seen an element 1 to 20 times;", {"--prefixes": prefixes})
     if given:
         refuse("`--given` are your own images;", {"--data": data})
     split = chosen_split(split, data, unused=prior or bool(given))
@@ -128,19 +128,20 @@ def _from_nothing(model: Bruno, samples: int, how: dict[str, Any]) -> Drawn:
 
 
 def _from_one_again_and_again(model: Bruno, x: Tensor, samples: int, how: dict[str, Any]) -> Drawn:
-    """The spread is a mean over all images, each by itself; the first is shown."""
+    """The spread is a mean over all elements, each by itself; the first is shown."""
     each = max(samples, math.ceil(_FOR_A_VARIANCE / len(x)), 2)
-    spreads = [spread_by_repeats(model, image, _REPEATS, samples=each, **how) for image in x]
-    by_image = [spread.variance for spread in spreads]
-    variance = [statistics.fmean(column) for column in zip(*by_image, strict=True)]
+    spreads = [spread_by_repeats(model, element, _REPEATS, samples=each, **how) for element in x]
+    by_element = [spread.variance for spread in spreads]
+    variance = [statistics.fmean(column) for column in zip(*by_element, strict=True)]
     first, above = spreads[0], x[:1].expand(len(_REPEATS), *model.shape)
+    element, scale = ("image", "pixel, from 0 to 1") if model.levels else ("row", "column, in training 1")
     result = Result(
         "samples-repeats",
-        "The same image again and again",
-        {"variance": variance, "by_image": by_image},
-        ("times seen", f"mean variance of a pixel, from 0 to 1, over {len(x)} image{'s' * (len(x) != 1)}"),
+        f"The same {element} again and again",
+        {"variance": variance, "by_element": by_element},
+        ("times seen", f"mean variance of a {scale}, over {len(x)} {element}{'s' * (len(x) != 1)}"),
         tuple((str(n), f"{v:.4f}") for n, v in zip(_REPEATS, variance, strict=True)),
-        "Top: the first image. Below: samples once it was seen so often.",
+        "Top: the first image. Below: samples once it was seen so often." * (model.levels > 0),
         _by_column(model, [(above, first.samples)], _REPEATS, samples),
     )
     return Drawn(result, first.samples, first.repeats, x[:1])

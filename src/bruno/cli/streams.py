@@ -198,7 +198,10 @@ def _known_before(
     if state and not state.parent.is_dir():
         raise ValueError(f"`--state` must be in a folder that is there; there is no {state.parent}.")
     if state and state.is_file():
-        return load(state, model=opened.model)
+        known = load(state, model=opened.model)
+        aside = f"; {typical} was for its beginning" if typical is not None else ""
+        console.print(f"goes on from {state}, after {known.evidence.count} elements{aside}", soft_wrap=True)
+        return known
     if typical is not None:
         return condition_on(opened.model, reader.all([typical])[0].to(opened.device))
     return opened.model.prior()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
@@ -35,7 +35,8 @@ class SpreadByRepeats:
 
     Attributes:
         repeats: how often it has seen the element.
-        variance: of a pixel from sample to sample, the mean over pixels, with pixels from 0 to 1.
+        variance: of a pixel, from 0 to 1, from sample to sample, the mean over pixels; of rows, that of a
+            column in standard deviations of what the model learnt from.
         samples: the samples themselves, (repeats, samples, *shape).
     """
 
@@ -138,7 +139,7 @@ def samples_by_prefix(
 @torch.no_grad()
 def spread_by_repeats(
     model: Bruno,
-    image: Tensor,
+    x: Tensor,
     repeats: Sequence[int] = (1, 2, 5, 10, 20),
     *,
     samples: int = 100,
@@ -146,19 +147,19 @@ def spread_by_repeats(
     temperature: float = 1.0,
     at_a_time: int = 256,
 ) -> SpreadByRepeats:
-    """How much samples differ once the model has seen one image (*shape) n times, for each n.
+    """How much samples differ once the model has seen one element (*shape) n times, for each n.
 
     Every n gets the same random numbers, so that what differs is the evidence alone.
     """
-    if tuple(image.shape) != model.shape:
-        raise ValueError(f"`image` must have the model's shape, {model.shape}; got {tuple(image.shape)}.")
+    if tuple(x.shape) != model.shape:
+        raise ValueError(f"`x` must have the model's shape, {model.shape}; got {tuple(x.shape)}.")
     if not repeats or min(repeats) < 1:
         raise ValueError(f"`repeats` must be numbers from 1; got {tuple(repeats)}.")
     if samples < 2:
         raise ValueError(f"`samples` must be at least 2, for a variance to be told; got {samples}.")
     device = model.process.mean.device
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else None))
-    z = model.latents(image).double()
+    z = model.latents(x).double()
     drawn = []
     for n in repeats:  # the evidence of n equal elements: their mean is that element, and there is no scatter
         evidence = Evidence(torch.tensor(n, device=device), z, torch.zeros_like(z))
@@ -171,11 +172,16 @@ def spread_by_repeats(
                 at_a_time=at_a_time,
             )
         )
-    variance = [(part.x.double() / (model.levels or 1)).var(0).mean().item() for part in drawn]
+    variance = [_on_one_scale(model, part.x).var(0).mean().item() for part in drawn]
     everything = Samples(
         torch.stack([part.x for part in drawn]), sum(part.clamped for part in drawn), model.levels
     )
     return SpreadByRepeats(tuple(repeats), tuple(variance), everything)
+
+
+def _on_one_scale(model: Bruno, x: Tensor) -> Float[Tensor, "..."]:
+    """Pixels from 0 to 1; rows in standard deviations of what the model learnt from."""
+    return x.double() / model.levels if model.levels else model.preprocessing(x.double())[0]
 
 
 def grid(
