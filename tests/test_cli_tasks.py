@@ -361,6 +361,10 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
         Path("support", name).mkdir(parents=True)
         np.savetxt(Path("support", name, "rows.csv"), some, delimiter=",")
     run("classify", "runs/machines", "stream.csv", "--support", "support")
+    run("classify", "runs/machines", "stream.csv", "--support", "machines.csv")
+    found = json.loads(Path("runs/machines/results/classification.json").read_text())["values"]
+    assert sorted(found["classes"]) == sorted(f"m{m}" for m in range(30))
+    assert found["support"] == [30] * 30
     where = ["--query", "support/same", "--collection", "stream.csv"]
     assert "encoded 30 once" in run("retrieve", "runs/machines", *where)
     assert "encoded" not in run("retrieve", "runs/machines", *where)

@@ -132,7 +132,12 @@ def fewshot(
 def classify(
     run: ModelName,
     images: Annotated[list[Path], typer.Argument(help="What to classify: files, or folders of them.")],
-    support: Annotated[Path, typer.Option(help="A folder of class folders: a few examples of each class.")],
+    support: Annotated[
+        Path,
+        typer.Option(
+            help="A few examples of each class: folders of them in a folder, or a CSV as in training."
+        ),
+    ],
     prior: Annotated[
         str,
         typer.Option(help="How common each class is, by order of name, as 0.9,0.1; equal if left out."),
@@ -161,15 +166,8 @@ def classify(
         raise ValueError("`--data` is to calibrate on; leave it out, or add --calibrate.")
     opened = open_model(run, checkpoint, device)
     reader = opened.reader(invert=invert)
-    inside = sorted(support.iterdir()) if support.is_dir() else []
-    folders = [path for path in inside if path.is_dir() and not is_hidden(path.name)]
-    if len(folders) < 2:
-        raise ValueError(
-            f"`--support` must be a folder of at least two class folders; {support} "
-            + (f"has {len(folders)}." if support.exists() else "does not exist.")
-        )
-    shares = _shares(prior, len(folders)) if prior else None
-    sets = [reader.all([folder])[0].to(opened.device) for folder in folders]
+    classes, sets = _classes_and_sets(opened, support, invert)
+    shares = _shares(prior, len(classes)) if prior else None
     queries, names = reader.all(images)
     opened.warn_if_unlike(torch.cat(sets), queries)
     if calibrate:
@@ -179,7 +177,6 @@ def classify(
     found = classify_elements(
         opened.model, sets, queries.to(opened.device), prior=shares, temperature=temperature
     )
-    classes = [folder.name for folder in folders]
     likeliest = [_likeliest(classes, probabilities) for probabilities in found.probabilities]
     shown_names = short_names(names)
     rows = tuple((name, *_in_words(some)) for name, some in zip(shown_names, likeliest, strict=True))
@@ -195,6 +192,25 @@ def classify(
     part += [f"the likeliest {_LIKELIEST} of {len(classes)} classes"] * (len(classes) > _LIKELIEST)
     note = f"In the picture: {', '.join(part)}." if part else ""
     opened.keep(Result("classification", "Which class is it?", values, columns, rows, note, shown), seed)
+
+
+def _classes_and_sets(opened: Opened, support: Path, invert: bool | None) -> tuple[list[str], list[Tensor]]:
+    """The names of the classes, and some examples of each."""
+    if support.is_file():
+        known = opened.examples(opened.unseen, None, str(support), invert=invert, classes=2)
+        sets = [known.elements[known.labels == i] for i in range(len(known.names))]
+        return list(known.names), [some.to(opened.device) for some in sets]
+    inside = sorted(support.iterdir()) if support.is_dir() else []
+    folders = [path for path in inside if path.is_dir() and not is_hidden(path.name)]
+    if len(folders) < 2:
+        raise ValueError(
+            f"`--support` must be a folder of at least two class folders; {support} "
+            + (f"has {len(folders)}." if support.exists() else "does not exist.")
+        )
+    reader = opened.reader(invert=invert)
+    return [folder.name for folder in folders], [
+        reader.all([folder])[0].to(opened.device) for folder in folders
+    ]
 
 
 def _on_one_scale(rows: Examples, opened: Opened) -> Examples:
