@@ -73,6 +73,16 @@ def test_a_posterior_is_small_and_comes_back(tmp_path):
     assert merged.evidence.count.tolist() == [8, 8, 8]
 
 
+def test_one_set_and_one_column_are_saved_too(tmp_path):
+    model = Bruno.from_config(ModelConfig((1,), levels=0, flow=FlowConfig("dense")))
+    model.initialise(torch.randn(20, 1))
+    bruno.save(model, tmp_path / "model")
+    again = bruno.load(tmp_path / "model")
+    assert again.fingerprint() == model.fingerprint()
+    bruno.save(model.condition(torch.randn(1, 5, 1)), tmp_path / "posterior")
+    assert bruno.load(tmp_path / "posterior", model=again).evidence.count.tolist() == [5]
+
+
 def test_what_is_loaded_keeps_no_graph_of_what_it_has_seen(tmp_path):
     model = trained(MODELS["28×28"]).float()
     bruno.save(model, tmp_path / "model")

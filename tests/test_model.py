@@ -100,7 +100,7 @@ class TestSampling:
         samples = model.condition(elements(model, 2, 3)).sample(4, generator=torch.Generator().manual_seed(0))
         assert samples.x.shape == (4, 2, *model.shape)
         assert samples.x.isfinite().all()
-        assert samples.clamped >= 0
+        assert 0 <= samples.clamped < samples.x.numel() / 10
         if model.levels:
             assert ((samples.x >= 0) & (samples.x < model.levels)).all()
             assert samples.images.dtype == torch.uint8

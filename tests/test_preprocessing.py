@@ -24,6 +24,12 @@ def test_noise_stays_within_its_integer():
     assert torch.equal(quantise(noisy), x)
 
 
+def test_noise_is_not_rounded_up_to_the_next_integer(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.full(shape, 1 - 2**-24))
+    x = torch.arange(256)
+    assert torch.equal(quantise(dequantise(x, torch.Generator())).long(), x)
+
+
 def test_a_generator_repeats_its_noise_and_none_means_the_middle():
     x = torch.arange(10)
     draws = [dequantise(x, torch.Generator().manual_seed(1)) for _ in range(2)]

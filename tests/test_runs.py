@@ -138,7 +138,41 @@ def test_what_a_killed_run_left_half_written_is_removed(sampler, tmp_path):
     run.save(trained(sampler, 1))
     (tmp_path / ".checkpoint-00000002.safetensors.123").write_bytes(b"half")
     run.resume(trainer(sampler))
-    assert not list(tmp_path.glob(".*"))
+    assert not list(tmp_path.glob(".checkpoint*"))
+
+
+def test_two_do_not_train_in_one_folder(sampler, tmp_path):
+    run, other = Run(tmp_path), Run(tmp_path)
+    steps = run.train(trainer(sampler))
+    next(steps)
+    for attempt in (lambda: next(other.train(trainer(sampler))), lambda: other.resume(trainer(sampler))):
+        with pytest.raises(ValueError, match=r"another process trains here; wait for it, or choose another"):
+            attempt()
+    steps.close()
+    assert other.resume(trainer(sampler))
+
+
+def test_a_run_goes_on_on_another_kind_of_device(sampler, tmp_path):
+    begun = trained(sampler, 3)
+    state = begun.state() | {"generator": torch.zeros(16, dtype=torch.uint8)}  # as long as that of a GPU is
+    drawn = []
+    for _ in range(2):
+        again = trainer(sampler)
+        with pytest.warns(UserWarning, match="this run was on another kind of device"):
+            again.restore(state)
+        drawn.append(again.generator.get_state())
+        assert again.index == 3
+    assert torch.equal(*drawn)
+
+
+def test_a_state_is_what_it_was_after_further_steps(sampler):
+    current = trained(sampler, 2)
+    state = current.state()
+    weights = current.model.fingerprint()
+    current.advance(2)
+    assert current.model.fingerprint() != weights
+    current.restore(state)
+    assert current.model.fingerprint() == weights
 
 
 def test_a_recipe_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -146,7 +180,7 @@ def test_a_recipe_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     run.keep_recipe(load_recipe("digits"))
     written = (tmp_path / "recipe.json").read_text()
 
-    def full(self, text):
+    def full(self, text, encoding):
         self.write_bytes(text[:10].encode())
         raise OSError("No space left on device")
 

@@ -85,13 +85,29 @@ def test_shared_images_count_for_both_losses(sampler):
     assert 0 <= accuracy <= 1
 
 
-def test_both_losses_add_up(sampler):
+def test_both_losses_add_up_by_their_weights(sampler):
     model = fresh()
-    config = TrainConfig(steps=3, batch=4, length=5, generative=1.0, discriminative=0.5, episodes=2, way=3)
+    config = TrainConfig(steps=3, batch=4, length=5, generative=0.7, discriminative=0.5, episodes=2, way=3)
     for step in train(model, sampler, config):
         assert step.bits_per_dim > 0
         assert 0 <= step.accuracy <= 1
-        assert step.loss > step.bits_per_dim
+        assert step.loss > 0.7 * step.bits_per_dim
+    trainer = Trainer(model, sampler, config)
+    sets, tasks = trainer._draw()
+    loss, bits, _ = Objective(model, config, torch.tensor(0.5))(sets, tasks)
+    scores = episode_log_probs(model.process, model.encode(tasks).z, config.shot)
+    error = -scores.log_softmax(3).diagonal(dim1=1, dim2=3).mean()  # of class i under class i
+    torch.testing.assert_close(bits, model.bits_per_dim(model.log_prob(sets)).mean())
+    torch.testing.assert_close(loss, 0.7 * bits + 0.5 * error)
+
+
+def test_gradients_are_clipped(sampler):
+    for clip in (1e-3, 0.0):
+        trainer = Trainer(fresh(), sampler, TrainConfig(steps=1, batch=4, length=5, clip=clip))
+        before = trainer.step().gradient_norm
+        after = torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters()]).item()
+        assert after == pytest.approx(clip or before, rel=1e-3)
+        assert before > 1e-2
 
 
 def test_cross_entropy_counts_from_its_onset_on(sampler):

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from bruno.config import ModelConfig, from_dict, to_dict
-from bruno.files import replacing
+from bruno.files import raw_bytes, replacing
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
 
@@ -119,7 +119,7 @@ def _checksum(tensors: dict[str, torch.Tensor]) -> int:
     """Of the bytes of all of them: a file can be damaged and still be read."""
     result = 0
     for _, tensor in sorted(tensors.items()):
-        result = zlib.crc32(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), result)
+        result = zlib.crc32(raw_bytes(tensor), result)
     return result
 
 

@@ -219,7 +219,7 @@ class Recipe:
 def presets() -> dict[str, str]:
     """The recipes that come with the package, and the first line of each: what it is."""
     files = sorted(_PRESETS.glob("*.toml"))
-    return {file.stem: file.read_text().splitlines()[0].lstrip("# ") for file in files}
+    return {file.stem: file.read_text("utf-8").splitlines()[0].lstrip("# ") for file in files}
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:

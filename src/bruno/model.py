@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from bruno.config import ModelConfig, check_at_least
+from bruno.files import raw_bytes
 from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, initialise
 from bruno.preprocessing import Gaussianise, Logit, Pixels, Standardise, dequantise, quantise
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
@@ -155,8 +156,12 @@ class Bruno(nn.Module):
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().clone().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(raw_bytes(tensor))
         return digest.hexdigest()[:16]
+
+    def is_same(self, other: Bruno) -> bool:
+        """Whether another model has these very weights."""
+        return other is self or other.fingerprint() == self.fingerprint()
 
     def _decode(self, z: Tensor) -> Samples:
         """Elements in range: a latent far in the tail may overflow on the way, and ends at an end of it."""
@@ -192,7 +197,7 @@ class Bruno(nn.Module):
         if x.device != here and not anywhere:
             raise ValueError(f"`x` must be on the device of the model, {here}; got {x.device}.")
         if not x.is_floating_point() and not self.levels:
-            raise TypeError(f"`x` must be real numbers for this model; got {x.dtype}. Use x.float().")
+            raise TypeError(f"`x` must be real numbers for this model; got {x.dtype}. Use x.double().")
         return x.shape[: x.ndim - axes]
 
     def _check_values(self, x: Tensor) -> None:
@@ -304,7 +309,7 @@ class Posterior:
 
     def merge(self, other: Posterior) -> Posterior:
         """Having seen what both have seen."""
-        if other.model is not self.model and other.model.fingerprint() != self.model.fingerprint():
+        if not self.model.is_same(other.model):
             raise ValueError("`other` must be a posterior of the same model; got one of other weights.")
         return Posterior(self.model, self.evidence + other.evidence)
 

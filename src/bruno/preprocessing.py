@@ -20,7 +20,8 @@ def dequantise(x: Tensor, generator: Generator | None = None) -> Tensor:
     x = x.to(torch.get_default_dtype())
     if generator is None:
         return x + 0.5
-    return x + torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+    noisy = x + torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+    return torch.where(noisy.floor() == x, noisy, x + 0.5)  # a sum may be rounded up to the next integer
 
 
 def quantise(x: Tensor, levels: int = 256) -> Tensor:

@@ -61,7 +61,7 @@ class Result:
         }
         path = folder / f"{self.name}.json"
         with replacing(path) as beside:
-            beside.write_text(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n")
+            beside.write_text(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n", "utf-8")
         return path
 
 
@@ -79,7 +79,7 @@ def read_results(run: Path) -> list[Result]:
     results = []
     for path in sorted((run / _FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         try:
-            record = json.loads(path.read_text())
+            record = json.loads(path.read_text("utf-8"))
             parts = [record[name] for name in ("title", "values", "columns", "rows", "note", "provenance")]
         except (ValueError, KeyError, TypeError):
             warnings.warn(f"{path}: is no result, or damaged; it is left out.", stacklevel=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from bruno.checkpoint import read, save, write
@@ -76,6 +78,7 @@ class Run:
         self._fewest: float | None = None  # bits/dim of the best
         self._went_back_to: Path | None = None
         self._board: Any = None
+        self._lock = FileLock(self.folder / ".lock")
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -91,7 +94,7 @@ class Run:
         if not path.is_file():
             raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no {_RECIPE}.")
         try:
-            return from_dict(Recipe, json.loads(path.read_text()))
+            return from_dict(Recipe, json.loads(path.read_text("utf-8")))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: is not JSON: {error}.") from error
 
@@ -100,7 +103,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.check_recipe(recipe)
         with replacing(self.folder / _RECIPE) as beside:
-            beside.write_text(json.dumps(to_dict(recipe), indent=2) + "\n")
+            beside.write_text(json.dumps(to_dict(recipe), indent=2) + "\n", "utf-8")
 
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise unless it is what the run, if it has begun, was made from; only its length may be another."""
@@ -139,7 +142,16 @@ class Run:
             trainer: fresh, or one that `resume` has put where the run was.
             save_every: seconds between checkpoints.
             measure: bits/dim on validation sets, at every checkpoint; the best one is kept.
+
+        Raises:
+            ValueError: if another process trains in this folder.
         """
+        with contextlib.nullcontext() if trainer.rank else self._alone():
+            yield from self._train(trainer, save_every, measure)
+
+    def _train(
+        self, trainer: Trainer, save_every: float, measure: Callable[[Bruno], float] | None
+    ) -> Iterator[LogLine]:
         at_a_time = _STEPS_AT_A_TIME_ON_A_GPU if trainer.device.type == "cuda" else 1
         pace = Pace(trainer)
         trainer.begin()
@@ -196,14 +208,15 @@ class Run:
         A checkpoint that cannot be read is put aside for the one before it, with a warning.
         """
         found = None
-        if trainer.rank == 0:  # one process reads for all
-            for half_written in self.folder.glob(".*.safetensors.*"):  # when it was killed
-                half_written.unlink()
-            if self.checkpoints:
-                path, *found = _newest(self.checkpoints, "cpu")
-                for damaged in self.checkpoints[self.checkpoints.index(path) + 1 :]:
-                    damaged.rename(damaged.with_suffix(".damaged"))
-                self._check_same(found[1], trainer)
+        if trainer.rank == 0 and self.folder.is_dir():  # one process reads for all
+            with self._alone():
+                for half_written in self.folder.glob(".*.safetensors.*"):  # when it was killed
+                    half_written.unlink()
+                if self.checkpoints:
+                    path, *found = _newest(self.checkpoints, "cpu")
+                    for damaged in self.checkpoints[self.checkpoints.index(path) + 1 :]:
+                        damaged.rename(damaged.with_suffix(".damaged"))
+                    self._check_same(found[1], trainer)
         found = agreed(found)
         if found is None:
             return False
@@ -216,7 +229,10 @@ class Run:
         """Append a line to the log, and to TensorBoard's where that is installed."""
         if trainer.rank:
             return
-        values = {k: None if v != v else v for k, v in asdict(progress).items()}  # JSON has no NaN
+        values = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN
+            for name, value in asdict(progress).items()
+        }
         with (self.folder / "log.jsonl").open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -235,13 +251,28 @@ class Run:
     def read_log(self) -> list[dict[str, Any]]:
         """The lines of the log, without those that were cut or whose steps were taken again later."""
         path = self.folder / "log.jsonl"
-        written = path.read_text().splitlines() if path.is_file() else []
+        written = path.read_text("utf-8").splitlines() if path.is_file() else []
         lines: list[dict[str, Any]] = []
         for line in (json.loads(text) for text in written if text.endswith("}")):
             while lines and lines[-1]["index"] >= line["index"]:  # it went back to a checkpoint before that
                 lines.pop()
             lines.append(line)
         return lines
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process may train here meanwhile: each would delete what the other saves."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise ValueError(
+                f"{self.folder}: another process trains here; wait for it, or choose another folder."
+            ) from error
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _restored(self, which: str, device: torch.device | str) -> tuple[Bruno, dict[str, Any]]:
         """The model at a checkpoint, and the checkpoint's header."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -223,17 +224,18 @@ class Trainer:
         return result.requires_grad_(True)
 
     def state(self) -> dict[str, Tensor]:
-        """Weights, optimiser, average, random numbers and step count, as named tensors."""
+        """Weights, optimiser, average, random numbers and step count, as named tensors of their own."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for i, values in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{i}.{name}": torch.as_tensor(value) for name, value in values.items()}
         if self.average is not None:
             tensors |= {f"average.{name}": tensor for name, tensor in self.average.weights.items()}
         numbers = {"index": torch.tensor(self.index), "scale": torch.tensor(self.scale, dtype=torch.double)}
-        return {**tensors, "generator": self.generator.get_state(), **numbers}
+        own = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        return {**own, "generator": self.generator.get_state(), **numbers}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go back to a saved state, of a trainer of the same model and config."""
+        """Go back to a saved state, of a trainer of the same model and config, on whatever device it was."""
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimiser": {}, "average": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
@@ -246,13 +248,24 @@ class Trainer:
             state.setdefault(int(i), {})[key] = tensor
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
-        self.generator.set_state(tensors["generator"].cpu())
         self.index, self.scale = int(tensors["index"]), float(tensors["scale"])
+        self._restore_generator(tensors["generator"].cpu())
         self._initialised, self._run = True, None
         self.begin()
         if self.average is not None:
             for name, tensor in parts["average"].items():
                 self.average.weights[name].copy_(tensor)
+
+    def _restore_generator(self, state: Tensor) -> None:
+        """Its random numbers where they were; those of another kind of device begin anew from here."""
+        if len(state) == len(self.generator.get_state()):
+            self.generator.set_state(state)
+            return
+        warnings.warn(
+            "this run was on another kind of device: its sets are drawn anew from here on, and not as there.",
+            stacklevel=3,
+        )
+        self.generator.manual_seed((self.config.seed + 0x9E3779B97F4A7C15 * self.index) % 2**63)
 
     def _step(self) -> Tensor:
         """(loss, bits/dim, accuracy, gradient norm) of one step, by operations that wait for no value."""

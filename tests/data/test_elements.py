@@ -68,7 +68,7 @@ def test_what_cannot_be_read_is_named(folder, make, message):
 
 def test_a_row_of_another_length_is_named_or_left_out():
     lines = ["1,2", "1,2,3", "1,nan", "3,4", "1,1e39"]
-    with pytest.raises(ValueError, match=r"line 2: cannot be used: a row must be 2 finite numbers"):
+    with pytest.raises(ValueError, match=r"line 2: cannot be used: it must have 2 cells; it has 3: 1,2,3"):
         list(ElementReader((2,), 0).read_lines(lines))
     reader = ElementReader((2,), 0, skip_bad=True)
     assert [element.x.tolist() for element in reader.read_lines(lines)] == [[1, 2], [3, 4]]
@@ -101,6 +101,24 @@ def test_the_column_that_names_the_set_is_left_out_where_a_header_has_it():
     assert [element.x.tolist() for element in reader.read_lines(["heat,speed", "1,2"])] == [[1, 2]]
     with pytest.raises(ValueError, match="line 2: cannot be used"):
         list(ElementReader((2,), 0).read_lines(table))
+
+
+def test_lines_are_read_as_a_table_to_train_on_is():
+    reader = ElementReader((2,), 0, group="machine", columns=("2019", "2020"))
+    table = ["machine,2020,2019\n", '"m1,\n', 'new",1,2\n']  # years are names here, and a name has two lines
+    assert [element.x.tolist() for element in reader.read_lines(table)] == [[2, 1]]
+    for line in ("7,8", "m,20,10,99"):
+        with pytest.raises(ValueError, match=r"line 2: cannot be used: it must have 3 cells; it has \d"):
+            list(reader.read_lines([table[0], line]))
+    with pytest.raises(ValueError, match=r"line 2: cannot be used: '2020' must be a number; it is 'x'"):
+        list(reader.read_lines([table[0], "m,x,1"]))
+    with pytest.raises(ValueError, match=r"columns must have different names; '2020' is there twice"):
+        list(reader.read_lines(["2020,2020,2019", "1,2,3"]))
+
+
+def test_images_of_more_levels_than_a_byte_has(folder):
+    x, _ = ElementReader((1, 4, 4), 1024).all([folder / "b.png"])
+    assert set(x.flatten().tolist()) == {round(200 * 1023 / 255)}
 
 
 def test_a_table_as_excel_writes_it_and_one_that_is_not_text(tmp_path):

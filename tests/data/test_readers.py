@@ -334,6 +334,9 @@ class TestTables:
         assert examples.elements.tolist() == [[1, 2.5], [3, 4], [5, 6]]
         with pytest.raises(ValueError, match=r"`group` must be a column, one of machine, a, b; got 'plant'"):
             read_csv(path, "plant")
+        path.write_text("machine,a,a\nm1,1,2\n")
+        with pytest.raises(ValueError, match=r"columns must have different names; 'a' is there twice"):
+            read_csv(path, "machine")
         path.write_text("machine,a\nm1,1\nm1,oops\nm2,2\n")
         with pytest.raises(ValueError, match=r"line 3 cannot be used: 'a' must be a number; it is 'oops'"):
             read_csv(path, "machine")

@@ -172,7 +172,7 @@ def test_checkerboard_is_a_choice_of_channels_after_a_squeeze():
         (lambda: ConvRealNVP((1, 6, 6), scales=3), r"even height and width.*got \(2, 3, 3\)"),
         (lambda: ConvRealNVP((7,)), r"must be \(channels, height, width\); got \(7,\)"),
         (lambda: ConvRealNVP((1, 8, 8), scales=0), "`scales` must be at least 1; got 0"),
-        (lambda: DenseRealNVP((1,)), "`dim` must be at least 2"),
+        (lambda: OddEven(1, 0), "`dim` must be at least 2"),
         (lambda: FactorOut(Cube(), (3, 2, 2)), "even number of channels.*got 3"),
         (lambda: Channels(1, 0), "`channels` must be at least 2"),
         (lambda: Logit(alpha=0.7), "`alpha` must be between 0 and 0.5; got 0.7"),

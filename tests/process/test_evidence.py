@@ -158,6 +158,16 @@ def test_removing_an_outlier_restores_the_rest():
     )
 
 
+def test_a_set_around_zero_is_removed_although_encoded_again():
+    z = torch.randn(200, 20, 3)
+    z = z - z.mean(1, keepdim=True)
+    again = z * (1 + 1e-7 * torch.randn_like(z))
+    rest = Evidence.of(z) - Evidence.of(again)
+    assert not rest.count.any()
+    with pytest.raises(ValueError, match="got some that were not"):
+        Evidence.of(z) - Evidence.of(z + 0.1)
+
+
 def test_gradients_flow_through_adding_and_removing():
     z = observations(n=5).requires_grad_()
 

@@ -354,7 +354,8 @@ class TestMistakes:
         [
             ({"variance": 0.0}, "`variance` must be from 1e-12 to 1e12; got 0"),
             ({"variance": 1e-20}, "`variance` must be from 1e-12 to 1e12; got 1e-20"),
-            ({"correlation": 1.0}, "`correlation` must be at least 0 and below 1; got 1"),
+            ({"correlation": 1.0}, "`correlation` must be from 0 to 0.9999997; got 1"),
+            ({"correlation": 1 - 1e-9}, "`correlation` must be from 0 to 0.9999997; got 1"),
             ({"correlation": [0.1, -0.2, 0.1]}, "got -0.2"),
             ({"variance": [1.0, 2.0]}, r"one number or 3 of them; got shape \(2,\)"),
             ({"mean": torch.nan}, "`mean` must be finite"),

@@ -32,6 +32,13 @@ def of_class(examples: Examples, label: int) -> torch.Tensor:
     return examples.elements[examples.labels == label]
 
 
+def test_levels_and_pixels_with_noise_may_be_mixed(digits_model, unseen_digits):
+    support = [of_class(unseen_digits, label)[:3] for label in range(2)]
+    queries = unseen_digits.elements[:10]
+    levels, noisy = (classify(digits_model, support, q) for q in (queries, queries + 0.5))
+    torch.testing.assert_close(noisy.log_scores, levels.log_scores, rtol=1e-4, atol=1e-3)
+
+
 def test_classes_of_different_sizes_are_compared_by_bayes(digits_model, unseen_digits):
     sizes, prior = (2, 5, 9), (0.2, 0.5, 0.3)
     support = [of_class(unseen_digits, label)[:size] for label, size in enumerate(sizes)]

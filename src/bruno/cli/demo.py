@@ -56,7 +56,7 @@ def demo(
         say(result)
     path = run.folder / "report.html"
     lead = f"Trained on the digits {' '.join(learnt.names)}; {' '.join(unseen.names)} are new to it."
-    path.write_text(page("BRUNO on handwritten digits", lead, read_results(run.folder)))
+    path.write_text(page("BRUNO on handwritten digits", lead, read_results(run.folder)), "utf-8")
     console.print(f"\nThe page with all of it, samples included: {path}")
     if show:
         webbrowser.open(path.resolve().as_uri())

@@ -211,7 +211,7 @@ def _keep(opened: Opened, drawn: Drawn, temperature: float, seed: int) -> None:
     opened.keep(result, seed)
     if not opened.model.levels:
         table = opened.folder / "results" / f"{result.name}.csv"
-        with table.open("w", newline="") as file:
+        with table.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([header, *_as_rows(drawn, 10)])
         console.print(f"all rows: {table}", soft_wrap=True)
     drawn_elements = drawn.samples.images if opened.model.levels else drawn.samples.x

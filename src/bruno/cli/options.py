@@ -401,6 +401,17 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     return tuple(n for part in ends for n in range(part[0], part[-1] + 1))
 
 
+def length_of_sets(examples: Examples, wanted: int, least: int = 1) -> int:
+    """As long as that, or as the smallest class lets them be, and then it is named."""
+    fewest = int(examples.counts.min())
+    short = f"{examples.names[int(examples.counts.argmin())]!r} has {fewest}"
+    if fewest < least:
+        raise ValueError(f"every class must have at least {least} elements for this; {short}. Leave it out.")
+    if fewest < wanted:
+        console.print(f"sets are of {fewest} elements, not of {wanted}: {short}", soft_wrap=True)
+    return min(wanted, fewest)
+
+
 def short_names(names: Sequence[str]) -> list[str]:
     """Of files: without their folders, if that leaves no two alike."""
     short = [Path(name).name for name in names]

@@ -29,7 +29,7 @@ def report(
         raise ValueError(f"`run` must be a run with a log or results; {run} has neither.")
     path = out or folder / "report.html"
     curve = [curve_of(log)] if log else []
-    path.write_text(page(folder.name, lead_of(folder), [*results, *curve]))
+    path.write_text(page(folder.name, lead_of(folder), [*results, *curve]), "utf-8")
     console.print(f"written: {path}", soft_wrap=True)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
@@ -31,6 +33,7 @@ from bruno.cli.options import (
     console,
     console_aside,
     is_own,
+    length_of_sets,
     measured_on,
     open_model,
     progress_bar,
@@ -169,7 +172,8 @@ def anomaly(
         else:
             known = _known_before(opened, reader, state, typical)
             detector = Detector(opened.model, limit(calibrate, length), keep_out=keep_out)
-            found, known, ended_by = _along(opened, detector, known, elements, as_json)
+            with _terminated_as_interrupted():
+                found, known, ended_by = _along(opened, detector, known, elements, as_json)
             if state:
                 save(known, state)
                 console.print(f"what is known is kept in {state}", soft_wrap=True)
@@ -177,7 +181,7 @@ def anomaly(
             console.print(f"passed over {name}", soft_wrap=True)
         opened.keep(found, seed)
     if isinstance(ended_by, KeyboardInterrupt):
-        raise typer.Exit(130)
+        raise typer.Exit(128 + (ended_by.args[0] if ended_by.args else signal.SIGINT))
     if ended_by:
         raise ended_by
 
@@ -229,12 +233,13 @@ def _calibrated(
             f"{len(clean)} elements: others may be judged too strictly, or not enough (--data names more).",
             soft_wrap=True,
         )
+    length = length_of_sets(clean, length, least=2)
     with progress_bar("elements to calibrate on") as progress:
         limit = fit(
             opened.model,
             sampler,
             rate=rate,
-            length=min(length, sampler.fewest),
+            length=length,
             sets=sets,
             generator=generator,
             progress=progress,
@@ -307,6 +312,20 @@ class _Judged:
         return {place: visible(x, self._levels) for _, place, x in sorted(kept, key=itemgetter(1))}
 
 
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, by which a service is stopped, counts as Ctrl-C: what is known is kept."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _along(
     opened: Opened, detector: Detector, known: Posterior, elements: Iterable[Element], as_json: bool
 ) -> tuple[Result, Posterior, BaseException | None]:
@@ -354,11 +373,12 @@ def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Re
 def _quality(
     opened: Opened, examples: Examples, sets: int, length: int, generator: torch.Generator, where: str
 ) -> Result:
+    length = length_of_sets(examples, length, least=2)
     with progress_bar("sets") as progress:
         found = measure_anomaly(
             opened.model,
             examples,
-            length=min(length, int(examples.counts.min())),
+            length=length,
             sets=sets,
             rotations=opened.rotations,
             generator=generator,

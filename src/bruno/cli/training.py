@@ -33,6 +33,7 @@ from bruno.cli.options import (
     examples_of,
     held_out_examples,
     is_own,
+    length_of_sets,
     measured_on,
     open_model,
 )
@@ -149,7 +150,7 @@ def evaluate(
         SetSampler(examples, device=opened.device),
         sets=sets,
         rounds=rounds_of(examples),
-        length=min(length, int(examples.counts.min())),
+        length=length_of_sets(examples, length),
         generator=torch.Generator(opened.device).manual_seed(seed),
     )
     rows = [(str(i), f"{bits:.4f}") for i, bits in enumerate(result.by_position, start=1)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bruno.data.archives import BROKEN, reason
 from bruno.data.examples import on_levels, where_columns_are
-from bruno.data.readers import LARGEST, decode, is_image, reading_text
+from bruno.data.readers import decode, is_image, numbers_of, reading_text
 
 
 class Element(NamedTuple):
@@ -71,19 +71,30 @@ class ElementReader:
 
     def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
         """As they come: the path of an image on each line, or a row of numbers, below a header or not."""
-        taken = None
-        for number, line in enumerate(lines, start=1):
-            text = line.strip()
-            if not text:
-                continue
-            if self.levels:
-                yield from self.read([text])
-            elif number > 1 or any(map(_is_number, text.split(","))):
-                yield from self._checked(f"{origin}line {number}", partial(self._row, text, taken))
-            else:
-                taken = self._taken(next(csv.reader([text])), origin or "the header: ")
+        if self.levels:
+            for line in filter(None, map(str.strip, lines)):
+                yield from self.read([line])
+            return
+        header = list(self.columns) or [f"number {i}" for i in range(1, self.shape[0] + 1)]
+        places, begun, table = list(range(len(header))), False, csv.reader(lines)
+        try:
+            for cells in table:
+                if not any(map(str.strip, cells)):
+                    continue
+                if not begun and self._is_header(cells):
+                    header, places = cells, self._places(cells, origin or "the header: ")
+                else:
+                    row = partial(self._row, cells, header, places)
+                    yield from self._checked(f"{origin}line {table.line_num}", row)
+                begun = True
+        except csv.Error as error:
+            raise ValueError(f"{origin}line {table.line_num} cannot be read as CSV: {error}.") from error
 
-    def _taken(self, header: list[str], origin: str) -> list[int]:
+    def _is_header(self, cells: list[str]) -> bool:
+        """Whether these are the columns' names, or at least no numbers."""
+        return bool(self.columns and set(self.columns) <= set(cells)) or not any(map(_is_number, cells))
+
+    def _places(self, header: list[str], origin: str) -> list[int]:
         """Which cells of a line are the numbers of a row."""
         if not self.columns:
             return [place for place, name in enumerate(header) if not self.group or name != self.group]
@@ -126,14 +137,10 @@ class ElementReader:
         pixels = torch.from_numpy(decode(path.read_bytes(), (height, width), channels == 1).copy())
         return on_levels(255 - pixels if self.invert else pixels, 256, self.levels)
 
-    def _row(self, text: str, taken: list[int] | None) -> Tensor:
-        cells = next(csv.reader([text]))
-        if taken and len(cells) > max(taken):
-            cells = [cells[place] for place in taken]
-        numbers = [float(cell) for cell in cells]
-        row = torch.tensor(numbers, dtype=torch.double)
-        if row.shape != self.shape or not (row.abs() <= LARGEST).all():
-            raise ValueError(f"a row must be {self.shape[0]} finite numbers; it is {text!r}")
+    def _row(self, cells: list[str], header: list[str], places: list[int]) -> Tensor:
+        row = torch.tensor(numbers_of(cells, header, places), dtype=torch.double)
+        if row.shape != self.shape:
+            raise ValueError(f"a row must be {self.shape[0]} numbers; there are {len(row)}")
         return row
 
 

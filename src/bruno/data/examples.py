@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from bruno.data.archives import reason
@@ -43,8 +43,10 @@ class Examples:
                 f"`labels` must be one for each of {len(self.elements)} elements; got {len(self.labels)}."
             )
         if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.names):
+            lowest, highest = int(self.labels.min()), int(self.labels.max())
             raise ValueError(
-                f"`labels` must index the {len(self.names)} names; got {int(self.labels.max())}."
+                f"`labels` must be from 0 to {len(self.names) - 1}, for as many names; "
+                f"got {lowest if lowest < 0 else highest}."
             )
 
     def __len__(self) -> int:
@@ -144,13 +146,15 @@ class Examples:
 
 
 def where_columns_are(wanted: Sequence[str], header: Sequence[str]) -> list[int]:
-    """The place of each in a header; a ValueError if there is none."""
+    """The place of each in a header; a ValueError if there is none, or more than one."""
     missing = [name for name in wanted if name not in header]
     if missing:
         raise ValueError(
             f"columns must be {', '.join(wanted)}, in any order; {missing[0]!r} is not among "
             f"{', '.join(header)}."
         )
+    if twice := [name for name in wanted if list(header).count(name) > 1]:
+        raise ValueError(f"columns must have different names; {twice[0]!r} is there twice.")
     return [list(header).index(name) for name in wanted]
 
 
@@ -166,8 +170,9 @@ def concatenated(parts: Sequence[Examples]) -> Examples:
     )
 
 
-def on_levels(pixels: UInt8[Tensor, "*batch"], now: int, wanted: int) -> UInt8[Tensor, "*batch"]:
+def on_levels(pixels: Integer[Tensor, "*batch"], now: int, wanted: int) -> Integer[Tensor, "*batch"]:
     """Grey values from 0 to now − 1 as those from 0 to wanted − 1."""
     if now == wanted:
         return pixels
-    return (pixels.double() * ((wanted - 1) / (now - 1))).round().to(torch.uint8)
+    kind = torch.uint8 if wanted <= 256 else torch.long
+    return (pixels.double() * ((wanted - 1) / (now - 1))).round().to(kind)

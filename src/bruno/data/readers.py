@@ -12,7 +12,7 @@ import io
 import pickle
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
@@ -195,10 +195,13 @@ def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
                 )
             if len(header) == 1:
                 raise ValueError(f"{path}: must have columns of numbers beside {group!r}; there is none.")
+            if twice := sorted({name for name in header if header.count(name) > 1}):
+                raise ValueError(f"{path}: columns must have different names; {twice[0]!r} is there twice.")
             place = header.index(group)
+            others = [i for i in range(len(header)) if i != place]
             for cells in filter(None, table):  # blank lines are none
                 try:
-                    row = _numbers(cells, header, place)
+                    row = numbers_of(cells, header, others)
                 except ValueError as error:
                     if not skip_bad:
                         raise ValueError(
@@ -219,18 +222,16 @@ def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
         torch.from_numpy(labels).long(),
         tuple(map(str, names)),
         tuple(skipped),
-        columns=(*header[:place], *header[place + 1 :]),
+        columns=tuple(header[i] for i in others),
     )
 
 
-def _numbers(cells: list[str], header: list[str], group: int) -> list[float]:
-    """Of all cells but that of the group: finite numbers, whose squares are finite too."""
+def numbers_of(cells: Sequence[str], header: Sequence[str], places: Iterable[int]) -> list[float]:
+    """Of the cells in some places of a line: finite numbers, whose squares are finite too."""
     if len(cells) != len(header):
-        raise ValueError(f"it must have {len(header)} cells, as the header has; it has {len(cells)}")
-    row = []
-    for place, (name, cell) in enumerate(zip(header, cells, strict=True)):
-        if place == group:
-            continue
+        raise ValueError(f"it must have {len(header)} cells; it has {len(cells)}: {','.join(cells)}")
+    row: list[float] = []
+    for name, cell in ((header[place], cells[place]) for place in places):
         try:
             row.append(float(cell))
         except ValueError:

@@ -118,9 +118,11 @@ def read_own(
     if kind == ".npz":
         return read_npz(path, size=size, grey=grey)
     if kind == ".csv":
-        return _cached(f"{_stamp(path)} {group} {skip_bad}", lambda: read_csv(path, group, skip_bad=skip_bad))
+        how = f"{path.resolve()} {group} {skip_bad}"
+        return _cached(how, _stamp(path), lambda: read_csv(path, group, skip_bad=skip_bad))
     return _cached(
-        f"{_stamp(path)} {size} {grey} {skip_bad}",
+        f"{path.resolve()} {size} {grey} {skip_bad}",
+        _stamp(path),
         lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad),
     )
 
@@ -191,7 +193,7 @@ def _parsed(name: str, source: Source, data_dir: Path | None, download: bool, or
     paths = [
         _find(remote.path, data_dir) or _fetch(name, remote, data_dir, download) for remote in source.files
     ]
-    return _cached(f"{name} {larger}" + "".join(map(_stamp, paths)), lambda: read(paths))
+    return _cached(f"{name} {larger}", "".join(map(_stamp, paths)), lambda: read(paths))
 
 
 def _folders(data_dir: Path | None) -> list[Path]:
@@ -238,10 +240,13 @@ def _cause(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _cached(key: str, parse: Callable[[], Examples]) -> Examples:
-    """Parse once; after that the compact file is read instead. No cache is no reason to fail."""
-    digest = hashlib.sha256(f"{_FORMAT}{key}".encode()).hexdigest()[:20]
-    path = cache_dir() / "parsed" / f"{digest}.npz"
+def _cached(what: str, state: str, parse: Callable[[], Examples]) -> Examples:
+    """Parse once; after that the compact file is read instead. No cache is no reason to fail.
+
+    What was kept of the same in an earlier state is deleted.
+    """
+    name, version = (hashlib.sha256(f"{_FORMAT}{key}".encode()).hexdigest()[:16] for key in (what, state))
+    path = cache_dir() / "parsed" / f"{name}-{version}.npz"
     if path.is_file():
         try:
             return Examples.load(path)
@@ -251,6 +256,9 @@ def _cached(key: str, parse: Callable[[], Examples]) -> Examples:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         examples.save(path)
+        for old in path.parent.glob(f"{name}-*.npz"):
+            if old != path:
+                old.unlink(missing_ok=True)
     except OSError:
         pass
     return examples

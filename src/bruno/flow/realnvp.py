@@ -18,7 +18,7 @@ class DenseRealNVP(Chain):
 
     Args:
         shape: of a sample; anything but a vector is flattened.
-        couplings: how many.
+        couplings: how many; none where a sample is one number, which has no other to be coupled with.
         units: of each of the two hidden layers in a coupling.
         weight_norm: normalise the weights of the networks.
     """
@@ -28,7 +28,7 @@ class DenseRealNVP(Chain):
     ) -> None:
         dim = math.prod(shape)
         flatten = [Flatten(shape)] if len(shape) > 1 else []
-        super().__init__([*flatten, *_dense(dim, couplings, units, weight_norm)])
+        super().__init__([*flatten, *_dense(dim, couplings if dim > 1 else 0, units, weight_norm)])
 
 
 class ConvRealNVP(Chain):

@@ -28,7 +28,8 @@ class Evidence:
     Evidence is an immutable value and a commutative monoid: ``a + b`` is the evidence of the union of two
     sets, ``Evidence.empty`` the neutral element, and ``a - b`` takes a part out again. The order and the
     grouping of the observations make no difference. It knows nothing of the process that will use it. It is
-    float64 whatever the data are: a few vectors cost nothing, and what is removed again leaves no trace.
+    float64 whatever the data are: a few vectors cost nothing, and what is removed again leaves 1e-16 of its
+    own square behind.
 
     Attributes:
         count: number of observations, one for each set of the batch.
@@ -72,7 +73,7 @@ class Evidence:
 
         Deviations are taken from the first element, so that a large common offset costs no digits::
 
-            M2_i = Σ_{j≤i} (z_j − z̄_{j−1})² · (j − 1)/j
+            M2_i = Σ_{j<i} (z_j − z̄_{j−1})² · (j − 1)/j
         """
         z = _checked(z, validate).double()
         n = z.shape[-2]
@@ -145,7 +146,8 @@ class Evidence:
         scatter = self.scatter - taken
 
         # The rest has to be a set: its scatter is at least 0, and exactly 0 on fewer than two observations.
-        scale = (self.mean.square() + other.mean.square()).amax(-1, keepdim=True)
+        variance = self.scatter / self.count.clamp(min=1).unsqueeze(-1)
+        scale = (self.mean.square() + other.mean.square() + variance).amax(-1, keepdim=True)
         slack = _TOLERANCE * (scale + taken)
         wrong = (scatter < -slack) | ((rest < 2).unsqueeze(-1) & (scatter > slack))
         wrong |= (rest == 0).unsqueeze(-1) & (gap.square() > _TOLERANCE**2 * scale)

@@ -305,8 +305,7 @@ def running_sum_(x: Float[Tensor, "*batch n dim"], backwards: bool = False) -> N
     """
     n = x.shape[-2]
     if x.device.type != "cpu":
-        sums = x.cumsum(-2)
-        x.copy_(sums) if not backwards else x.sub_(sums).add_(sums[..., -1:, :])
+        x.copy_(x.flip(-2).cumsum(-2).flip(-2) if backwards else x.cumsum(-2))
         return
     rows = math.isqrt(n)
     whole = n - n % rows

@@ -226,6 +226,8 @@ class Detector:
                 f"`x` must be one element of shape {self.model.shape}; got {tuple(x.shape)}. "
                 "A finished batch is for leave_one_out_scores."
             )
+        if not self.model.is_same(posterior.model):
+            raise ValueError("`posterior` must be one of the detector's model; got one of other weights.")
         evidence = posterior.evidence
         if evidence.batch_shape:
             raise ValueError(

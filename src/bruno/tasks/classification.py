@@ -90,9 +90,12 @@ def classify(
     log_prior = _log_prior(prior, len(support))
     device, dimensions = model.process.mean.device, dimensions_above(model, threshold)
 
-    everything = torch.cat([images.to(device) for images in (*support, queries)])
-    latents = model.latents(everything, generator, at_a_time=at_a_time)
-    *known, asked = latents.split([len(images) for images in (*support, queries)])
+    parts = [images.to(device) for images in (*support, queries)]
+    if len({part.dtype for part in parts}) == 1:
+        latents = model.latents(torch.cat(parts), generator, at_a_time=at_a_time)
+        *known, asked = latents.split([len(part) for part in parts])
+    else:  # as one tensor, integers would be taken for pixels with noise
+        *known, asked = (model.latents(part, generator, at_a_time=at_a_time) for part in parts)
     classes = Evidence.stack([Evidence.of(z) for z in known])
     log_scores = torch.cat(
         [
