@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -226,6 +227,23 @@ def test_an_interrupted_stream_leaves_its_results(trained, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_stream_that_is_terminated_keeps_what_it_knows(trained, tmp_path):
+    judge = ["anomaly", str(trained / "run"), "-", "--threshold", "0", "--state", str(tmp_path / "known")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "bruno", *judge], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as service:
+        files = sorted((trained / "queries" / "5").iterdir())[:3]
+        service.stdin.write("".join(f"{file}\n" for file in files))
+        service.stdin.flush()
+        for _ in files:  # they are judged, and it waits for more
+            service.stdout.readline()
+        service.terminate()
+        assert service.wait() == 128 + signal.SIGTERM
+    known = bruno.load(tmp_path / "known", model=Run(trained / "run").model())
+    assert known.evidence.count == 3
+
+
+@pytest.mark.slow
 def test_a_stream_with_a_bad_element_leaves_the_results_before_it(trained):
     good, bad = trained / "queries" / "5", trained / "run" / "log.jsonl"
     with pytest.raises(ValueError, match=r"log.jsonl: cannot be used"):
@@ -357,6 +375,13 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     found = json.loads(Path("runs/machines/results/few-shot-test.json").read_text())["values"]
     assert found["columns"][0]["accuracy"] > 0.8
     run("retrieve", "runs/machines", "--measure", "--queries", "5", "--data", "machines.csv")
+    few = "machine,heat,speed,weight\n" + "".join(f"a,60,{i},6e6\n" for i in range(25))
+    Path("few.csv").write_text(few + "lonely,60,60,6e6\n")
+    output = run("evaluate", "runs/machines", "--data", "few.csv")
+    assert "sets are of 1 element, not of 20: 'lonely' has 1" in output
+    for job in (["anomaly", "runs/machines", "stream.csv"], ["anomaly", "runs/machines", "--measure"]):
+        with pytest.raises(ValueError, match=r"every class must have at least 2 elements.*'lonely' has 1"):
+            run(*job, "--data", "few.csv")
     for name, some in (("same", rows[30, :5]), ("other", rows[0, :5])):
         Path("support", name).mkdir(parents=True)
         np.savetxt(Path("support", name, "rows.csv"), some, delimiter=",")

@@ -157,13 +157,17 @@ def test_classes_with_too_few_elements_can_be_left_out_and_no_other_changes_its_
 
 
 @pytest.mark.parametrize("name", ["t.csv", "T.CSV"])
-def test_a_table_is_parsed_once_for_every_way_to_read_it(tmp_path, monkeypatch, name):
+def test_a_table_is_parsed_once_for_every_way_to_read_it(tmp_path, cache, monkeypatch, name):
     path = tmp_path / name
     path.write_text("machine,plant,a\n1,7,0.5\n2,7,1.5\n")
     first = load_examples(str(path), group="machine")
     assert load_examples(str(path), group="plant").names == ("7",)
+    path.write_text("machine,plant,a\n1,7,0.25\n2,7,1.5\n")
+    second = load_examples(str(path), group="machine")
+    assert not torch.equal(second.elements, first.elements)
+    assert len(list((cache / "parsed").iterdir())) == 2  # what was parsed of it before is gone
     monkeypatch.setattr("bruno.data.sources.read_csv", lambda *_, **__: pytest.fail("parsed again"))
-    assert torch.equal(load_examples(str(path), group="machine").elements, first.elements)
+    assert torch.equal(load_examples(str(path), group="machine").elements, second.elements)
 
 
 def test_a_file_in_the_place_of_the_compact_one_is_named_with_the_way_out(tmp_path):

@@ -271,6 +271,9 @@ def test_what_cannot_be_judged(digits_model, unseen_digits):
         next(Detector(digits_model).watch([x[:2]]))
     with pytest.raises(ValueError, match=r"`posterior` must know one set; this one knows a batch of \(2,\)"):
         Detector(digits_model).step(digits_model.condition(x[:6].view(2, 3, 1, 8, 8)), x[0])
+    other = Bruno.from_config(digits_model.config).requires_grad_(False)
+    with pytest.raises(ValueError, match="`posterior` must be one of the detector's model"):
+        Detector(digits_model).step(other.prior(), x[0])
     with pytest.raises(ValueError, match=r"`warm_up` must be at least 1.*got 0"):
         Detector(digits_model, warm_up=0)
     with pytest.raises(ValueError, match=r"n of at least 2; got shape \(1, 1, 8, 8\)"):

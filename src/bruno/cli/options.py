@@ -408,7 +408,8 @@ def length_of_sets(examples: Examples, wanted: int, least: int = 1) -> int:
     if fewest < least:
         raise ValueError(f"every class must have at least {least} elements for this; {short}. Leave it out.")
     if fewest < wanted:
-        console.print(f"sets are of {fewest} elements, not of {wanted}: {short}", soft_wrap=True)
+        only = f"{fewest} element{'s' * (fewest != 1)}"
+        console.print(f"sets are of {only}, not of {wanted}: {short}", soft_wrap=True)
     return min(wanted, fewest)
 
 
