@@ -591,7 +591,8 @@ def test_what_is_left_out_is_said_once(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"class0.0.png"):
         run(*start, "--out", "strict")
     output = run(*start, "--out", "lenient", "--skip-bad")
-    assert output.count("left out 2 that could not be used") == 1
+    assert output.count("left out 1 that could not be used, first class0/0.png") == 1
+    assert output.count("and 1 whole class, too small, first small (only 2)") == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -114,6 +114,14 @@ def test_ones_own_images_are_classified(trained):
         given_to = np.argmax(values["probabilities"], 1)
         assert (given_to == DIGITS.index(name)).mean() >= 0.7
         assert np.allclose(np.sum(values["probabilities"], 1), 1)
+    bad = trained / "queries" / "8" / "bad.png"
+    bad.write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"bad.png: cannot be used: it is not an image"):
+        run("classify", trained / "run", bad.parent, "--support", trained / "support")
+    output = run("classify", trained / "run", bad.parent, "--support", trained / "support", "--skip-bad")
+    assert f"passed over {bad}" in output
+    assert f"passed over {bad}" in run("sample", trained / "run", "--given", bad.parent, "--skip-bad")
+    bad.unlink()
     sure = "0.998,0.001,0.001"
     run(
         "classify",
@@ -536,6 +544,11 @@ def test_the_study_runs_and_is_drawn(tmp_path):
         (["study", "--out", "run/recipe.json"], "`--out` must be a folder; run/recipe.json is a file"),
         (["sample", "RUN", "--prefixes", "a"], "`--prefixes` takes numbers, as 1,5 or 480-500; got 'a'"),
         (["fewshot", "RUN", "--way", "30"], "got 30"),
+        (["fewshot", "RUN", "--way", "1"], "`--way` must be at least 2; got 1"),
+        (["fewshot", "RUN", "--shot", "0"], "`--shot` must be at least 1; got 0"),
+        (["fewshot", "RUN", "--trials", "0"], "`--trials` must be at least 1; got 0"),
+        (["anomaly", "RUN", ".", "--state", "."], "`--state` must be a file that can be written; . cannot"),
+        (["anomaly", "RUN", ".", "--typical", "no"], "`--typical` no: there is no such file or folder"),
         (["fewshot", "RUN", "--way", "3", "--shot", "1000"], "1000"),
         (["classify", "RUN", "queries/2", "--support", "queries/2"], "at least two class folders"),
         (["classify", "RUN", "run/log.jsonl", "--support", "support"], "log.jsonl: cannot be used"),

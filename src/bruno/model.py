@@ -238,6 +238,8 @@ def _flow(config: ModelConfig) -> Bijection:
         return DenseRealNVP(
             config.shape, couplings=flow.couplings, units=flow.units, weight_norm=flow.weight_norm
         )
+    if len(config.shape) == 1:
+        raise ValueError("`flow.kind` must be dense for rows of numbers, as in the preset table; got conv.")
     return ConvRealNVP(
         config.shape,
         scales=flow.scales,

@@ -116,6 +116,17 @@ def test_lines_are_read_as_a_table_to_train_on_is():
         list(reader.read_lines(["2020,2020,2019", "1,2,3"]))
 
 
+def test_standard_input_as_excel_writes_it():
+    reader = ElementReader((1,), 0, columns=("a",))
+    assert [element.x.tolist() for element in reader.read_lines(["\ufeffa\n", "1\n"])] == [[1]]
+
+
+def test_photographs_that_cannot_be_read_are_told(folder):
+    (folder / "IMG_1.HEIC").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"1 of its images cannot be read, first IMG_1.HEIC; save them as"):
+        assert len(ElementReader((1, 4, 4), 256).all([folder])[0]) == 3
+
+
 def test_images_of_more_levels_than_a_byte_has(folder):
     x, _ = ElementReader((1, 4, 4), 1024).all([folder / "b.png"])
     assert set(x.flatten().tolist()) == {round(200 * 1023 / 255)}

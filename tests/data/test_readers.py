@@ -334,6 +334,12 @@ class TestTables:
         assert examples.elements.tolist() == [[1, 2.5], [3, 4], [5, 6]]
         with pytest.raises(ValueError, match=r"`group` must be a column, one of machine, a, b; got 'plant'"):
             read_csv(path, "plant")
+        path.write_text("machine,time,a,b\nm1,noon,1,2\nm2,night,3,4\n")
+        assert read_csv(path, "machine", columns=("b", "a")).elements.tolist() == [[2, 1], [4, 3]]
+        with pytest.raises(ValueError, match=r"t.csv: columns must be c, in any order; 'c' is not among"):
+            read_csv(path, "machine", columns=("c",))
+        with pytest.raises(ValueError, match=r"'time' must be a number.*name the columns that are numbers"):
+            read_csv(path, "machine")
         path.write_text("machine,a,a\nm1,1,2\n")
         with pytest.raises(ValueError, match=r"columns must have different names; 'a' is there twice"):
             read_csv(path, "machine")

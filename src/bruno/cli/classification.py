@@ -19,6 +19,7 @@ from bruno.cli.options import (
     Opened,
     OtherData,
     Seed,
+    SkipBad,
     Split,
     check_number,
     chosen_split,
@@ -28,9 +29,10 @@ from bruno.cli.options import (
     numbers,
     open_model,
     progress_bar,
+    say_passed_over,
     short_names,
 )
-from bruno.data import Examples
+from bruno.data import ElementReader, Examples
 from bruno.data.readers import is_hidden
 from bruno.figures import accuracy_bars, likely_classes, visible
 from bruno.report import Result
@@ -78,6 +80,8 @@ def fewshot(
     most = len(examples.names)
     ways = numbers("--way", way) if way else tuple(sorted({min(5, most), min(20, most)}))
     shots = numbers("--shot", shot)
+    for option, value, least in (("--way", min(ways), 2), ("--shot", min(shots), 1), ("--trials", trials, 1)):
+        check_number(option, value, least)
     with progress_bar("images") as progress:
         ours = measure_few_shot(
             opened.model,
@@ -154,6 +158,7 @@ def classify(
     ] = None,
     data_dir: DataDir = None,
     invert: Invert = None,
+    skip_bad: SkipBad = False,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
     seed: Seed = 0,
@@ -165,10 +170,11 @@ def classify(
     if data and not calibrate:
         raise ValueError("`--data` is to calibrate on; leave it out, or add --calibrate.")
     opened = open_model(run, checkpoint, device)
-    reader = opened.reader(invert=invert)
-    classes, sets = _classes_and_sets(opened, support, invert)
+    reader = opened.reader(invert=invert, skip_bad=skip_bad)
+    classes, sets = _classes_and_sets(opened, reader, support, invert)
     shares = _shares(prior, len(classes)) if prior else None
     queries, names = reader.all(images)
+    say_passed_over(reader)
     opened.warn_if_unlike(torch.cat(sets), queries)
     if calibrate:
         own = invert if is_own(data) else None
@@ -194,7 +200,9 @@ def classify(
     opened.keep(Result("classification", "Which class is it?", values, columns, rows, note, shown), seed)
 
 
-def _classes_and_sets(opened: Opened, support: Path, invert: bool | None) -> tuple[list[str], list[Tensor]]:
+def _classes_and_sets(
+    opened: Opened, reader: ElementReader, support: Path, invert: bool | None
+) -> tuple[list[str], list[Tensor]]:
     """The names of the classes, and some examples of each."""
     if support.is_file():
         known = opened.examples(opened.unseen, None, str(support), invert=invert, classes=2)
@@ -207,7 +215,6 @@ def _classes_and_sets(opened: Opened, support: Path, invert: bool | None) -> tup
             f"`--support` must be a folder of at least two class folders; {support} "
             + (f"has {len(folders)}." if support.exists() else "does not exist.")
         )
-    reader = opened.reader(invert=invert)
     return [folder.name for folder in folders], [
         reader.all([folder])[0].to(opened.device) for folder in folders
     ]

@@ -23,6 +23,7 @@ from bruno.cli.options import (
     Opened,
     OtherData,
     Seed,
+    SkipBad,
     Split,
     Temperature,
     check_number,
@@ -31,6 +32,7 @@ from bruno.cli.options import (
     numbers,
     open_model,
     refuse,
+    say_passed_over,
 )
 from bruno.data import Examples
 from bruno.figures import BACKGROUND, picture, prefix_sheet, visible
@@ -67,6 +69,7 @@ def sample(
     data: OtherData = None,
     data_dir: DataDir = None,
     invert: Invert = None,
+    skip_bad: SkipBad = False,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
     seed: Seed = 0,
@@ -95,7 +98,9 @@ def sample(
         drawn = _from_nothing(model, samples, how)
     else:
         if given:
-            x = opened.reader(invert=invert).all(given)[0].to(opened.device).unsqueeze(0)
+            reader = opened.reader(invert=invert, skip_bad=skip_bad)
+            x = reader.all(given)[0].to(opened.device).unsqueeze(0)
+            say_passed_over(reader)
             opened.warn_if_unlike(x)
         else:
             examples = opened.examples(split, data_dir, data, invert=invert)

@@ -55,6 +55,7 @@ Invert = Annotated[
         help="Of your own images: dark ink on bright paper becomes bright ink; as in training if left out.",
     ),
 ]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read.")]
 Temperature = Annotated[float, typer.Option(help="Below 1, samples stay closer to the mean of the latents.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets are; $BRUNO_DATA if left out.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where there is one.")]
@@ -100,19 +101,24 @@ def examples_of(recipe: Recipe, split: str, data_dir: Path | None, *, original: 
         original=original,
         grey=not data.colour,
         group=data.group,
+        columns=data.columns,
         skip_bad=data.skip_bad,
         fewest=recipe.train.fewest,
     )
     if examples.skipped:
         _say_skipped(examples.skipped)
-    examples = examples.with_columns(data.columns)
     examples = examples.inverted() if data.invert else examples
     return examples.named(data.classes) if data.classes else examples
 
 
 @cache  # once, however many splits of the same data are asked for
 def _say_skipped(names: tuple[str, ...]) -> None:
-    console.print(f"left out {len(names)} that could not be used, first {names[0]}", soft_wrap=True)
+    small = [name for name in names if re.search(r" \(only \d+\)$", name)]
+    bad = [name for name in names if name not in small]
+    said = [f"{len(bad)} that could not be used, first {bad[0]}"] if bad else []
+    whole = f"{len(small)} whole class{'es' * (len(small) > 1)}"
+    said += [f"{whole}, too small, first {small[0]}"] if small else []
+    console.print(f"left out {', and '.join(said)}", soft_wrap=True)
 
 
 @cache
@@ -314,11 +320,11 @@ class Opened(NamedTuple):
             size=(size[0], size[1]) if self.model.levels else None,
             grey=self.model.shape[0] == 1,
             group=self.group,
+            columns=self.columns,
             skip_bad=self.recipe is not None and self.recipe.data.skip_bad,
         )
         if own.skipped:
             _say_skipped(own.skipped)
-        own = own.with_columns(self.columns)
         return own.inverted() if self.inverts(invert) else own
 
     def keep(self, result: Result, seed: int) -> None:
@@ -386,6 +392,12 @@ def progress_bar(unit: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task(unit, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def say_passed_over(reader: ElementReader) -> None:
+    """What a reader could not read, and was told to leave out."""
+    for name in reader.skipped:
+        console.print(f"passed over {name}", soft_wrap=True)
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:

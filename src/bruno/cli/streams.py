@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections import deque
@@ -27,6 +28,7 @@ from bruno.cli.options import (
     Opened,
     OtherData,
     Seed,
+    SkipBad,
     Split,
     check_number,
     chosen_split,
@@ -38,6 +40,7 @@ from bruno.cli.options import (
     open_model,
     progress_bar,
     refuse,
+    say_passed_over,
     short_names,
 )
 from bruno.data import Element, ElementReader, Examples
@@ -114,7 +117,7 @@ def anomaly(
     data: OtherData = None,
     data_dir: DataDir = None,
     invert: Invert = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over what cannot be read.")] = False,
+    skip_bad: SkipBad = False,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
     seed: Seed = 0,
@@ -139,7 +142,7 @@ def anomaly(
     sets, length = _SETS if sets is None else sets, _LENGTH if length is None else length
     check_number("--sets", sets, 1)
     check_number("--length", length, 2)
-    _check_stream(stream, skip_bad)
+    _check_stream(stream, skip_bad, state, typical)
     opened = open_model(run, checkpoint, device)
     noise = torch.Generator(opened.device).manual_seed(seed)
     if measure:
@@ -175,10 +178,12 @@ def anomaly(
             with _terminated_as_interrupted():
                 found, known, ended_by = _along(opened, detector, known, elements, as_json)
             if state:
-                save(known, state)
-                console.print(f"what is known is kept in {state}", soft_wrap=True)
-        for name in reader.skipped:
-            console.print(f"passed over {name}", soft_wrap=True)
+                try:
+                    save(known, state)
+                    console.print(f"what is known is kept in {state}", soft_wrap=True)
+                except OSError as error:  # what was found is kept all the same
+                    ended_by = error
+        say_passed_over(reader)
         opened.keep(found, seed)
     if isinstance(ended_by, KeyboardInterrupt):
         raise typer.Exit(128 + (ended_by.args[0] if ended_by.args else signal.SIGINT))
@@ -186,8 +191,14 @@ def anomaly(
         raise ended_by
 
 
-def _check_stream(stream: list[str], skip_bad: bool) -> None:
-    """Before a model is opened and calibrated: is there anything to read?"""
+def _check_stream(stream: list[str], skip_bad: bool, state: Path | None, typical: Path | None) -> None:
+    """Before a model is opened and calibrated: is there anything to read, and a place for what is known?"""
+    if state and not state.parent.is_dir():
+        raise ValueError(f"`--state` must be in a folder that is there; there is no {state.parent}.")
+    if state and (state.is_dir() or not os.access(state.parent, os.W_OK)):
+        raise ValueError(f"`--state` must be a file that can be written; {state} cannot.")
+    if typical is not None and not typical.exists():
+        raise FileNotFoundError(f"`--typical` {typical}: there is no such file or folder.")
     for path in stream:
         if path == "-" and stream != ["-"]:
             raise ValueError(f"`-` must be the only stream; got {' '.join(stream)}.")
@@ -199,8 +210,6 @@ def _known_before(
     opened: Opened, reader: ElementReader, state: Path | None, typical: Path | None
 ) -> Posterior:
     """What an earlier stream has left or, if none has, what is typical."""
-    if state and not state.parent.is_dir():
-        raise ValueError(f"`--state` must be in a folder that is there; there is no {state.parent}.")
     if state and state.is_file():
         known = load(state, model=opened.model)
         aside = f"; {typical} was for its beginning" if typical is not None else ""

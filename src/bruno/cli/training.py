@@ -25,6 +25,7 @@ from bruno.cli.options import (
     OtherData,
     Seed,
     Settings,
+    SkipBad,
     Split,
     check_number,
     choose_device,
@@ -94,9 +95,7 @@ def train(
     device: Device = "auto",
     save_every: SaveEvery = 60.0,
     validate: Validate = 64,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")
-    ] = False,
+    skip_bad: SkipBad = False,
 ) -> None:
     """Train a model from a preset or a recipe of your own, into a folder from which it can be resumed."""
     if validate < 0 or validate == 1:
@@ -203,7 +202,7 @@ def as_far_as_there_is(recipe: Recipe, learnt: Examples, overrides: Sequence[str
     fewest = int(learnt.counts.min())
     if fewest < train.length and not named(overrides, "train.length"):
         short = f"{learnt.names[int(learnt.counts.argmin())]!r} has {fewest}"
-        way_out = "leave out such classes (--set data.skip_bad=true)"
+        way_out = "leave out such classes" + " (--set data.skip_bad=true)" * (not recipe.data.skip_bad)
         if fewest < 2:
             raise ValueError(f"every class must have two elements, to learn from; {short}: {way_out}.")
         console.print(f"sets are of {fewest} elements, not of {train.length}: {short}; or {way_out}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from bruno.data.archives import BROKEN, reason
 from bruno.data.examples import on_levels, where_columns_are
-from bruno.data.readers import decode, is_image, numbers_of, reading_text
+from bruno.data.readers import decode, is_image, is_unreadable_image, numbers_of, reading_text
 
 
 class Element(NamedTuple):
@@ -67,6 +68,11 @@ class ElementReader:
         if not files:
             kind = "images" if self.levels else "CSV files"
             raise ValueError(f"{folder}: must be a folder of {kind}; there is none in it (not below it).")
+        if unread := sorted(file.name for file in folder.iterdir() if is_unreadable_image(file.name)):
+            warnings.warn(
+                f"{folder}: {len(unread)} of its images cannot be read, first {unread[0]}; save them as PNG.",
+                stacklevel=2,
+            )
         return files
 
     def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
@@ -76,7 +82,8 @@ class ElementReader:
                 yield from self.read([line])
             return
         header = list(self.columns) or [f"number {i}" for i in range(1, self.shape[0] + 1)]
-        places, begun, table = list(range(len(header))), False, csv.reader(lines)
+        places, begun = list(range(len(header))), False
+        table = csv.reader(line.removeprefix("\ufeff") for line in lines)  # the mark that Excel puts first
         try:
             for cells in table:
                 if not any(map(str.strip, cells)):

@@ -92,14 +92,6 @@ class Examples:
             raise ValueError(f"`classes` must be among {known}; got {missing[0]!r}.")
         return self.of_classes(self.names.index(name) for name in names)
 
-    def with_columns(self, wanted: Sequence[str]) -> Examples:
-        """Rows of these columns, in this order; of all they have, if none are named or known."""
-        if not wanted or not self.columns:
-            return self
-        return replace(
-            self, elements=self.elements[:, where_columns_are(wanted, self.columns)], columns=tuple(wanted)
-        )
-
     def with_at_least(self, count: int) -> Examples:
         """The classes that have so many elements; `skipped` names the others. All, if none has so many."""
         counts = self.counts.tolist()

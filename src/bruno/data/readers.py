@@ -24,9 +24,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from bruno.data.archives import BROKEN, entries, reason
-from bruno.data.examples import Examples
+from bruno.data.examples import Examples, where_columns_are
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+_UNREADABLE = {".heic", ".heif", ".avif", ".jxl", ".svg", ".pdf", ".dng", ".cr2", ".nef", ".psd"}
 LARGEST = float(np.finfo(np.float32).max)  # of a number in a table: its square is finite in float64
 
 
@@ -180,8 +181,11 @@ def _all_fitted(images: Tensor, size: int | tuple[int, int] | None, grey: bool |
     return torch.from_numpy(np.stack([_fitted(picture, wanted, grey) for picture in pictures]))
 
 
-def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
-    """A table with a header: rows of the same value in the `group` column are a set, the others numbers."""
+def read_csv(path: Path, group: str, *, columns: Sequence[str] = (), skip_bad: bool = False) -> Examples:
+    """A table with a header: rows of the same value in the `group` column are a set, the others numbers.
+
+    Of the others only `columns` are read, in that order, if some are named.
+    """
     rows, groups, skipped = [], [], []
     try:
         with reading_text(path) as file:
@@ -198,15 +202,19 @@ def read_csv(path: Path, group: str, *, skip_bad: bool = False) -> Examples:
             if twice := sorted({name for name in header if header.count(name) > 1}):
                 raise ValueError(f"{path}: columns must have different names; {twice[0]!r} is there twice.")
             place = header.index(group)
-            others = [i for i in range(len(header)) if i != place]
+            try:
+                others = where_columns_are(columns or [*header[:place], *header[place + 1 :]], header)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
             for cells in filter(None, table):  # blank lines are none
                 try:
                     row = numbers_of(cells, header, others)
                 except ValueError as error:
                     if not skip_bad:
                         raise ValueError(
-                            f"{path}: line {table.line_num} cannot be used: {error}. Mend it, or leave such "
-                            "lines out (--skip-bad, `data.skip_bad`)."
+                            f"{path}: line {table.line_num} cannot be used: {error}. Mend it, leave such "
+                            "lines out (--skip-bad, `data.skip_bad`), or name the columns that are numbers "
+                            "(`data.columns`)."
                         ) from error
                     skipped.append(f"line {table.line_num}")
                     continue
@@ -257,6 +265,11 @@ def is_image(name: str) -> bool:
     """Whether a file of this name is one, and neither hidden nor what an archiver left beside it."""
     path = PurePosixPath(name)
     return path.suffix.lower() in _IMAGES and not any(map(is_hidden, path.parts))
+
+
+def is_unreadable_image(name: str) -> bool:
+    """Whether a file of this name is an image of a kind that is not read here, as telephones take them."""
+    return PurePosixPath(name).suffix.lower() in _UNREADABLE and not is_hidden(name)
 
 
 def is_hidden(name: str) -> bool:

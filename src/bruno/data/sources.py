@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,6 +59,7 @@ def load_examples(
     original: bool = False,
     grey: bool = True,
     group: str = "",
+    columns: Sequence[str] = (),
     skip_bad: bool = False,
     fewest: int = 1,
     download: bool = True,
@@ -75,6 +76,7 @@ def load_examples(
         original: images in the size they were published in instead.
         grey: for your own images: one channel or three.
         group: for a CSV: the column that says which set a row belongs to.
+        columns: for a CSV: those to read, in this order; all others if left out.
         skip_bad: for your own files: leave out what cannot be read, and count it.
         fewest: with skip_bad, leave out classes with fewer elements, too. The others stay in their split.
         download: fetch what is missing.
@@ -88,7 +90,12 @@ def load_examples(
         parsed = _parsed(name, source, data_dir, download, original)
         return parsed if split == "all" else source.split(parsed, split)
     examples = read_own(
-        Path(name), size=None if original else size, grey=grey, group=group, skip_bad=skip_bad
+        Path(name),
+        size=None if original else size,
+        grey=grey,
+        group=group,
+        columns=columns,
+        skip_bad=skip_bad,
     )
     part = examples if split == "all" else split_by_class(examples, split)
     if not skip_bad:
@@ -103,6 +110,7 @@ def read_own(
     size: int | tuple[int, int] | None = None,
     grey: bool = True,
     group: str = "",
+    columns: Sequence[str] = (),
     skip_bad: bool = False,
 ) -> Examples:
     """All examples of a folder, archive, npz or CSV; the arguments are those of `load_examples`.
@@ -112,14 +120,18 @@ def read_own(
     """
     if not path.exists():
         raise ValueError(
-            f"`data` must be one of {', '.join(SOURCES)}, or a path; there is nothing at {str(path)!r}."
+            f"`data` must be one of {', '.join(SOURCES)}, or a path; there is nothing at {str(path)!r}. "
+            "Name it (--set data.name=PATH to train, --data PATH for another's)."
         )
     kind = path.suffix.lower()
     if kind == ".npz":
         return read_npz(path, size=size, grey=grey)
     if kind == ".csv":
-        how = f"{path.resolve()} {group} {skip_bad}"
-        return _cached(how, _stamp(path), lambda: read_csv(path, group, skip_bad=skip_bad))
+        return _cached(
+            f"{path.resolve()} {group} {','.join(columns)} {skip_bad}",
+            _stamp(path),
+            lambda: read_csv(path, group, columns=columns, skip_bad=skip_bad),
+        )
     return _cached(
         f"{path.resolve()} {size} {grey} {skip_bad}",
         _stamp(path),
