@@ -64,6 +64,11 @@ def test_train_resume_and_evaluate(tmp_path, monkeypatch):
     assert math.isclose(sum(bits["by_position"]) / 20, bits["mean"], rel_tol=1e-6)
     assert bits["by_position"][0] == bits["first"]
     assert report["provenance"]["packages"]["torch"]
+    for steps, old in (("4", 0), ("5", 1)):
+        run("train", "digits", "--steps", steps, "--out", "whole", "--resume", *SMALL)
+        run("report", "whole")
+        page = (tmp_path / "whole" / "report.html").read_text("utf-8")
+        assert page.count("Of an earlier checkpoint") == old
 
 
 def test_training_continues_to_the_bit_after_an_interruption(tmp_path, monkeypatch):

@@ -32,6 +32,7 @@ class Result:
         note: a sentence on how to read it.
         picture: PNG bytes, if it has one.
         provenance: of one that was read again: command, commit, seed, hardware, versions.
+        model: the fingerprint of the model that it is of, if it is of one.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Result:
     note: str = ""
     picture: bytes = b""
     provenance: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
 
     def write(self, run: Path, *, config: dict[str, Any], seed: int) -> Path:
         """Into the results of a run, with what it takes to check it; returns the path of the JSON."""
@@ -56,6 +58,7 @@ class Result:
             "columns": self.columns,
             "rows": self.rows,
             "values": self.values,
+            "model": self.model,
             "config": config,
             "provenance": provenance(seed),
         }
@@ -87,9 +90,8 @@ def read_results(run: Path) -> list[Result]:
         title, values, columns, rows, note, made = parts
         picture = path.with_suffix(".png")
         shown = picture.read_bytes() if picture.is_file() else b""
-        results.append(
-            Result(path.stem, title, values, tuple(columns), tuple(map(tuple, rows)), note, shown, made)
-        )
+        table, of = (tuple(columns), tuple(map(tuple, rows))), record.get("model", "")
+        results.append(Result(path.stem, title, values, *table, note, shown, made, of))
     return results
 
 

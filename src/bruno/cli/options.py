@@ -329,6 +329,7 @@ class Opened(NamedTuple):
 
     def keep(self, result: Result, seed: int) -> None:
         """Show a result and write it beside the model."""
+        result = replace(result, model=self.model.fingerprint())
         keep(result, self.folder, to_dict(self.recipe or self.model.config), seed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,8 +30,19 @@ def report(
         raise ValueError(f"`run` must be a run with a log or results; {run} has neither.")
     path = out or folder / "report.html"
     curve = [curve_of(log)] if log else []
-    path.write_text(page(folder.name, lead_of(folder), [*results, *curve]), "utf-8")
+    path.write_text(page(folder.name, lead_of(folder), [*_dated(results, Run(folder)), *curve]), "utf-8")
     console.print(f"written: {path}", soft_wrap=True)
+
+
+def _dated(results: list[Result], run: Run) -> list[Result]:
+    """With a word on those of a model that the run no longer has, as it was trained further since."""
+    kept = ["last"] * bool(run.checkpoints) + ["best"] * run.best.is_file()
+    models = {"", *(run.model(which).fingerprint() for which in kept)}
+    old = "Of an earlier checkpoint: measure again to have it of the last one."
+    return [
+        replace(result, note=f"{old} {result.note}") if kept and result.model not in models else result
+        for result in results
+    ]
 
 
 def curve_of(log: list[dict[str, Any]]) -> Result:
