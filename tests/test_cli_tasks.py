@@ -210,7 +210,7 @@ def test_a_stream_for_programs_goes_on_where_it_stopped(trained, tmp_path):
     whole = lines(*files)
     assert [line["element"] for line in whole] == [str(file) for file in files]
     assert [line["seen"] for line in whole] == list(range(len(files)))
-    assert set(whole[0]) == {"element", "score", "seen", "threshold", "outlier"}
+    assert set(whole[0]) == {"element", "score", "seen", "threshold", "outlier", "absurd"}
     state = ["--state", tmp_path / "known"]
     parts = lines(*files[:4], *state) + lines(*files[4:], *state)
     assert [line["seen"] for line in parts] == list(range(len(files)))
@@ -359,6 +359,18 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     assert "what is odd is learnt from 3 classes of 90 elements" in output
     assert "stream.csv, line 27  odd one out" in output
     assert output.count("odd one out") == 1
+    broken = Path("stream.csv").read_text().splitlines()
+    broken[9:9] = ["-999,-999,-999"]
+    Path("broken.csv").write_text("\n".join([*broken, "-999,-999,-999"]))
+    absurd = "odd one out, unlike anything in any set"
+    for batch in ([], ["--batch"]):
+        output = run("anomaly", "runs/machines", "broken.csv", *batch)
+        assert output.count(absurd) == 2
+        assert output.count("odd one out") == 3 + len(batch)  # the title has it too; none of those after it
+        assert "2 unlike anything in any set did not count as seen" in " ".join(output.split())
+        name = "anomaly-batch" if batch else "anomaly"
+        values = json.loads(Path(f"runs/machines/results/{name}.json").read_text())["values"]
+        assert (values["outliers"], values["absurd"]) == (3, 2)
     turned = "".join(f"{c},x,{a},{b}\n" for a, b, c in rows[30])
     Path("turned.csv").write_text("weight,note,heat,speed\n" + turned)  # found by their names
     assert run("anomaly", "runs/machines", "turned.csv").count("odd one out") == 1

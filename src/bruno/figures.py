@@ -260,13 +260,14 @@ def points(xs: Sequence[float], ys: Sequence[float], x: str, y: str) -> bytes:
 def scores_over_time(
     scores: Sequence[float],
     thresholds: Sequence[float | None],
+    flagged: Sequence[bool],
     *,
     odd: Mapping[int, UInt8[Tensor, "channels height width"]] | None = None,
     ordinary: Mapping[int, UInt8[Tensor, "channels height width"]] | None = None,
     first: int = 1,
     what: str = "stream",
 ) -> bytes:
-    """Scores along a stream (or batch) from its `first` element on, those below the threshold marked.
+    """Scores along a stream (or batch) from its `first` element on, those that are flagged marked.
 
     Above them, some elements that are odd and some that are not, by their place in the stream.
     """
@@ -287,12 +288,12 @@ def scores_over_time(
             strip.set(xlim=(0, ACROSS), ylim=(0, 1.2))
         place = np.arange(first, first + len(scores))
         limit = np.array([math.nan if t is None else t for t in thresholds])
-        below = np.array(scores) < limit
+        marked = np.array(flagged)
         axes.plot(place, scores, "o-", color=_COLOURS[0], markersize=3, linewidth=0.8)
         axes.plot(place, limit, "--", color=_COLOURS[5], linewidth=0.8, label="threshold")
         axes.locator_params(axis="x", integer=True)
-        if below.any():
-            axes.plot(place[below], np.array(scores)[below], "o", color=_COLOURS[1], label="odd one out")
+        if marked.any():
+            axes.plot(place[marked], np.array(scores)[marked], "o", color=_COLOURS[1], label="odd one out")
         axes.set(xlabel=f"element of the {what}", ylabel="score, nats")
         axes.grid(**_GRID)
         axes.spines[["top", "right"]].set_visible(False)

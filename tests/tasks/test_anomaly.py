@@ -10,9 +10,11 @@ from bruno.sequences import SetSampler
 from bruno.tasks.anomaly import (
     Detector,
     Thresholds,
+    batch_scores,
     calibrate,
     calibrate_batch,
     leave_one_out_scores,
+    lowest_likely,
     online_scores,
 )
 
@@ -234,6 +236,26 @@ def test_a_calibrated_detector_finds_outliers_at_few_false_alarms(digits_model, 
     judged = torch.tensor([[s.outlier for s in Detector(digits_model, thresholds).watch(set_)] for set_ in x])
     assert judged[:, -1].double().mean() > 0.8
     assert judged[:, :-1].double().mean() < 0.1
+
+
+def test_what_is_absurd_never_counts_as_seen():
+    torch.manual_seed(0)
+    model = Bruno.from_config(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=0)))
+    rows = torch.randn(40, 2).double()
+    model.initialise(rows)
+    clean = Examples(rows, torch.arange(40) % 4, ("a", "b", "c", "d"))
+    floor = lowest_likely(model, SetSampler(clean), generator=seeded())
+    glitch = torch.full((1, 2), 99.0).double()
+    stream = torch.cat([glitch, rows[:5], glitch, rows[5:8]])
+    judged = list(Detector(model, -1e9, floor=floor).watch(stream))
+    assert [said.absurd for said in judged] == [said.outlier for said in judged]
+    assert [i for i, said in enumerate(judged) if said.absurd] == [0, 6]
+    assert [said.seen for said in judged] == [0, 0, 1, 2, 3, 4, 5, 5, 6, 7]
+    alone = leave_one_out_scores(model, rows[:8])
+    scores, absurd = batch_scores(model, stream, floor)
+    assert absurd.nonzero().flatten().tolist() == [0, 6]
+    torch.testing.assert_close(scores[~absurd], alone)
+    torch.testing.assert_close(batch_scores(model, stream).scores, leave_one_out_scores(model, stream))
 
 
 # --- errors ----------------------------------------------------------------------------------------------

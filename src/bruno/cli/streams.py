@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -51,9 +52,10 @@ from bruno.sequences import SetSampler
 from bruno.tasks.anomaly import (
     Detector,
     Thresholds,
+    batch_scores,
     calibrate,
     calibrate_batch,
-    leave_one_out_scores,
+    lowest_likely,
 )
 from bruno.tasks.anomaly_quality import measure_anomaly
 from bruno.tasks.generation import condition_on
@@ -151,11 +153,15 @@ def anomaly(
         opened.keep(_quality(opened, examples, sets, length, noise, where), seed)
         return
 
-    def limit(fit: Callable[..., T], length: int) -> float | T:
-        """The threshold that is given, or what `calibrate` or `calibrate_batch` finds on clean sets."""
+    def limits(fit: Callable[..., T], length: int) -> tuple[float | T, float]:
+        """The threshold that is given, or what `fit` finds on clean sets; and what no likely row is below."""
         if threshold is not None:
-            return threshold
-        return _calibrated(fit, opened, _clean(opened, data_dir, data, invert), rate, length, sets, noise)
+            return threshold, -math.inf
+        clean = _clean(opened, data_dir, data, invert)
+        found = _calibrated(fit, opened, clean, rate, length, sets, noise)
+        if opened.model.levels:  # images may be of any kind: what unlike ones have in common can be told
+            return found, -math.inf
+        return found, lowest_likely(opened.model, SetSampler(clean, device=opened.device), generator=noise)
 
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
     ended_by: BaseException | None = None
@@ -171,10 +177,11 @@ def anomaly(
             if len(finished) < 2:
                 raise ValueError(f"`--batch` needs at least two elements; got {len(finished)}.")
             opened.warn_if_unlike(torch.stack([element.x for element in finished]))
-            found = _of_a_batch(opened, finished, limit(calibrate_batch, len(finished)))
+            found = _of_a_batch(opened, finished, *limits(calibrate_batch, len(finished)))
         else:
             known = _known_before(opened, reader, state, typical)
-            detector = Detector(opened.model, limit(calibrate, length), keep_out=keep_out)
+            limit, floor = limits(calibrate, length)
+            detector = Detector(opened.model, limit, keep_out=keep_out, floor=floor)
             with _terminated_as_interrupted():
                 found, known, ended_by = _along(opened, detector, known, elements, as_json)
             if state:
@@ -276,16 +283,19 @@ class _Judged:
 
     def __init__(self, levels: int, most: int | None = None) -> None:
         self._levels = levels
-        self.count = self._flagged = 0
-        self._latest: deque[tuple[str, float, float | None]] = deque(maxlen=most)
+        self.count = self._below = self._absurd = 0
+        self._latest: deque[tuple[str, float, float | None, bool, bool]] = deque(maxlen=most)
         self._odd: list[tuple[float, int, Tensor]] = []
         self._ordinary: list[tuple[float, int, Tensor]] = []
 
-    def add(self, element: Element, score: float, threshold: float | None, *, odd: bool) -> None:
+    def add(
+        self, element: Element, score: float, threshold: float | None, *, odd: bool, absurd: bool
+    ) -> None:
         """One more."""
         self.count += 1
-        self._flagged += odd
-        self._latest.append((element.name, score, threshold))
+        self._below += odd and not absurd
+        self._absurd += absurd
+        self._latest.append((element.name, score, threshold, odd, absurd))
         kept = self._odd if odd else self._ordinary
         kept.append((score, self.count, element.x))
         kept.sort(key=itemgetter(0), reverse=not odd)
@@ -295,18 +305,23 @@ class _Judged:
         """Of a stream or batch, whose elements are scored given others."""
         if not self.count:
             raise ValueError("`stream` must hold at least one element; it is empty.")
-        some = f" The lowest {ACROSS} of them are shown." * (self._flagged > ACROSS and self._levels > 0)
-        names, scores, thresholds = map(list, zip(*self._latest, strict=True))
-        values = {"elements": self.count, "outliers": self._flagged}
+        some = f" The lowest {ACROSS} of them are shown." * (self._below > ACROSS and self._levels > 0)
+        some += f" {self._absurd} unlike anything in any set did not count as seen." * (self._absurd > 0)
+        names, scores, thresholds, flagged, absurd = map(list, zip(*self._latest, strict=True))
+        values = {"elements": self.count, "outliers": self._below + self._absurd, "absurd": self._absurd}
+        # What is absurd would make all other scores a line: it is shown where the lowest of them is.
+        lowest = min((s for s, beyond in zip(scores, absurd, strict=True) if not beyond), default=0.0)
+        shown = [lowest if beyond else s for s, beyond in zip(scores, absurd, strict=True)]
         return Result(
             name,
             title,
             {**values, "names": names, "scores": scores, "thresholds": thresholds},
-            note=f"{self._flagged} of {self.count} are below the threshold.{some} The score is "
+            note=f"{self._below} of {self.count} are below the threshold.{some} The score is "
             f"log p(x | {given}) − log p(x), in nats.",
             picture=scores_over_time(
-                scores,
+                shown,
                 thresholds,
+                flagged,
                 odd=self._images(self._odd),
                 ordinary=self._images(self._ordinary),
                 first=self.count - len(scores) + 1,
@@ -349,12 +364,13 @@ def _along(
             if i == 0:
                 opened.warn_if_unlike(element.x)
             said, known = detector.step(known, element.x.to(opened.device))
-            judged.add(element, said.score, said.threshold, odd=said.outlier)
+            judged.add(element, said.score, said.threshold, odd=said.outlier, absurd=said.absurd)
             if as_json:
                 print(json.dumps({"element": element.name, **asdict(said)}), flush=True)
             else:
-                flag = "  odd one out" if said.outlier else ""
-                console.print(f"{said.score:+10.2f}  {element.name}{flag}", highlight=False, soft_wrap=True)
+                flag = _flag(odd=said.outlier, absurd=said.absurd)
+                line = f"{said.score:+10.2f}  {element.name}  {flag}".rstrip()
+                console.print(line, highlight=False, soft_wrap=True)
     except (KeyboardInterrupt, OSError, ValueError) as error:
         if not judged.count:
             raise
@@ -363,18 +379,22 @@ def _along(
     return found, known, ended_by
 
 
-def _of_a_batch(opened: Opened, elements: list[Element], threshold: float) -> Result:
+def _flag(*, odd: bool, absurd: bool) -> str:
+    return ("odd one out" + ", unlike anything in any set" * absurd) * odd
+
+
+def _of_a_batch(opened: Opened, elements: list[Element], threshold: float, floor: float) -> Result:
     """Each given all the others."""
     x = torch.stack([element.x for element in elements]).to(opened.device)
-    scores = leave_one_out_scores(opened.model, x).tolist()
-    judged = _Judged(opened.model.levels)
-    for element, score in zip(elements, scores, strict=True):
-        judged.add(element, score, threshold, odd=score < threshold)
-    lowest = sorted(zip(scores, elements, strict=True), key=itemgetter(0))[:_LOWEST]
-    rows = tuple(
-        (f"{score:+.2f}", name, "odd one out" * (score < threshold))
-        for (score, _), name in zip(lowest, short_names([e.name for _, e in lowest]), strict=True)
-    )
+    scores, absurd = (part.tolist() for part in batch_scores(opened.model, x, floor))
+    judged, told = _Judged(opened.model.levels), []
+    for element, score, beyond in zip(elements, scores, absurd, strict=True):
+        odd = beyond or score < threshold
+        judged.add(element, score, threshold, odd=odd, absurd=beyond)
+        told.append((not beyond, score, element.name, _flag(odd=odd, absurd=beyond)))
+    lowest = sorted(told)[:_LOWEST]  # what is absurd first
+    names = short_names([name for _, _, name, _ in lowest])
+    rows = tuple((f"{row[1]:+.2f}", name, row[3]) for row, name in zip(lowest, names, strict=True))
     found = judged.result("anomaly-batch", "Which is the odd one out of a batch?", "batch", "all others")
     return replace(found, columns=("score", "the lowest", ""), rows=rows)
 

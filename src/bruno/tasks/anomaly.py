@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from bruno.config import check_at_least
 from bruno.model import Bruno, Posterior
+from bruno.process import Evidence
 from bruno.sequences import SetSampler
 from bruno.tasks import Progress
 
@@ -39,6 +40,33 @@ def leave_one_out_scores(model: Bruno, x: Tensor) -> Float[Tensor, "*batch n"]:
     What order the elements came in makes no difference, and the first is judged as well as the last.
     """
     return leave_one_out_from_latents(model, _latents(model, x, at_least=2))
+
+
+class BatchScores(NamedTuple):
+    """Of one finished set: the score of each element, and which of them were of no account to the others."""
+
+    scores: Float[Tensor, " n"]
+    absurd: Bool[Tensor, " n"]
+
+
+@torch.no_grad()
+def batch_scores(model: Bruno, x: Tensor, floor: float = -math.inf) -> BatchScores:
+    """`leave_one_out_scores` of one set (n, *shape), in which what is less likely than `floor` is not seen.
+
+    Two equal glitches would explain each other, and neither explains what else there is.
+    """
+    z = _latents(model, x, at_least=2)
+    absurd = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+    if floor > -math.inf:
+        absurd = model.prior().log_prob(x) < floor
+    if (~absurd).sum() < 2:
+        absurd = torch.zeros_like(absurd)
+    seen, unseen, scores = z[~absurd], z[absurd], z.new_empty(len(z))
+    scores[~absurd] = leave_one_out_from_latents(model, seen)
+    if len(unseen):
+        given = Evidence.of(seen)
+        scores[absurd] = model.process.log_prob(unseen, given) - model.process.log_prob(unseen)
+    return BatchScores(scores, absurd)
 
 
 def online_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
@@ -127,6 +155,19 @@ def calibrate_batch(
     return float(np.quantile(scores.numpy(), rate))  # that of torch takes so many and no more
 
 
+@torch.no_grad()
+def lowest_likely(model: Bruno, sampler: SetSampler, *, generator: Generator, elements: int = 1000) -> float:
+    """The log p(x) below which an element is like none of any set, as what a broken sensor says.
+
+    That is twice as far below the middle of clean elements as the lowest of so many of them is.
+    """
+    check_at_least("elements", elements, 1)
+    places = torch.randperm(len(sampler.elements), generator=generator, device=generator.device)[:elements]
+    parts = (sampler.at(some) for some in places.split(_ELEMENTS_AT_A_TIME))
+    log_prob = torch.cat([model.prior().log_prob(x) for x in parts])
+    return (2 * log_prob.min() - log_prob.median()).item()
+
+
 def _check_rate_and_length(rate: float, length: int) -> None:
     if not 0 < rate < 1:
         raise ValueError(
@@ -169,13 +210,15 @@ class Scored:
         score: log p(x | those in the evidence) − log p(x); 0 where there are none.
         seen: how many elements the evidence held before this one.
         threshold: what the score is held against; None where nothing is judged yet.
-        outlier: whether the score is below the threshold.
+        outlier: whether the score is below the threshold, or the element absurd.
+        absurd: whether it is less likely than anything in any set, whatever was seen.
     """
 
     score: float
     seen: int
     threshold: float | None
     outlier: bool
+    absurd: bool
 
 
 class Step(NamedTuple):
@@ -195,12 +238,15 @@ class Detector:
         keep_out: detected outliers stay out of the evidence. They do no harm there then, but if what comes in
             changes for good, or what came in first was not typical, the detector never gets used to the rest.
         warm_up: so many elements enter the evidence unjudged. The first tells nothing: its score is always 0.
+        floor: what has a log p(x) below this, as from `lowest_likely`, is absurd: an outlier, even as the
+            first, that never enters the evidence. After it, all that is ordinary would look odd.
     """
 
     model: Bruno
     threshold: float | Thresholds = 0.0
     keep_out: bool = False
     warm_up: int = 1
+    floor: float = -math.inf
 
     def __post_init__(self) -> None:
         if self.warm_up < 1:
@@ -234,13 +280,15 @@ class Detector:
                 f"`posterior` must know one set; this one knows a batch of {tuple(evidence.batch_shape)}."
             )
         seen = int(evidence.count)
-        z = self.model.latents(x)
-        score = (self.model.process.log_prob(z, evidence) - self.model.process.log_prob(z)).item()
+        z, log_det = self.model.encode(x.to(self.model.process.mean.device))
+        unseen = self.model.process.log_prob(z)
+        score = (self.model.process.log_prob(z, evidence) - unseen).item()
         threshold = self._threshold_at(seen) if seen >= self.warm_up else None
-        outlier = threshold is not None and score < threshold
-        if not (outlier and self.keep_out):
+        absurd = (unseen + log_det).item() < self.floor
+        outlier = absurd or (threshold is not None and score < threshold)
+        if not (absurd or (outlier and self.keep_out)):
             posterior = Posterior(self.model, evidence.add(z))
-        return Step(Scored(score, seen, threshold, outlier), posterior)
+        return Step(Scored(score, seen, threshold, outlier, absurd), posterior)
 
     def _threshold_at(self, seen: int) -> float:
         return self.threshold.at(seen) if isinstance(self.threshold, Thresholds) else self.threshold
