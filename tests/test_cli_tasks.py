@@ -388,7 +388,9 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     assert "mean variance of a column, in training 1, over 30 rows" in output
     spread = json.loads(Path("runs/machines/results/samples-repeats.json").read_text())["values"]["variance"]
     assert spread[-1] < spread[0] < 2
-    assert "machines.csv, line 901" in run("anomaly", "runs/machines", "machines.csv", "--threshold", "-3")
+    output = run("anomaly", "runs/machines", "machines.csv", "--threshold", "-3")
+    assert "machines.csv, line 901" in output
+    assert output.count("machine is m1, and was m0; all are judged as one set") == 1
     assert "nearest columns %" in run(
         "fewshot", "runs/machines", "--way", "3", "--shot", "5", "--trials", "5"
     )

@@ -359,10 +359,19 @@ def _along(
     by an interrupt or at an element that cannot be read: what was judged before is not lost.
     """
     judged, ended_by = _Judged(opened.model.levels, _KEPT), None
+    group: str | None = None  # until there is another
     try:
         for i, element in enumerate(elements):
             if i == 0:
                 opened.warn_if_unlike(element.x)
+                group = element.group
+            if group is not None and element.group != group:
+                console.print(
+                    f"{element.name}: {opened.group} is {element.group}, and was {group}; all are judged as "
+                    "one set. Give each a stream of its own.",
+                    soft_wrap=True,
+                )
+                group = None
             said, known = detector.step(known, element.x.to(opened.device))
             judged.add(element, said.score, said.threshold, odd=said.outlier, absurd=said.absurd)
             if as_json:

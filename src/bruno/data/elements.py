@@ -18,10 +18,11 @@ from bruno.data.readers import decode, is_image, is_unreadable_image, numbers_of
 
 
 class Element(NamedTuple):
-    """One element and what to call it: the path of an image, the line of a row."""
+    """An element and what to call it: the path of an image, the line of a row, which may name its set too."""
 
     name: str
     x: Tensor
+    group: str = ""
 
 
 class ElementReader:
@@ -32,7 +33,7 @@ class ElementReader:
         levels: of the images; 0 for rows of real numbers.
         invert: 255 − pixel, for dark ink on bright paper where the model knows bright ink.
         skip_bad: leave out what cannot be read instead of raising; `skipped` names it.
-        group: for rows: a column to leave out, where the header has it.
+        group: for rows: the column that names their set, where the header has it; it is no number of a row.
         columns: for rows: what their numbers are called; where there is a header, they are found by it.
     """
 
@@ -92,7 +93,8 @@ class ElementReader:
                     header, places = cells, self._places(cells, origin or "the header: ")
                 else:
                     row = partial(self._row, cells, header, places)
-                    yield from self._checked(f"{origin}line {table.line_num}", row)
+                    group = dict(zip(header, cells, strict=False)).get(self.group, "")
+                    yield from self._checked(f"{origin}line {table.line_num}", row, group)
                 begun = True
         except csv.Error as error:
             raise ValueError(f"{origin}line {table.line_num} cannot be read as CSV: {error}.") from error
@@ -131,9 +133,9 @@ class ElementReader:
                 raise
             self.skipped.append(str(path))
 
-    def _checked(self, name: str, read: Callable[[], Tensor]) -> Iterator[Element]:
+    def _checked(self, name: str, read: Callable[[], Tensor], group: str = "") -> Iterator[Element]:
         try:
-            yield Element(name, read())
+            yield Element(name, read(), group)
         except (*BROKEN, ValueError) as error:
             if not self.skip_bad:
                 raise ValueError(f"{name}: cannot be used: {reason(error)}.") from error
