@@ -69,6 +69,8 @@ def test_train_resume_and_evaluate(tmp_path, monkeypatch):
         run("report", "whole")
         page = (tmp_path / "whole" / "report.html").read_text("utf-8")
         assert page.count("Of an earlier checkpoint") == old
+    with pytest.raises(ValueError, match=r"`--out` must be a file in a folder that is there; got no.p.html"):
+        run("report", "whole", "--out", "no/p.html")
 
 
 def test_training_continues_to_the_bit_after_an_interruption(tmp_path, monkeypatch):

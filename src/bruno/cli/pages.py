@@ -10,6 +10,7 @@ import typer
 
 from bruno.cli.options import ModelName, console, folder_of
 from bruno.figures import learning_curve
+from bruno.files import replacing
 from bruno.report import Result, page, read_results
 from bruno.runs import Run
 
@@ -29,8 +30,11 @@ def report(
     if not results and not log:
         raise ValueError(f"`run` must be a run with a log or results; {run} has neither.")
     path = out or folder / "report.html"
-    curve = [curve_of(log)] if log else []
-    path.write_text(page(folder.name, lead_of(folder), [*_dated(results, Run(folder)), *curve]), "utf-8")
+    if not path.parent.is_dir() or path.is_dir():
+        raise ValueError(f"`--out` must be a file in a folder that is there; got {path}.")
+    sections = [*_dated(results, Run(folder)), *([curve_of(log)] if log else [])]
+    with replacing(path) as beside:
+        beside.write_text(page(folder.name, lead_of(folder), sections), "utf-8")
     console.print(f"written: {path}", soft_wrap=True)
 
 

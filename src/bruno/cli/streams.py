@@ -68,7 +68,7 @@ _RATE = 0.01  # of false alarms
 _SETS = 500  # to calibrate on, or to measure on
 _STRANGERS = 0.1  # their share of a stream that is made up
 _LENGTH = 20  # of the sets that are calibrated or measured on
-_FEW_CLASSES = 5  # to calibrate on: too few to tell what all others are like
+_FEW_CLASSES = 10  # to calibrate on: too few to tell what all others are like
 
 
 def anomaly(
