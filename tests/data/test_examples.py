@@ -56,3 +56,35 @@ def test_classes_with_too_few_elements_are_left_out_by_name(examples):
     assert kept.labels.tolist() == [0, 0, 1, 1, 1]
     assert kept.skipped == ("x", "a (only 1)")
     assert examples.with_at_least(4) is examples
+
+
+@pytest.mark.parametrize(
+    ("elements", "labels", "error", "message"),
+    [
+        (
+            np.zeros((2, 3)),
+            torch.tensor([0, 1]),
+            TypeError,
+            r"`elements` must be a torch.Tensor",
+        ),
+        (torch.zeros(2, 3), [0, 1], TypeError, r"`labels` must be a torch.Tensor; got list"),
+        (
+            torch.zeros(2, 3),
+            torch.tensor([0.0, 1.0]),
+            TypeError,
+            r"`labels` must be integers",
+        ),
+        (torch.zeros(2, 3), torch.tensor([0, 2]), ValueError, r"`labels` must be from 0 to 1.*got 2"),
+        (torch.zeros(2, 3), torch.tensor([-1, 1]), ValueError, r"`labels` must be from 0 to 1.*got -1"),
+        (
+            torch.zeros(2, 3),
+            torch.tensor([0]),
+            ValueError,
+            r"one for each of 2 elements; got 1",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("without_shape_checks")
+def test_what_cannot_be_examples(elements, labels, error, message):
+    with pytest.raises(error, match=message):
+        Examples(elements, labels, ("a", "b"))

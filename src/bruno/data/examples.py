@@ -36,6 +36,16 @@ class Examples:
     columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, value in (("elements", self.elements), ("labels", self.labels)):
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"`{name}` must be a torch.Tensor; got {type(value).__name__}. Use torch.as_tensor."
+                )
+        if self.labels.dtype.is_floating_point or self.labels.ndim != 1:
+            raise TypeError(
+                f"`labels` must be integers, one for each element; got {self.labels.dtype} of shape "
+                f"{tuple(self.labels.shape)}. Use labels.long()."
+            )
         if self.elements.is_floating_point():
             object.__setattr__(self, "levels", 0)
         if len(self.elements) != len(self.labels):
