@@ -58,6 +58,7 @@ ORDER = [
     "bruno.figures",
     "bruno.report",
     "bruno.cli.options",
+    "bruno.cli.opening",
     "bruno.cli.training",
     "bruno.cli.finetuning",
     "bruno.cli.listing",

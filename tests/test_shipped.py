@@ -179,9 +179,9 @@ def test_a_model_that_ships_is_fine_tuned_to_dark_ink(dark_ink):
 def test_classes_that_training_saw_are_not_calibrated_on(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     asked = []
-    monkeypatch.setattr("bruno.cli.options.is_here", lambda name, data_dir: True)
+    monkeypatch.setattr("bruno.cli.opening.is_here", lambda name, data_dir: True)
     monkeypatch.setattr(
-        "bruno.cli.options.held_out_examples",
+        "bruno.cli.opening.held_out_examples",
         lambda recipe, split, data_dir: asked.append(split) or load_examples("drawn", "all"),
     )
     told = said(

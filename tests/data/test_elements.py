@@ -127,6 +127,12 @@ def test_photographs_that_cannot_be_read_are_told(folder):
         assert len(ElementReader((1, 4, 4), 256).all([folder])[0]) == 3
 
 
+def test_a_manual_beside_a_table_is_no_photograph(tmp_path):
+    (tmp_path / "t.csv").write_text("1,2\n")
+    (tmp_path / "manual.pdf").write_bytes(b"")
+    assert len(ElementReader((2,), 0).all([tmp_path])[0]) == 1
+
+
 def test_images_of_more_levels_than_a_byte_has(folder):
     x, _ = ElementReader((1, 4, 4), 1024).all([folder / "b.png"])
     assert set(x.flatten().tolist()) == {round(200 * 1023 / 255)}

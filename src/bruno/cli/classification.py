@@ -10,24 +10,20 @@ import torch
 import typer
 from torch import Tensor
 
+from bruno.cli.opening import Opened, chosen_split, is_own, measured_on, open_model
 from bruno.cli.options import (
     Checkpoint,
     DataDir,
     Device,
     Invert,
     ModelName,
-    Opened,
     OtherData,
     Seed,
     SkipBad,
     Split,
     check_number,
-    chosen_split,
     console,
-    is_own,
-    measured_on,
     numbers,
-    open_model,
     progress_bar,
     say_passed_over,
     short_names,

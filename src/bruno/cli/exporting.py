@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from bruno.checkpoint import load, read_about, save
-from bruno.cli.options import Checkpoint, ModelName, console, is_run, model_file
+from bruno.cli.opening import is_run, model_file
+from bruno.cli.options import Checkpoint, ModelName, console
 from bruno.runs import Run
 
 

@@ -11,20 +11,8 @@ from typing import Annotated
 import torch
 import typer
 
-from bruno.cli.options import (
-    Checkpoint,
-    DataDir,
-    Device,
-    ModelName,
-    Opened,
-    Seed,
-    Settings,
-    held_out_examples,
-    is_own,
-    keep,
-    open_model,
-    unseen_by,
-)
+from bruno.cli.opening import Opened, held_out_examples, is_own, open_model, unseen_by
+from bruno.cli.options import Checkpoint, DataDir, Device, ModelName, Seed, Settings, keep
 from bruno.cli.training import (
     Minutes,
     Resume,

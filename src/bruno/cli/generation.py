@@ -14,23 +14,21 @@ import torch
 import typer
 from torch import Tensor
 
+from bruno.cli.opening import Opened, chosen_split, open_model
 from bruno.cli.options import (
     Checkpoint,
     DataDir,
     Device,
     Invert,
     ModelName,
-    Opened,
     OtherData,
     Seed,
     SkipBad,
     Split,
     Temperature,
     check_number,
-    chosen_split,
     console,
     numbers,
-    open_model,
     refuse,
     say_passed_over,
 )

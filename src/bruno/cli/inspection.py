@@ -9,21 +9,19 @@ from typing import Annotated
 import torch
 import typer
 
+from bruno.cli.opening import Opened, chosen_split, open_model
 from bruno.cli.options import (
     Checkpoint,
     DataDir,
     Device,
     Invert,
     ModelName,
-    Opened,
     OtherData,
     Seed,
     Split,
     check_number,
     choose_device,
-    chosen_split,
     keep,
-    open_model,
     progress_bar,
 )
 from bruno.config import to_dict

@@ -1,4 +1,4 @@
-"""What the commands have in common: their options, the device, a run's data, and how they speak."""
+"""What the commands have in common: their options, what these may be, the device, and how they speak."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 import torch.distributed.nn  # before a group is there: its functions hold the group they are imported with
@@ -19,24 +17,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
-from torch import Tensor, distributed
+from torch import distributed
 
-from bruno.augmentation import reduced
-from bruno.checkpoint import load, read_about
-from bruno.config import Recipe, from_dict, to_dict
-from bruno.data import SOURCES, ElementReader, Examples, is_here, load_examples, read_own
-from bruno.model import Bruno
-from bruno.preprocessing import Gaussianise
+from bruno.data import ElementReader
 from bruno.report import Result
-from bruno.runs import Run
-from bruno.shipped import pretrained_names, pretrained_path
 
 # In a group of processes the first one speaks for all.
 console = Console(quiet=int(os.environ.get("RANK", "0")) > 0, markup=False)
 
 _MOST_NUMBERS = 10_000  # that a range may name
-_UNLIKE = 3  # times as bright or as dark as what a model learnt
-_SOME = 64  # images to tell by whether they surprise a model
 
 ModelName = Annotated[
     str, typer.Argument(help="A run's folder, a model's file, or a model that comes with the package.")
@@ -90,292 +79,6 @@ def choose_device(name: str) -> str:
     return name
 
 
-def examples_of(recipe: Recipe, split: str, data_dir: Path | None, *, original: bool = False) -> Examples:
-    """A split of a recipe's data; images in the size of its model, or in their original one."""
-    data = recipe.data
-    examples = load_examples(
-        data.name,
-        split,
-        data_dir=data_dir,
-        size=data.size or None,
-        original=original,
-        grey=not data.colour,
-        group=data.group,
-        columns=data.columns,
-        skip_bad=data.skip_bad,
-        fewest=recipe.train.fewest,
-    )
-    if examples.skipped:
-        _say_skipped(examples.skipped)
-    examples = examples.inverted() if data.invert else examples
-    return examples.named(data.classes) if data.classes else examples
-
-
-@cache  # once, however many splits of the same data are asked for
-def _say_skipped(names: tuple[str, ...]) -> None:
-    small = [name for name in names if re.search(r" \(only \d+\)$", name)]
-    bad = [name for name in names if name not in small]
-    said = [f"{len(bad)} that could not be used, first {bad[0]}"] if bad else []
-    whole = f"{len(small)} whole class{'es' * (len(small) > 1)}"
-    said += [f"{whole}, too small, first {small[0]}"] if small else []
-    console.print(f"left out {', and '.join(said)}", soft_wrap=True)
-
-
-@cache
-def _say_drawn(name: str) -> None:
-    console.print(
-        f"{name} is not on this machine: all built-in characters take its place (`--data drawn`); "
-        f"`--data {name}` downloads it, `--data-dir DIR` says where it is.",
-        soft_wrap=True,
-    )
-
-
-def held_out_examples(recipe: Recipe, split: str, data_dir: Path | None) -> Examples:
-    """A split to measure on: classes that a run was limited to are what it learnt from, in test all count."""
-    limited = recipe.data.classes if split.startswith("train") else ()
-    return examples_of(replace(recipe, data=replace(recipe.data, classes=limited)), split, data_dir)
-
-
-def unseen_by(*recipes: Recipe) -> str:
-    """The split whose classes none of these learns from."""
-    return "test" if any(recipe.data.split == "trainval" for recipe in recipes) else "validation"
-
-
-def chosen_split(split: str | None, data: str | None, *, unused: bool = False) -> str:
-    """The one that is asked for, or test; none can be where all of one's own data are taken, or none is."""
-    if split and (unused or is_own(data)):
-        raise ValueError(
-            f"`--split` is a part of a known data set, and none is split here; leave out {split}."
-        )
-    return split or "test"
-
-
-def measured_on(split: str, data: str | None) -> str:
-    """What results on a split, or on other data, are called."""
-    if data is None:
-        return split
-    return Path(data).stem if is_own(data) or data == "drawn" else f"{data}-{split}"
-
-
-def is_own(data: str | None) -> bool:
-    """Whether --data names files of the user, not a set that the project knows."""
-    return data is not None and data not in SOURCES
-
-
-class Opened(NamedTuple):
-    """A trained model, what it was made from if that is known, and where its results go."""
-
-    model: Bruno
-    recipe: Recipe | None
-    folder: Path
-    shipped: bool = False  # with the package
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.process.mean.device
-
-    @property
-    def rotations(self) -> bool:
-        """Whether turned classes counted as classes in training."""
-        return self.recipe is not None and self.recipe.data.rotations
-
-    @property
-    def group(self) -> str:
-        """The column that named the set of a row in training, if there was one."""
-        return self.recipe.data.group if self.recipe else ""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """What the numbers of a row were called in training, if they had names."""
-        return self.recipe.data.columns if self.recipe else ()
-
-    def inverts(self, invert: bool | None) -> bool:
-        """Whether to invert one's own images: what is asked for, or else as in training."""
-        return (self.recipe is not None and self.recipe.data.invert) if invert is None else invert
-
-    def reader(self, *, invert: bool | None = None, skip_bad: bool = False) -> ElementReader:
-        """Of elements as this model takes them."""
-        return ElementReader(
-            self.model.shape,
-            self.model.levels,
-            invert=self.inverts(invert),
-            skip_bad=skip_bad,
-            group=self.group,
-            columns=self.columns,
-        )
-
-    @property
-    def unseen(self) -> str:
-        """The split whose classes had no part in training."""
-        return unseen_by(self.recipe) if self.recipe else "validation"
-
-    def warn_if_unlike(self, *images: Tensor, invert: str = "--invert, --no-invert") -> None:
-        """Say so if images are far from what the model learnt: its answers would not show it.
-
-        `invert` is what turns dark ink into bright, or not.
-        """
-        if not self.model.levels:
-            return
-        if unlike := self._other_brightness(images) or self._other_kind(images):
-            console.print(
-                f"these images are unlike those the model learnt: {unlike}. "
-                "It will be sure of itself all the same. See whether ink is dark "
-                f"({invert}), contrast low, the pen thin or thick.",
-                soft_wrap=True,
-            )
-
-    def _other_brightness(self, images: Iterable[Tensor]) -> str:
-        """How images are far brighter or darker than in training, if a model knows what was there."""
-        if not isinstance(self.model.preprocessing, Gaussianise):
-            return ""
-        shares = self.model.preprocessing.shares
-        learnt = (shares * torch.arange(len(shares), device=shares.device)).sum().item() / len(shares)
-        means = (some.double().mean().item() / len(shares) for some in images)
-        unlike = (mean for mean in means if not learnt / _UNLIKE < mean < learnt * _UNLIKE)
-        return next((f"a brightness of {mean:.0%}, there {learnt:.0%}" for mean in unlike), "")
-
-    @torch.no_grad()
-    def _other_kind(self, images: Iterable[Tensor]) -> str:
-        """How images surprise a model more, on average, than any of some samples of its own does."""
-        model, noise = self.model, torch.Generator(self.device).manual_seed(0)
-        height, width = model.shape[-2:]
-
-        def bits(x: Tensor) -> Tensor:
-            return model.bits_per_dim(model.prior().log_prob(x, noise))
-
-        most = bits(model.prior().sample(_SOME, generator=noise).images).max().item()
-        for some in images:
-            some = some.flatten(0, -4) if some.ndim > 3 else some.unsqueeze(0)
-            some = some[:: math.ceil(len(some) / _SOME)].to(self.device)
-            some = some if some.shape[-2:] == (height, width) else reduced(some, (height, width))
-            mean = bits(some).mean().item()
-            if mean > most:
-                return f"{mean:.1f} bits/dim, samples of its own at most {most:.1f}"
-        return ""
-
-    def at_hand(self, data: str | None, data_dir: Path | None) -> str | None:
-        """The other data asked for, None for the run's own.
-
-        Who tries a model of the package need not have its data: without them it is given our own characters.
-        """
-        if data is None and self.shipped and self.recipe and not is_here(self.recipe.data.name, data_dir):
-            _say_drawn(self.recipe.data.name)
-            return "drawn"
-        return data
-
-    def examples(
-        self,
-        split: str,
-        data_dir: Path | None,
-        data: str | None = None,
-        *,
-        invert: bool | None = None,
-        classes: int = 1,
-    ) -> Examples:
-        """A split of the data of the run or of a named set, or all of one's own, in the model's levels.
-
-        At least so many classes must be in it.
-        """
-        if invert and not is_own(data):
-            raise ValueError(
-                "`--invert` is for images of your own; name them, as --data DIR, or leave it out."
-            )
-        data = self.at_hand(data, data_dir)
-        if data is not None:
-            examples = self._others(split, data_dir, data, invert)
-        elif self.recipe is not None:
-            examples = held_out_examples(self.recipe, split, data_dir)
-        else:
-            raise ValueError(f"`--data` must be given: {self.folder} does not say what it was trained on.")
-        if len(examples.names) < classes:
-            raise ValueError(
-                f"there must be at least {classes} classes for this; {data or f'the {split} split'} has "
-                f"{len(examples.names)}. Name other data, as --data DIR, or a larger split."
-            )
-        examples = examples.on_levels(self.model.levels)
-        if is_own(data):
-            self.warn_if_unlike(examples.elements)
-        return examples
-
-    def _others(self, split: str, data_dir: Path | None, data: str, invert: bool | None) -> Examples:
-        """Other data than the run's, if they are of the model's shape."""
-        if data == "drawn" and not (self.recipe and self.recipe.data.name == data):
-            split = "all"  # none of them is known to it
-        examples = (
-            self._own(Path(data), invert) if is_own(data) else load_examples(data, split, data_dir=data_dir)
-        )
-        if examples.shape != self.model.shape:
-            raise ValueError(
-                f"`--data` must be elements of the model's shape {self.model.shape}; "
-                f"{data} has {examples.shape}."
-            )
-        return examples
-
-    def _own(self, path: Path, invert: bool | None) -> Examples:
-        """All of one's own class folders, npz or CSV, read as this model takes them."""
-        size = self.model.shape[1:]
-        own = read_own(
-            path,
-            size=(size[0], size[1]) if self.model.levels else None,
-            grey=self.model.shape[0] == 1,
-            group=self.group,
-            columns=self.columns,
-            skip_bad=self.recipe is not None and self.recipe.data.skip_bad,
-        )
-        if own.skipped:
-            _say_skipped(own.skipped)
-        return own.inverted() if self.inverts(invert) else own
-
-    def keep(self, result: Result, seed: int) -> None:
-        """Show a result and write it beside the model."""
-        result = replace(result, model=self.model.fingerprint())
-        keep(result, self.folder, to_dict(self.recipe or self.model.config), seed)
-
-
-def model_file(run: str, checkpoint: str) -> Path:
-    """The file of a model that is named by its path, or that comes with the package."""
-    path = pretrained_path(run) if _is_shipped(run) else Path(run)
-    if not path.is_file():
-        known = ", ".join(pretrained_names()) or "none yet"
-        raise ValueError(f"`run` must be a run's folder, a model's file, or of {known}; there is no {run}.")
-    if checkpoint != "last":
-        raise ValueError(f"`--checkpoint` is for a run's folder; {run} is one model. Leave it out.")
-    return path
-
-
-def folder_of(run: str) -> Path:
-    """Where the results of a model go."""
-    if _is_shipped(run):
-        return Path("runs") / f"pretrained-{run}"
-    path = Path(run) if Path(run).name else Path(run).resolve()  # a folder named "." has another name
-    if not path.is_file():
-        return path
-    return path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-results")
-
-
-def _is_shipped(run: str) -> bool:
-    """Whether a name is that of a model of the package; a run in a folder of that name comes first."""
-    return run in pretrained_names() and not Run(Path(run)).checkpoints
-
-
-def is_run(run: str) -> bool:
-    """Whether a name is that of a folder, and not of a model of the package."""
-    return Path(run).is_dir() and not _is_shipped(run)
-
-
-def open_model(run: str, checkpoint: str, device: str) -> Opened:
-    """The model of a training run, one in a file of its own, or one that comes with the package."""
-    device, folder = choose_device(device), folder_of(run)
-    if is_run(run):
-        return Opened(Run(folder).model(checkpoint, device), Run(folder).recipe, folder)
-    path = model_file(run, checkpoint)
-    model = load(path, device=device)
-    made_from = read_about(path).get("recipe")
-    recipe = from_dict(Recipe, made_from) if made_from else None
-    return Opened(model, recipe, folder, shipped=_is_shipped(run))
-
-
 @contextmanager
 def console_aside(aside: bool = True) -> Iterator[None]:
     """What people read goes to standard error, so that standard output is for programs alone."""
@@ -412,18 +115,6 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     if sum(part[-1] - part[0] for part in ends) > _MOST_NUMBERS:
         raise ValueError(f"`{option}` takes at most {_MOST_NUMBERS:,} numbers; got {text!r}.")
     return tuple(n for part in ends for n in range(part[0], part[-1] + 1))
-
-
-def length_of_sets(examples: Examples, wanted: int, least: int = 1) -> int:
-    """As long as that, or as the smallest class lets them be, and then it is named."""
-    fewest = int(examples.counts.min())
-    short = f"{examples.names[int(examples.counts.argmin())]!r} has {fewest}"
-    if fewest < least:
-        raise ValueError(f"every class must have at least {least} elements for this; {short}. Leave it out.")
-    if fewest < wanted:
-        only = f"{fewest} element{'s' * (fewest != 1)}"
-        console.print(f"sets are of {only}, not of {wanted}: {short}", soft_wrap=True)
-    return min(wanted, fewest)
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from bruno.cli.options import ModelName, console, folder_of
+from bruno.cli.opening import folder_of
+from bruno.cli.options import ModelName, console
 from bruno.figures import learning_curve
 from bruno.files import replacing
 from bruno.report import Result, page, read_results

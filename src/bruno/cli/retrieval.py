@@ -12,23 +12,20 @@ import torch
 import typer
 from torch import Tensor
 
+from bruno.cli.opening import Opened, chosen_split, measured_on, open_model
 from bruno.cli.options import (
     Checkpoint,
     DataDir,
     Device,
     Invert,
     ModelName,
-    Opened,
     OtherData,
     Seed,
     SkipBad,
     Split,
     check_number,
-    chosen_split,
     console,
-    measured_on,
     numbers,
-    open_model,
     refuse,
 )
 from bruno.data import Examples

@@ -20,25 +20,20 @@ import typer
 from torch import Tensor
 
 from bruno.checkpoint import load, save
+from bruno.cli.opening import Opened, chosen_split, is_own, length_of_sets, measured_on, open_model
 from bruno.cli.options import (
     Checkpoint,
     DataDir,
     Device,
     Invert,
     ModelName,
-    Opened,
     OtherData,
     Seed,
     SkipBad,
     Split,
     check_number,
-    chosen_split,
     console,
     console_aside,
-    is_own,
-    length_of_sets,
-    measured_on,
-    open_model,
     progress_bar,
     refuse,
     say_passed_over,
@@ -159,7 +154,7 @@ def anomaly(
             return threshold, -math.inf
         clean = _clean(opened, data_dir, data, invert)
         found = _calibrated(fit, opened, clean, rate, length, sets, noise)
-        if opened.model.levels:  # images may be of any kind: what unlike ones have in common can be told
+        if opened.model.levels:  # of images unlike all that was learnt, the odd one out can still be told
             return found, -math.inf
         return found, lowest_likely(opened.model, SetSampler(clean, device=opened.device), generator=noise)
 

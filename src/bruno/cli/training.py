@@ -16,6 +16,15 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from torch import distributed
 
+from bruno.cli.opening import (
+    chosen_split,
+    examples_of,
+    held_out_examples,
+    is_own,
+    length_of_sets,
+    measured_on,
+    open_model,
+)
 from bruno.cli.options import (
     Checkpoint,
     DataDir,
@@ -29,14 +38,7 @@ from bruno.cli.options import (
     Split,
     check_number,
     choose_device,
-    chosen_split,
     console,
-    examples_of,
-    held_out_examples,
-    is_own,
-    length_of_sets,
-    measured_on,
-    open_model,
 )
 from bruno.config import Recipe, load_recipe, named
 from bruno.data import Examples

@@ -69,7 +69,8 @@ class ElementReader:
         if not files:
             kind = "images" if self.levels else "CSV files"
             raise ValueError(f"{folder}: must be a folder of {kind}; there is none in it (not below it).")
-        if unread := sorted(file.name for file in folder.iterdir() if is_unreadable_image(file.name)):
+        unread = sorted(file.name for file in folder.iterdir() if is_unreadable_image(file.name))
+        if self.levels and unread:
             warnings.warn(
                 f"{folder}: {len(unread)} of its images cannot be read, first {unread[0]}; save them as PNG.",
                 stacklevel=2,

@@ -199,11 +199,9 @@ def read_csv(path: Path, group: str, *, columns: Sequence[str] = (), skip_bad: b
                 )
             if len(header) == 1:
                 raise ValueError(f"{path}: must have columns of numbers beside {group!r}; there is none.")
-            if twice := sorted({name for name in header if header.count(name) > 1}):
-                raise ValueError(f"{path}: columns must have different names; {twice[0]!r} is there twice.")
-            place = header.index(group)
             try:
-                others = where_columns_are(columns or [*header[:place], *header[place + 1 :]], header)
+                (place,) = where_columns_are([group], header)
+                others = where_columns_are(columns or [name for name in header if name != group], header)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
             for cells in filter(None, table):  # blank lines are none
