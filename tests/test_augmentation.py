@@ -61,6 +61,15 @@ def test_a_warp_keeps_the_middle_the_paper_and_the_greys():
     assert torch.equal(mapped(ring, warps(200, 0.0, seeded())), ring)
 
 
+@pytest.mark.parametrize("sharp", [False, True])
+def test_what_comes_in_from_outside_is_zero_though_the_image_has_none(sharp):
+    x = torch.full((1, 1, 6, 6), 100, dtype=torch.uint8)
+    x[..., 2:4, 2:4] = 200
+    moved = mapped(x, 2 * torch.eye(2).unsqueeze(0), sharp=sharp)
+    assert moved[0, 0, 0, 0] == 0
+    assert moved.max() <= 200
+
+
 def test_a_warp_of_real_numbers_stays_in_their_range():
     x = torch.randn(15, 2, 8, 8)
     moved = mapped(x, warps(15, 0.2, seeded()))

@@ -1,4 +1,5 @@
 import json
+import zlib
 
 import pytest
 import torch
@@ -179,6 +180,31 @@ def test_others_may_read_a_model_as_any_other_file(tmp_path):
     model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=8)))
     bruno.save(model, tmp_path / "model")
     assert (tmp_path / "model").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(b"raw_dof", b"raw_dog"), (b'alpha\\": 0.001', b'alpha\\": 0.101')]
+)
+def test_names_and_settings_can_be_damaged_too(tmp_path, before, after):
+    flow = FlowConfig("dense", couplings=2, units=8)
+    model = Bruno.from_config(ModelConfig((1, 8, 8), alpha=0.001, flow=flow))
+    bruno.save(model, tmp_path / "model")
+    content = (tmp_path / "model").read_bytes()
+    assert content.count(before) == 1
+    (tmp_path / "model").write_bytes(content.replace(before, after))
+    with pytest.raises(ValueError, match="is damaged: its checksum is wrong"):
+        bruno.load(tmp_path / "model")
+
+
+def test_a_file_with_a_checksum_of_its_numbers_alone(tmp_path):
+    """As the models that ship have it."""
+    right = zlib.crc32(torch.ones(2).numpy().tobytes())
+    for name, checksum in (("whole", right), ("damaged", right + 1)):
+        header = {"format": 1, "kind": "other", "checksum": checksum}
+        save_file({"x": torch.ones(2)}, tmp_path / name, {"bruno": json.dumps(header)})
+    assert torch.equal(read(tmp_path / "whole", "cpu")[0]["x"], torch.ones(2))
+    with pytest.raises(ValueError, match="its checksum is wrong"):
+        read(tmp_path / "damaged", "cpu")
 
 
 def test_a_file_without_a_checksum_is_read_as_it_is(tmp_path):

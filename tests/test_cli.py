@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import bruno
 from bruno.checkpoint import read
 from bruno.cli import COMMANDS, app, main
+from bruno.cli.options import choose_device
 from bruno.config import load_recipe, presets
 from bruno.data import SOURCES, load_examples
 from bruno.report import read_results
@@ -613,3 +614,13 @@ def test_a_gpu_beyond_the_last(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(ValueError, match=r"got cuda:2, and the last is cuda:1"):
         run("train", "digits", "--device", "cuda:2")
+
+
+def test_a_gpu_that_is_named_becomes_the_one_that_streams_are_made_on(monkeypatch):
+    chosen = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert [choose_device(name) for name in ("cuda:1", "cuda", "auto")] == ["cuda:1", "cuda", "cuda"]
+    assert chosen == ["cuda:1"]

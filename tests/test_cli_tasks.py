@@ -252,6 +252,18 @@ def test_a_stream_that_is_terminated_keeps_what_it_knows(trained, tmp_path):
 
 
 @pytest.mark.slow
+def test_what_a_stream_knows_is_kept_before_its_picture_is_drawn(trained, tmp_path, monkeypatch):
+    def impatient(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bruno.cli.streams.scores_over_time", impatient)
+    state = tmp_path / "known"
+    stream = [trained / "queries" / "5", "--threshold", "0", "--state", state]
+    run("anomaly", trained / "run", *stream, code=130)
+    assert bruno.load(state, model=Run(trained / "run").model()).evidence.count == 10
+
+
+@pytest.mark.slow
 def test_a_stream_with_a_bad_element_leaves_the_results_before_it(trained):
     good, bad = trained / "queries" / "5", trained / "run" / "log.jsonl"
     with pytest.raises(ValueError, match=r"log.jsonl: cannot be used"):
@@ -371,6 +383,10 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
         name = "anomaly-batch" if batch else "anomaly"
         values = json.loads(Path(f"runs/machines/results/{name}.json").read_text())["values"]
         assert (values["outliers"], values["absurd"]) == (3, 2)
+    Path("typical.csv").write_text("\n".join(broken[:11]))
+    output = run("anomaly", "runs/machines", "stream.csv", "--typical", "typical.csv")
+    assert "--typical: 1 of 10 unlike anything in any set did not count as seen" in output
+    assert output.count("odd one out") == 1
     turned = "".join(f"{c},x,{a},{b}\n" for a, b, c in rows[30])
     Path("turned.csv").write_text("weight,note,heat,speed\n" + turned)  # found by their names
     assert run("anomaly", "runs/machines", "turned.csv").count("odd one out") == 1

@@ -44,6 +44,10 @@ def test_one_set_of_each_class_counts_every_class_once(model, rows, at_a_time):
     assert result.error == pytest.approx(expected.std().item() / 7**0.5, rel=1e-4)
 
 
+def test_a_bit_is_a_question_of_two_equal_answers(model):
+    assert model.bits_per_dim(torch.tensor(0.5).log() * model.dim).item() == pytest.approx(1)
+
+
 def test_rounds_measure_every_class_so_often(model, rows):
     once, thrice = (
         measure_bits_per_dim(model, SetSampler(rows), sets=None, rounds=n, length=4, generator=seeded())

@@ -432,6 +432,18 @@ def test_the_best_checkpoint_is_kept(sampler, tmp_path):
     assert again.model("best").fingerprint() == trained(sampler, 2, config).model.fingerprint()
 
 
+def test_what_was_trained_is_saved_though_it_cannot_be_measured(sampler, tmp_path):
+    def measure(model):
+        raise torch.cuda.OutOfMemoryError
+
+    run, config = Run(tmp_path), TrainConfig(steps=3, batch=4, length=5)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        list(run.train(trainer(sampler, config), measure=measure))
+    resumed = trainer(sampler, config)
+    assert run.resume(resumed)
+    assert resumed.index == 3
+
+
 def test_measuring_does_not_change_what_is_trained(sampler, tmp_path):
     def measure(model):
         torch.rand(3)

@@ -92,6 +92,19 @@ def test_episodes_have_different_classes_and_a_query_for_each(examples):
     assert not (support[..., 0, 0, 0] == query[..., 0, 0, 0].unsqueeze(-1)).any()
 
 
+def test_classes_of_an_episode_are_turned_each_by_itself():
+    """The brightest pixel's place tells the turn."""
+    images = torch.zeros(12, 1, 2, 2, dtype=torch.uint8)
+    images[:, 0, 0, 0] = 9
+    sampler = SetSampler(Examples(images, torch.arange(4).repeat(3), tuple("abcd")), rotations=True)
+    support, query = sampler.episodes(200, 3, 2, seeded())
+    turns = support.flatten(3).argmax(-1)
+    assert (turns == turns[..., :1]).all()  # a class is turned alike
+    assert torch.equal(turns[..., 0], query.flatten(2).argmax(-1))
+    assert turns[..., 0].flatten().bincount(minlength=4).min() > 100
+    assert (turns[:, 0, 0] != turns[:, 1, 0]).double().mean() > 0.6  # of which 3/4 is expected
+
+
 def test_outliers_are_of_another_class_at_the_given_rate(examples):
     x, outlier = SetSampler(examples).contaminated(500, 4, 0.2, seeded())
     assert 0.15 < outlier.float().mean() < 0.25

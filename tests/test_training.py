@@ -173,6 +173,36 @@ def test_the_rate_rises_then_falls(decay):
     assert rates[-1] == pytest.approx(1.0 if decay == "none" else 0.01)
 
 
+def test_half_way_through_the_decay():
+    halves = {
+        decay: rate_factor(TrainConfig(warmup=0.0, decay=decay, final_rate=0.04), 0.5)
+        for decay in ("linear", "cosine", "exponential", "none")
+    }
+    assert halves == pytest.approx({"linear": 0.52, "cosine": 0.52, "exponential": 0.2, "none": 1.0})
+    early = rate_factor(TrainConfig(warmup=0.0, decay="cosine", final_rate=0.0), 0.25)
+    assert early == pytest.approx((1 + 0.5**0.5) / 2)
+
+
+def test_a_state_can_be_gone_back_to_again_and_again(sampler):
+    trainer = Trainer(fresh(), sampler, TrainConfig(steps=9, batch=4, length=5, ema=0.9))
+    trainer.advance(3)
+    state = trainer.state()
+    losses = []
+    for _ in range(2):
+        trainer.restore(state)
+        losses.append([step.loss for step in trainer.advance(3)])
+    assert losses[0] == losses[1]
+
+
+def test_averages_of_large_numbers_that_no_step_changes_stay_what_they_are(sampler):
+    rows = 1.7e9 + 1e4 * torch.randn(60, 2).double()
+    model = fresh(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))
+    of_rows = SetSampler(Examples(rows, torch.arange(60) % 6, tuple("abcdef")))
+    trainer = Trainer(model, of_rows, TrainConfig(steps=9, batch=4, length=5, ema=0.9))
+    trainer.advance(1)
+    assert torch.equal(trainer.trained().preprocessing.mean, model.preprocessing.mean)
+
+
 def test_distortions_fade_over_the_last_share_of_a_run():
     late = TrainConfig(fade=0.2)
     assert [distortion_factor(late, p) for p in (0.0, 0.5, 0.79)] == [1, 1, 1]

@@ -60,15 +60,16 @@ def mapped(
     """Each image through a linear map around its middle; what comes in from outside is 0, as paper is.
 
     Cubic interpolation keeps strokes as sharp, and paper as empty, as they were: a linear one would teach the
-    density images that are blurred. What overshoots goes back to the ends of the image's own range. Images
-    that are to be reduced stay `sharp`: every pixel is one of the image's own.
+    density images that are blurred. What overshoots goes back to the ends of the image's own range and 0.
+    Images that are to be reduced stay `sharp`: every pixel is one of the image's own.
     """
     images = x.float()
     places = F.affine_grid(F.pad(maps, (0, 1)), list(images.shape), align_corners=False)
     mode = "nearest" if sharp else "bicubic"
     moved = F.grid_sample(images, places, mode=mode, padding_mode="zeros", align_corners=False)
     if not sharp:
-        moved = moved.clamp(images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True))
+        lowest, highest = (end((1, 2, 3), keepdim=True) for end in (images.amin, images.amax))
+        moved = moved.clamp(lowest.clamp(max=0), highest.clamp(min=0))
     return moved if x.is_floating_point() else moved.round().to(x.dtype)
 
 

@@ -104,7 +104,8 @@ def read_about(path: str | Path) -> dict[str, Any]:
 def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
     """Tensors and what to know of them, to a file that is there whole or not at all."""
     here = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-    metadata = {"bruno": json.dumps({"format": _FORMAT, "checksum": _checksum(here), **header})}
+    text = json.dumps({"format": _FORMAT, **header})
+    metadata = {"bruno": text, "checksum": _checksum(here, text)}
     with replacing(path) as beside:
         try:
             save_file(here, beside, metadata)
@@ -115,12 +116,17 @@ def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) 
         beside.chmod(0o666 & ~mask)  # as any other file: safetensors lets nobody else read its own
 
 
-def _checksum(tensors: dict[str, torch.Tensor]) -> int:
-    """Of the bytes of all of them: a file can be damaged and still be read."""
-    result = 0
-    for _, tensor in sorted(tensors.items()):
+def _checksum(tensors: dict[str, torch.Tensor], text: str | None) -> str:
+    """Of the header's text and all tensors: a file can be damaged and still be read.
+
+    Without a text, of the tensors' bytes alone, as older files have it within their header.
+    """
+    result = 0 if text is None else zlib.crc32(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        if text is not None:
+            result = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), result)
         result = zlib.crc32(raw_bytes(tensor), result)
-    return result
+    return str(result)
 
 
 def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -129,12 +135,15 @@ def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor
         raise FileNotFoundError(f"`path` must be a file that bruno.save wrote; there is none at {path}.")
     try:
         with safe_open(path, "pt", device=str(device)) as file:
-            header = json.loads((file.metadata() or {}).get("bruno", "null"))
+            metadata = file.metadata() or {}
+            header = json.loads(text := metadata.get("bruno", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, json.JSONDecodeError) as error:
         raise ValueError(f"`path` must be a file that bruno.save wrote; {path}: {error}.") from error
     if header is None or header.get("format") != _FORMAT:
         raise ValueError(f"`path` must be a file that bruno.save wrote, of format {_FORMAT}; {path} is not.")
-    if header.get("checksum", (found := _checksum(tensors))) != found:
+    outside = metadata.get("checksum")
+    said = header.get("checksum") if outside is None else outside
+    if said is not None and str(said) != _checksum(tensors, None if outside is None else text):
         raise ValueError(f"`path` must be as bruno.save wrote it; {path} is damaged: its checksum is wrong.")
     return tensors, header

@@ -55,13 +55,16 @@ def discriminative_weight(config: TrainConfig, progress: float) -> float:
 
 
 class Average:
-    """Exponentially averaged weights: a second model, nudged towards the trained one after each step."""
+    """Exponentially averaged weights: a second model, nudged towards the trained one after each step.
+
+    Buffers, as the means of a table's columns, are what they were: no step changes them.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        state = model.state_dict()
-        self.weights = {name: tensor.detach().clone() for name, tensor in state.items()}
-        averaged = [name for name, tensor in state.items() if tensor.is_floating_point()]
-        self._mean, self._now = [self.weights[n] for n in averaged], [state[n] for n in averaged]
+        self.weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        trained = dict(model.named_parameters())
+        self._mean = [self.weights[name] for name in trained]
+        self._now = [parameter.detach() for parameter in trained.values()]
 
     @torch.no_grad()
     def update(self, keep: Float[Tensor, ""]) -> None:

@@ -290,8 +290,12 @@ class Run:
 
     def _save_and_measure(self, trainer: Trainer, measure: Callable[[Bruno], float] | None) -> float:
         """Bits/dim on validation; the checkpoint is also kept as the best if no other had fewer."""
-        value = measure(trainer.trained()) if measure and not trainer.rank else math.nan
-        path = self.save(trainer, {} if math.isnan(value) else {"validation": value})
+        path = self.save(trainer)  # at once: measuring may take long, or fail
+        if measure is None or trainer.rank:
+            return math.nan
+        value = measure(trainer.trained())
+        if not math.isnan(value):
+            self.save(trainer, {"validation": value})
         if self._fewest is None:
             self._fewest = self._fewest_so_far()
         if value < self._fewest:

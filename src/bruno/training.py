@@ -245,7 +245,7 @@ class Trainer:
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in parts["optimiser"].items():
             i, _, key = name.partition(".")
-            state.setdefault(int(i), {})[key] = tensor
+            state.setdefault(int(i), {})[key] = tensor.clone()  # which the optimiser changes in place
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
         self.index, self.scale = int(tensors["index"]), float(tensors["scale"])

@@ -170,6 +170,13 @@ def test_a_table_is_parsed_once_for_every_way_to_read_it(tmp_path, cache, monkey
     assert torch.equal(load_examples(str(path), group="machine").elements, second.elements)
 
 
+def test_columns_with_commas_in_their_names_are_not_taken_for_several(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('machine,"a,b",a,b\n1,1,2,3\n2,4,5,6\n')
+    assert load_examples(str(path), "all", group="machine", columns=("a", "b")).shape == (2,)
+    assert load_examples(str(path), "all", group="machine", columns=("a,b",)).shape == (1,)
+
+
 def test_a_file_in_the_place_of_the_compact_one_is_named_with_the_way_out(tmp_path):
     np.savez(tmp_path / "mnist.npz", x_train=np.zeros((2, 28, 28)), y_train=[0, 1])  # as Keras has it
     with pytest.raises(

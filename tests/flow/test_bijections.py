@@ -1,5 +1,6 @@
 """Every bijection keeps the contract: a new one is tested by adding one line to BIJECTIONS."""
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -145,6 +146,32 @@ def test_full_size_models_invert_in_float32(shape, kwargs):
         sampled = torch.randn_like(z)
         again, _ = flow(flow.inverse(sampled)[0])
         torch.testing.assert_close(again, sampled, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "flow"),
+    [
+        ((7,), DenseRealNVP((7,), couplings=3, units=8)),
+        ((1, 8, 8), small_conv((1, 8, 8))),
+        ((1, 4, 4), small_conv((1, 4, 4), scales=1)),
+        ((2, 8, 8), small_conv((2, 8, 8), squeeze_first=True)),
+    ],
+)
+def test_what_a_coupling_keeps_the_next_of_its_kind_moves(shape, flow):
+    passed = []
+    for module in flow.modules():
+        if isinstance(module, AffineCoupling):
+            module.register_forward_pre_hook(lambda coupling, given: passed.append((coupling, *given)))
+    flow(torch.randn(1, *shape))  # nothing moves yet: a fresh coupling is the identity
+    pairs = [
+        (one.partition.split(x), other.partition.split(y))
+        for (one, x), (other, y) in itertools.pairwise(passed)
+        if torch.equal(x, y)
+    ]
+    assert len(pairs) >= 2
+    for (kept, moved), (kept_then, moved_then) in pairs:
+        assert torch.equal(kept, moved_then)
+        assert torch.equal(moved, kept_then)
 
 
 def test_a_fresh_flow_is_near_the_identity():

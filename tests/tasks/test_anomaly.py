@@ -203,6 +203,26 @@ def test_other_clean_sets_raise_as_many_false_alarms_as_chosen(digits_model, uns
     assert (alarms.mean(0) - rate).abs().max() < 0.4 * rate + 0.02
 
 
+def test_a_threshold_is_the_score_that_few_clean_sets_fall_below(digits_model, unseen_digits, monkeypatch):
+    """k = 5 of 99 sets at a rate of 0.05: one more set is as likely to be in any of the 100 places."""
+    told = torch.stack([torch.randperm(99, generator=seeded(i)) for i in range(3)], 1).float()
+    monkeypatch.setattr("bruno.tasks.anomaly._of_clean_sets", lambda *arguments: told)
+    found = calibrate(
+        digits_model, SetSampler(unseen_digits), rate=0.05, length=3, sets=99, generator=seeded()
+    )
+    assert found.by_count == (4.0, 4.0)  # the fifth smallest of 0 to 98
+
+
+def test_likely_ends_twice_as_far_below_the_middle_as_the_lowest_of_clean_elements(monkeypatch):
+    model = Bruno.from_config(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=0)))
+    rows = torch.randn(41, 2).double()
+    model.initialise(rows)
+    sampler = SetSampler(Examples(rows, torch.zeros(41, dtype=torch.long), ("a",)))
+    known = model.prior().log_prob(rows).sort().values
+    floor = lowest_likely(model, sampler, generator=seeded())
+    assert floor == pytest.approx((known[0] - (known[20] - known[0])).item())
+
+
 def test_to_calibrate_each_element_is_encoded_once(digits_model, unseen_digits, monkeypatch):
     encoded, original = [], digits_model.encode
 
@@ -251,6 +271,9 @@ def test_what_is_absurd_never_counts_as_seen():
     assert [said.absurd for said in judged] == [said.outlier for said in judged]
     assert [i for i, said in enumerate(judged) if said.absurd] == [0, 6]
     assert [said.seen for said in judged] == [0, 0, 1, 2, 3, 4, 5, 5, 6, 7]
+    known = Detector(model, floor=floor).used_to(torch.cat([glitch, rows[:8]]))
+    assert known.evidence.count == 8
+    torch.testing.assert_close(known.evidence.mean, model.condition(rows[:8]).evidence.mean)
     alone = leave_one_out_scores(model, rows[:8])
     scores, absurd = batch_scores(model, stream, floor)
     assert absurd.nonzero().flatten().tolist() == [0, 6]

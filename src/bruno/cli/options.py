@@ -68,14 +68,14 @@ def choose_device(name: str) -> str:
         raise ValueError(f"`--device` must be one that is there; got {name}, and {last}.")
     if name == "auto":
         name = "cuda" if there else "cpu"
-    if "LOCAL_RANK" in os.environ:
-        if name == "cuda":
-            name = f"cuda:{os.environ['LOCAL_RANK']}"
-            torch.cuda.set_device(name)
-        if not distributed.is_initialized():
-            # NCCL's watchdog must not ask a stream how it is while a step is captured there.
-            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-            distributed.init_process_group("nccl" if name.startswith("cuda") else "gloo")
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    if name.startswith("cuda:"):
+        torch.cuda.set_device(name)  # streams and graphs are made on the current one
+    if "LOCAL_RANK" in os.environ and not distributed.is_initialized():
+        # NCCL's watchdog must not ask a stream how it is while a step is captured there.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        distributed.init_process_group("nccl" if name.startswith("cuda") else "gloo")
     return name
 
 

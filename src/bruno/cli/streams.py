@@ -39,7 +39,7 @@ from bruno.cli.options import (
     say_passed_over,
     short_names,
 )
-from bruno.data import Element, ElementReader, Examples
+from bruno.data import Element, Examples
 from bruno.figures import ACROSS, Measured, dots, scores_over_time, visible
 from bruno.model import Posterior
 from bruno.report import Result
@@ -53,7 +53,6 @@ from bruno.tasks.anomaly import (
     lowest_likely,
 )
 from bruno.tasks.anomaly_quality import measure_anomaly
-from bruno.tasks.generation import condition_on
 
 T = TypeVar("T")
 
@@ -174,17 +173,21 @@ def anomaly(
             opened.warn_if_unlike(torch.stack([element.x for element in finished]))
             found = _of_a_batch(opened, finished, *limits(calibrate_batch, len(finished)))
         else:
-            known = _known_before(opened, reader, state, typical)
+            earlier = _left_by_an_earlier_stream(opened, state, typical)
+            # Read before what takes long, as it may be wrong; judged after it.
+            usual = reader.all([typical])[0] if typical is not None and earlier is None else None
             limit, floor = limits(calibrate, length)
             detector = Detector(opened.model, limit, keep_out=keep_out, floor=floor)
+            known = _used_to(detector, usual) if earlier is None else earlier
             with _terminated_as_interrupted():
-                found, known, ended_by = _along(opened, detector, known, elements, as_json)
-            if state:
-                try:
-                    save(known, state)
-                    console.print(f"what is known is kept in {state}", soft_wrap=True)
-                except OSError as error:  # what was found is kept all the same
-                    ended_by = error
+                judged, known, ended_by = _along(opened, detector, known, elements, as_json)
+                if state:  # before anything is drawn: who terminates twice wants no picture
+                    try:
+                        save(known, state)
+                        console.print(f"what is known is kept in {state}", soft_wrap=True)
+                    except OSError as error:  # what was found is kept all the same
+                        ended_by = error
+            found = judged.result("anomaly", "Which is the odd one out?", "stream", "those before it")
         say_passed_over(reader)
         opened.keep(found, seed)
     if isinstance(ended_by, KeyboardInterrupt):
@@ -208,18 +211,26 @@ def _check_stream(stream: list[str], skip_bad: bool, state: Path | None, typical
             raise FileNotFoundError(f"{path}: there is no such file or folder.")
 
 
-def _known_before(
-    opened: Opened, reader: ElementReader, state: Path | None, typical: Path | None
-) -> Posterior:
-    """What an earlier stream has left or, if none has, what is typical."""
-    if state and state.is_file():
-        known = load(state, model=opened.model)
-        aside = f"; {typical} was for its beginning" if typical is not None else ""
-        console.print(f"goes on from {state}, after {known.evidence.count} elements{aside}", soft_wrap=True)
-        return known
-    if typical is not None:
-        return condition_on(opened.model, reader.all([typical])[0].to(opened.device))
-    return opened.model.prior()
+def _left_by_an_earlier_stream(opened: Opened, state: Path | None, typical: Path | None) -> Posterior | None:
+    if not (state and state.is_file()):
+        return None
+    known = load(state, model=opened.model)
+    aside = f"; {typical} was for its beginning" if typical is not None else ""
+    console.print(f"goes on from {state}, after {known.evidence.count} elements{aside}", soft_wrap=True)
+    return known
+
+
+def _used_to(detector: Detector, typical: Tensor | None) -> Posterior:
+    """What is known at the beginning of a stream: what is typical or, for want of that, nothing."""
+    if typical is None:
+        return detector.model.prior()
+    known = detector.used_to(typical)
+    if absurd := len(typical) - int(known.evidence.count):
+        console.print(
+            f"--typical: {absurd} of {len(typical)} unlike anything in any set did not count as seen.",
+            soft_wrap=True,
+        )
+    return known
 
 
 def _clean(opened: Opened, data_dir: Path | None, data: str | None, invert: bool | None) -> Examples:
@@ -347,7 +358,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 def _along(
     opened: Opened, detector: Detector, known: Posterior, elements: Iterable[Element], as_json: bool
-) -> tuple[Result, Posterior, BaseException | None]:
+) -> tuple[_Judged, Posterior, BaseException | None]:
     """Each is judged and said as it comes; a stream may go on for ever, so only the latest are kept.
 
     Also gives what is known in the end. That comes with the stream's or, as the last thing returned tells,
@@ -379,8 +390,7 @@ def _along(
         if not judged.count:
             raise
         ended_by = error
-    found = judged.result("anomaly", "Which is the odd one out?", "stream", "those before it")
-    return found, known, ended_by
+    return judged, known, ended_by
 
 
 def _flag(*, odd: bool, absurd: bool) -> str:

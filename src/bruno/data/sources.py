@@ -128,7 +128,7 @@ def read_own(
         return read_npz(path, size=size, grey=grey)
     if kind == ".csv":
         return _cached(
-            f"{path.resolve()} {group} {','.join(columns)} {skip_bad}",
+            f"{path.resolve()} {group!r} {tuple(columns)} {skip_bad}",
             _stamp(path),
             lambda: read_csv(path, group, columns=columns, skip_bad=skip_bad),
         )

@@ -56,9 +56,7 @@ def batch_scores(model: Bruno, x: Tensor, floor: float = -math.inf) -> BatchScor
     Two equal glitches would explain each other, and neither explains what else there is.
     """
     z = _latents(model, x, at_least=2)
-    absurd = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    if floor > -math.inf:
-        absurd = model.prior().log_prob(x) < floor
+    absurd = _absurd(model, x, floor)
     if (~absurd).sum() < 2:
         absurd = torch.zeros_like(absurd)
     seen, unseen, scores = z[~absurd], z[absurd], z.new_empty(len(z))
@@ -67,6 +65,13 @@ def batch_scores(model: Bruno, x: Tensor, floor: float = -math.inf) -> BatchScor
         given = Evidence.of(seen)
         scores[absurd] = model.process.log_prob(unseen, given) - model.process.log_prob(unseen)
     return BatchScores(scores, absurd)
+
+
+def _absurd(model: Bruno, x: Tensor, floor: float) -> Bool[Tensor, " n"]:
+    """Which of some elements (n, *shape) are less likely than `floor`, whatever was seen."""
+    if floor == -math.inf:
+        return torch.zeros(len(x), dtype=torch.bool, device=model.process.mean.device)
+    return model.prior().log_prob(x) < floor
 
 
 def online_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
@@ -254,10 +259,19 @@ class Detector:
                 f"`warm_up` must be at least 1, as the first has nothing before it; got {self.warm_up}."
             )
 
+    @torch.no_grad()
+    def used_to(self, typical: Tensor) -> Posterior:
+        """What is known after typical elements (n, *shape): all count as seen but those that are absurd."""
+        known = self.model.prior()
+        for some in typical.to(self.model.process.mean.device).split(_ELEMENTS_AT_A_TIME):
+            likely = some[~_absurd(self.model, some, self.floor)]
+            known = known.update(likely) if len(likely) else known
+        return known
+
     def watch(self, stream: Iterable[Tensor], posterior: Posterior | None = None) -> Iterator[Scored]:
         """Take elements (*shape) as they come: each is judged before the next is asked for.
 
-        `posterior` is what is known before the first one: nothing, or a set of typical elements.
+        `posterior` is what is known before the first one: nothing, or typical elements (see `used_to`).
         """
         known = self.model.prior() if posterior is None else posterior
         for x in stream:
