@@ -118,8 +118,9 @@ def gather(name: str, folder: Path) -> None:
     for file in (run / "half" / "results").glob("*.json"):
         shutil.copy(file, to / "half")
     shutil.copy(run / "half" / "results" / "samples.png", to / "drawn.png")
-    lines = map(json.dumps, learning_curve(Run(run).read_log()))
-    (to / "learning.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    made = json.dumps(read_about(run / "model.safetensors")["provenance"])
+    lines = ",\n".join(map(json.dumps, learning_curve(Run(run).read_log())))
+    (to / "learning.json").write_text(f'{{"provenance": {made},\n"points": [\n{lines}\n]}}\n')
 
 
 def learning_curve(log: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -152,9 +153,15 @@ def ship(name: str, folder: Path) -> None:
 def numbers(name: str, to: Path) -> list[float]:
     """A run's line of the table, from its results or those of its rounded weights."""
     bits = json.loads((to / "bits-test.json").read_text())["values"]
-    last = json.loads((RESULTS / name / "learning.json").read_text())[-1]
+    last = learnt(name)[-1]
     found = accuracy(to / "few-shot-test.json")
     return [*found, bits["mean"], bits["first"], last["seconds"] / 60, last["index"]]
+
+
+def learnt(name: str) -> list[dict[str, Any]]:
+    """A run's learning curve."""
+    points: list[dict[str, Any]] = json.loads((RESULTS / name / "learning.json").read_text())["points"]
+    return points
 
 
 def accuracy(file: Path) -> list[float]:
@@ -190,9 +197,7 @@ def _markdown(lines: Iterable[Iterable[str]]) -> str:
 def draw_learning() -> None:
     """The paper's model and ours, by steps and by minutes: those since the first few, which are compiled."""
     logs = {
-        label: json.loads((RESULTS / name / "learning.json").read_text())
-        for label, name in SHOWN.items()
-        if (RESULTS / name / "learning.json").is_file()
+        label: learnt(name) for label, name in SHOWN.items() if (RESULTS / name / "learning.json").is_file()
     }
     for x, label in (("steps", "steps"), ("minutes", "minutes, compiling not counted")):
         lines = {}

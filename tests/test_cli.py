@@ -99,7 +99,7 @@ def test_finetuning_starts_from_the_run_and_can_be_resumed(tmp_path, monkeypatch
     run(*tune, "--set", "train.rate=0.0", "--steps", "2", "--out", "still")
     before, still = (bruno.load(f"{name}/model.safetensors") for name in ("run", "still"))
     assert still.fingerprint() == before.fingerprint()
-    run(*tune, "--steps", "2")
+    assert "before and after it, on validation (--trials 5; 0 for none)" in run(*tune, "--steps", "2")
     run(*tune, "--steps", "4", "--resume")
     assert "it was finished, after 4 steps" in run(
         *tune, "--resume"
@@ -542,6 +542,10 @@ def test_what_is_wrong_with_a_table_is_told(tmp_path, monkeypatch):
     assert "left out 1" in told(good + "6,1,2\n", "--out", "y", "--skip-bad")
     assert "sets are of 2 elements, not of 20: '6' has 2" in told(good + "6,1,2\n6,2,2\n", "--out", "z")
     told("0,1,2\n0,2,5\n0,3,5\n" * 7, "--out", "one")  # one set, all of it for all
+    with pytest.raises(ValueError, match=r"`data.columns` must be a list, as \[\"a\", \"b\"\].*got 'a,b'"):
+        told(good, "--out", "x", "--set", "data.columns=a,b")
+    with pytest.raises(ValueError, match=r"`data.columns` must all differ; 'a' is there twice"):
+        told(good, "--out", "x", "--set", 'data.columns=["a", "b", "a"]')
     Path("t.csv").write_text(good.replace(",", ";"))
     with pytest.raises(ValueError, match="Columns are separated by commas"):
         run(*train, "--out", "x")

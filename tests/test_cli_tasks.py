@@ -188,7 +188,7 @@ def test_the_odd_one_out_is_flagged_in_a_folder_and_on_standard_input(trained, t
     assert result(trained, "anomaly")["scores"] == values["scores"]
     output = run("anomaly", trained / "run", stream, "--batch", "--threshold", "10")
     assert re.search(r"stranger.png +│ odd one out", output), output
-    assert re.search(r"1 of 11 are below the threshold", output)
+    assert re.search(r"1 of 11 are odd", output)
     run("anomaly", trained / "run", stream, "--batch", "--rate", "0.3", "--sets", "50")  # calibrated
     batch = result(trained, "anomaly-batch")
     assert 1 <= batch["outliers"] <= 6
@@ -204,7 +204,7 @@ def test_a_stream_for_programs_goes_on_where_it_stopped(trained, tmp_path):
     def lines(*arguments: object) -> list[dict]:
         command = [sys.executable, "-m", "bruno", *judge, *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-        assert "are below the threshold" in done.stderr
+        assert "are odd. The score is" in done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     whole = lines(*files)
@@ -379,7 +379,8 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
         output = run("anomaly", "runs/machines", "broken.csv", *batch)
         assert output.count(absurd) == 2
         assert output.count("odd one out") == 3 + len(batch)  # the title has it too; none of those after it
-        assert "2 unlike anything in any set did not count as seen" in " ".join(output.split())
+        told = "3 of 32 are odd, 2 of them unlike anything in any set, which did not count as seen"
+        assert told in " ".join(output.split())
         name = "anomaly-batch" if batch else "anomaly"
         values = json.loads(Path(f"runs/machines/results/{name}.json").read_text())["values"]
         assert (values["outliers"], values["absurd"]) == (3, 2)
@@ -393,7 +394,10 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     Path("turned.csv").write_text("weight,warmth,speed\n1,2,3\n")
     with pytest.raises(ValueError, match=r"turned.csv, columns must be heat, speed, weight.*'heat' is not"):
         run("anomaly", "runs/machines", "turned.csv")
-    run("sample", "runs/machines", "--given", "stream.csv", "--prefixes", "0,30", "--samples", "50")
+    of_one = ["sample", "runs/machines", "--given", "stream.csv"]
+    assert "rows that were drawn" not in run(*of_one, "--prefixes", "5", "--samples", "2")
+    output = run(*of_one, "--prefixes", "0,30", "--samples", "50")
+    assert "The last 10 of 100 rows that were drawn." in output
     table = Path("runs/machines/results/samples.csv").read_text().splitlines()
     assert table[0] == "set,seen,heat,speed,weight"
     assert len(table) == 1 + 2 * 50
@@ -424,6 +428,9 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
         Path("support", name).mkdir(parents=True)
         np.savetxt(Path("support", name, "rows.csv"), some, delimiter=",")
     run("classify", "runs/machines", "stream.csv", "--support", "support")
+    Path("one.csv").write_text("machine,heat,speed,weight\n1,60,60,6e6\n1,61,61,6e6\n")
+    with pytest.raises(ValueError, match=r"`--support` must name at least two classes; one.csv has one"):
+        run("classify", "runs/machines", "stream.csv", "--support", "one.csv")
     run("classify", "runs/machines", "stream.csv", "--support", "machines.csv")
     found = json.loads(Path("runs/machines/results/classification.json").read_text())["values"]
     assert sorted(found["classes"]) == sorted(f"m{m}" for m in range(30))

@@ -19,7 +19,7 @@ def test_dictionaries_and_configs_are_the_same():
         ({"shape": [1], "process": {"kind": "t"}}, "`process.kind` must be 'student-t' or 'gaussian'"),
         ({"shape": [1], "flow": {"filters": 0}}, "`flow.filters` must be at least 1; got 0"),
         ({}, "`shape` must be given: it has no default"),
-        ({"shape": 4}, "`shape` must be list or tuple; got 4"),
+        ({"shape": 4}, r"`shape` must be a list, as .* or \[1, 2\]; got 4"),
         ({"shape": [4], "flow": "dense"}, "`flow` must be a table; got 'dense'"),
         ({"shape": [4], "flow": {"scales": "2"}}, "`flow.scales` must be int; got '2'"),
         ({"shape": [4], "flow": {"scales": True}}, "`flow.scales` must be int; got True"),

@@ -253,6 +253,8 @@ class TestMistakes:
             Bruno.from_config(MODELS["8×8"]).encode(torch.zeros(1, 8, 8, dtype=torch.bool))
         with pytest.raises(TypeError, match=r"must be real numbers for this model; got torch.int64"):
             Bruno.from_config(MODELS["vector of 7"]).encode(torch.zeros(7, dtype=torch.long))
+        with pytest.raises(TypeError, match=r"`n` must be a whole number; got 2.5"):
+            Bruno.from_config(MODELS["vector of 7"]).prior().sample(2.5)
         with pytest.raises(ValueError, match=r"needs a model of integers"):
             _ = Bruno.from_config(MODELS["vector of 7"]).prior().sample(1).images
 

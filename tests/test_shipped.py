@@ -152,6 +152,25 @@ def test_dark_ink_is_noticed_and_can_be_inverted(dark_ink):
         said("sample", "omniglot", "--data", "drawn", "--invert")
 
 
+def test_one_image_in_dark_ink_among_others_is_noticed(dark_ink):
+    known = ROOT / "examples" / "known"
+    images = sorted(known.rglob("*.png"))
+    images[3] = dark_ink / images[3].relative_to(known)
+    told = " ".join(said("classify", "omniglot", *images, "--support", known).split())
+    assert f"1 of {len(images)}, first number 4, with a brightness of 92%" in told
+    told = said("anomaly", "omniglot", *images, "--threshold", "0")
+    assert told.count("unlike those the model learnt") == 1
+    assert f"{images[3]} is unlike" in told
+
+
+def test_a_collection_in_dark_ink_is_noticed_when_it_is_encoded_and_later(dark_ink):
+    look = ["retrieve", "omniglot-fewshot", "--query", ROOT / "examples" / "known" / "a"]
+    for times in ("encoded", "found again"):
+        told = said(*look, "--collection", dark_ink / "b")
+        assert ("once" in told) == (times == "encoded")
+        assert "unlike those the model learnt: a brightness" in told
+
+
 def test_shaded_paper_is_noticed_by_its_density(dark_ink):
     for path in dark_ink.rglob("*.png"):
         ink = 255 - np.asarray(Image.open(path)).astype(int)

@@ -18,6 +18,8 @@ from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
 
 _FORMAT = 1
+_CHECKSUM = "checksum of all"
+_CHECKSUM_OF_BYTES = "checksum"  # of older files
 
 
 def save(
@@ -104,8 +106,9 @@ def read_about(path: str | Path) -> dict[str, Any]:
 def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
     """Tensors and what to know of them, to a file that is there whole or not at all."""
     here = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-    text = json.dumps({"format": _FORMAT, **header})
-    metadata = {"bruno": text, "checksum": _checksum(here, text)}
+    header = {"format": _FORMAT, **header}
+    # One entry: several come in an order of chance, and equal things are to be equal files.
+    metadata = {"bruno": json.dumps({**header, _CHECKSUM: _checksum(here, header)})}
     with replacing(path) as beside:
         try:
             save_file(here, beside, metadata)
@@ -116,17 +119,17 @@ def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) 
         beside.chmod(0o666 & ~mask)  # as any other file: safetensors lets nobody else read its own
 
 
-def _checksum(tensors: dict[str, torch.Tensor], text: str | None) -> str:
-    """Of the header's text and all tensors: a file can be damaged and still be read.
+def _checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any] | None) -> int:
+    """Of the header and all tensors: a file can be damaged and still be read.
 
-    Without a text, of the tensors' bytes alone, as older files have it within their header.
+    Without a header, of the tensors' bytes alone, as older files have it.
     """
-    result = 0 if text is None else zlib.crc32(text.encode())
+    result = 0 if header is None else zlib.crc32(json.dumps(header).encode())
     for name, tensor in sorted(tensors.items()):
-        if text is not None:
+        if header is not None:
             result = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), result)
         result = zlib.crc32(raw_bytes(tensor), result)
-    return str(result)
+    return result
 
 
 def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -135,15 +138,13 @@ def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor
         raise FileNotFoundError(f"`path` must be a file that bruno.save wrote; there is none at {path}.")
     try:
         with safe_open(path, "pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            header = json.loads(text := metadata.get("bruno", "null"))
+            header = json.loads((file.metadata() or {}).get("bruno", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, json.JSONDecodeError) as error:
         raise ValueError(f"`path` must be a file that bruno.save wrote; {path}: {error}.") from error
     if header is None or header.get("format") != _FORMAT:
         raise ValueError(f"`path` must be a file that bruno.save wrote, of format {_FORMAT}; {path} is not.")
-    outside = metadata.get("checksum")
-    said = header.get("checksum") if outside is None else outside
-    if said is not None and str(said) != _checksum(tensors, None if outside is None else text):
+    of_all, of_bytes = header.pop(_CHECKSUM, None), header.get(_CHECKSUM_OF_BYTES)
+    if of_all not in (None, _checksum(tensors, header)) or of_bytes not in (None, _checksum(tensors, None)):
         raise ValueError(f"`path` must be as bruno.save wrote it; {path} is damaged: its checksum is wrong.")
     return tensors, header

@@ -195,6 +195,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_choice("data.split", self.split, ("train", "trainval"))
         check_at_least("data.size", self.size, 0)
+        for name in self.columns:
+            if self.columns.count(name) > 1:
+                raise ValueError(f"`data.columns` must all differ; {name!r} is there twice.")
 
 
 @dataclass(frozen=True)
@@ -301,8 +304,8 @@ def from_dict(cls: type[T], values: dict[str, Any], path: str = "") -> T:
 def _check_type(name: str, value: Any, *types: type) -> None:
     # bool is an int to Python, but not to a person
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        names: dict[type, str] = {dict: "a table", str: "a word"}
-        wanted = " or ".join(names.get(t, t.__name__) for t in types)
+        names: dict[type, str] = {dict: "a table", str: "a word", list: 'a list, as ["a", "b"] or [1, 2]'}
+        wanted = " or ".join(names.get(t, t.__name__) for t in types if t is not tuple)
         raise ValueError(f"`{name}` must be {wanted}; got {value!r}.")
 
 

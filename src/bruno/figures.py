@@ -261,6 +261,7 @@ def scores_over_time(
     scores: Sequence[float],
     thresholds: Sequence[float | None],
     flagged: Sequence[bool],
+    absurd: Sequence[bool],
     *,
     odd: Mapping[int, UInt8[Tensor, "channels height width"]] | None = None,
     ordinary: Mapping[int, UInt8[Tensor, "channels height width"]] | None = None,
@@ -269,7 +270,8 @@ def scores_over_time(
 ) -> bytes:
     """Scores along a stream (or batch) from its `first` element on, those that are flagged marked.
 
-    Above them, some elements that are odd and some that are not, by their place in the stream.
+    Absurd ones would make a line of all others: a mark where the lowest of these is points down to them.
+    Above are some elements that are odd and some that are not, by their place in the stream.
     """
     kinds = (("odd", odd or {}, _COLOURS[1]), ("ordinary", ordinary or {}, _COLOURS[0]))
     rows = [row for row in kinds if row[1]]
@@ -288,12 +290,18 @@ def scores_over_time(
             strip.set(xlim=(0, ACROSS), ylim=(0, 1.2))
         place = np.arange(first, first + len(scores))
         limit = np.array([math.nan if t is None else t for t in thresholds])
-        marked = np.array(flagged)
-        axes.plot(place, scores, "o-", color=_COLOURS[0], markersize=3, linewidth=0.8)
+        beyond = np.array(absurd)
+        marked = np.array(flagged) & ~beyond
+        shown = np.where(beyond, math.nan, scores)
+        axes.plot(place, shown, "o-", color=_COLOURS[0], markersize=3, linewidth=0.8)
         axes.plot(place, limit, "--", color=_COLOURS[5], linewidth=0.8, label="threshold")
         axes.locator_params(axis="x", integer=True)
         if marked.any():
-            axes.plot(place[marked], np.array(scores)[marked], "o", color=_COLOURS[1], label="odd one out")
+            axes.plot(place[marked], shown[marked], "o", color=_COLOURS[1], label="odd one out")
+        if beyond.any():
+            lowest = np.full(beyond.sum(), 0.0 if beyond.all() else np.nanmin(shown))
+            label = "unlike anything in any set"
+            axes.plot(place[beyond], lowest, "v", color=_COLOURS[1], label=label)
         axes.set(xlabel=f"element of the {what}", ylabel="score, nats")
         axes.grid(**_GRID)
         axes.spines[["top", "right"]].set_visible(False)

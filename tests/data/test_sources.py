@@ -55,6 +55,7 @@ def test_a_compact_file_in_the_data_folder_will_do(tmp_path):
         tmp_path / "mnist.npz"
     )
     assert len(load_examples("mnist", "test", data_dir=tmp_path)) == 2
+    assert len(load_examples("mnist", "test", data_dir=str(tmp_path))) == 2
 
 
 def test_images_come_in_their_original_size_if_asked(tmp_path, cache):

@@ -325,3 +325,9 @@ def test_what_cannot_be_judged(digits_model, unseen_digits):
         leave_one_out_scores(digits_model, x[:1])
     with pytest.raises(ValueError, match=r"n of at least 1; got shape \(1, 8, 8\)"):
         online_scores(digits_model, x[0])
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_threshold_is_a_number_or_what_is_calibrated(digits_model):
+    with pytest.raises(TypeError, match=r"`threshold` must be a number, or .* `calibrate` returns; got '3'"):
+        Detector(digits_model, "3")

@@ -63,6 +63,13 @@ def test_the_class_of_the_query_comes_first(digits_model, learnt_digits, unseen_
             assert (best == label).double().mean() > 0.7, examples.names[label]
 
 
+def test_encoding_tells_how_far_it_is(digits_model, unseen_digits):
+    told = []
+    some = unseen_digits.elements[:10]
+    Index.of(digits_model, some, at_a_time=4, progress=lambda done, total: told.append((done, total)))
+    assert told == [(4, 10), (8, 10), (10, 10)]
+
+
 def test_names_say_where_an_element_comes_from(digits_model, unseen_digits, index):
     few = unseen_digits.elements[:2]
     assert Index.of(digits_model, few, ["naïve.png", "b/c.png"]).names == ("naïve.png", "b/c.png")

@@ -184,7 +184,7 @@ def classify(
     rows = tuple((name, *_in_words(some)) for name, some in zip(shown_names, likeliest, strict=True))
     values = {"classes": classes, "temperature": temperature, "support": [len(some) for some in sets]}
     values |= {"images": names, "probabilities": found.probabilities.tolist()}
-    columns = ("image", "class", "%", "or")
+    columns = ("image" if opened.model.levels else "row", "class", "%", "or")
     shown = likely_classes(
         [row[0] for row in rows[:_SHOWN]],
         likeliest[:_SHOWN],
@@ -201,7 +201,9 @@ def _classes_and_sets(
 ) -> tuple[list[str], list[Tensor]]:
     """The names of the classes, and some examples of each."""
     if support.is_file():
-        known = opened.examples(opened.unseen, None, str(support), invert=invert, classes=2)
+        known = opened.examples(opened.unseen, None, str(support), invert=invert)
+        if len(known.names) < 2:
+            raise ValueError(f"`--support` must name at least two classes; {support} has one.")
         sets = [known.elements[known.labels == i] for i in range(len(known.names))]
         return list(known.names), [some.to(opened.device) for some in sets]
     inside = sorted(support.iterdir()) if support.is_dir() else []

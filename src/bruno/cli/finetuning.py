@@ -12,7 +12,17 @@ import torch
 import typer
 
 from bruno.cli.opening import Opened, held_out_examples, is_own, open_model, unseen_by
-from bruno.cli.options import Checkpoint, DataDir, Device, ModelName, Seed, Settings, keep
+from bruno.cli.options import (
+    Checkpoint,
+    DataDir,
+    Device,
+    ModelName,
+    Seed,
+    Settings,
+    console,
+    keep,
+    progress_bar,
+)
 from bruno.cli.training import (
     Minutes,
     Resume,
@@ -115,6 +125,7 @@ def finetune(
     trainer = trainer_of(deepcopy(before.model), recipe, learnt, device)
     run_to_the_end(after, recipe, trainer, None, resume=resume, save_every=save_every)
     if examples is not None and trainer.rank == 0:
+        console.print(f"before and after it, on {split} (--trials {trials}; 0 for none):")
         models = {"before": before.model, "after": after.model("last", device)}
         result = _compared(models, recipe, examples, split, trials, seed)
         keep(result, after.folder, to_dict(recipe), seed)
@@ -153,15 +164,17 @@ def _compared(
         )
         accuracy: tuple[FewShotResult, ...] = ()
         if len(examples.names) > 1 and fewest > 1:
-            accuracies[name] = accuracy = measure_few_shot(
-                model,
-                examples,
-                ways=sorted({min(way, len(examples.names)) for way in (5, 20)}),
-                shots=sorted({min(shot, fewest - 1) for shot in (1, 5)}),
-                trials=trials,
-                rotations=recipe.data.rotations,
-                generator=torch.Generator().manual_seed(seed),
-            )
+            with progress_bar(f"images, {name}") as progress:
+                accuracies[name] = accuracy = measure_few_shot(
+                    model,
+                    examples,
+                    ways=sorted({min(way, len(examples.names)) for way in (5, 20)}),
+                    shots=sorted({min(shot, fewest - 1) for shot in (1, 5)}),
+                    trials=trials,
+                    rotations=recipe.data.rotations,
+                    generator=torch.Generator().manual_seed(seed),
+                    progress=progress,
+                )
         values[name] = {"bits_per_dim": asdict(bits), "few_shot": [asdict(result) for result in accuracy]}
         columns.append(
             {"bits/dim": bits_with_error(bits)}

@@ -161,10 +161,9 @@ def _from_prefixes(
     above = sets[:, [n - 1 for n in lengths if n]]  # the elements that were seen last
     shown = _by_column(model, list(zip(above, found, strict=True)), lengths)
     note = "Top: the images of the set, one by one. Below each: samples once it was seen, and all before it."
-    note = note if shown else f"The last of {samples} rows after each of {len(lengths)} numbers of rows seen."
     x = torch.stack([drawn.x for drawn in found]).squeeze(0)
     samples_of_all = Samples(x, sum(drawn.clamped for drawn in found), model.levels)
-    result = Result("samples", "More of the same", {}, note=note, picture=shown)
+    result = Result("samples", "More of the same", {}, note=note if shown else "", picture=shown)
     return Drawn(result, samples_of_all, lengths, sets.squeeze(0))
 
 
@@ -210,7 +209,9 @@ def _keep(opened: Opened, drawn: Drawn, temperature: float, seed: int) -> None:
     result = replace(drawn.result, values={**drawn.result.values, **values})
     header = ("set", "seen", *(opened.columns or map(str, range(1, opened.model.dim + 1))))
     if not opened.model.levels and not result.rows:
-        result = replace(result, columns=header, rows=tuple(_as_rows(drawn, 6)[-_SHOWN_ROWS:]))
+        rows = tuple(_as_rows(drawn, 6))
+        note = f"The last {_SHOWN_ROWS} of {len(rows)} rows that were drawn." * (len(rows) > _SHOWN_ROWS)
+        result = replace(result, columns=header, rows=rows[-_SHOWN_ROWS:], note=note)
     opened.keep(result, seed)
     if not opened.model.levels:
         table = opened.folder / "results" / f"{result.name}.csv"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from bruno.shipped import pretrained_names, pretrained_path
 
 _UNLIKE = 3  # times as bright or as dark as what a model learnt
 _SOME = 64  # images to tell by whether they surprise a model
+_AT_A_TIME = 4096  # images whose brightness is told together, to bound memory
 
 
 def examples_of(recipe: Recipe, split: str, data_dir: Path | None, *, original: bool = False) -> Examples:
@@ -57,6 +57,14 @@ def _say_skipped(names: tuple[str, ...]) -> None:
     whole = f"{len(small)} whole class{'es' * (len(small) > 1)}"
     said += [f"{whole}, too small, first {small[0]}"] if small else []
     console.print(f"left out {', and '.join(said)}", soft_wrap=True)
+
+
+def _say_unlike(what: str, unlike: str, invert: str) -> None:
+    console.print(
+        f"{what} unlike those the model learnt: {unlike}. It will be sure of itself all the same. See "
+        f"whether ink is dark ({invert}), contrast low, the pen thin or thick.",
+        soft_wrap=True,
+    )
 
 
 @cache
@@ -160,33 +168,57 @@ class Opened(NamedTuple):
         """The split whose classes had no part in training."""
         return unseen_by(self.recipe) if self.recipe else "validation"
 
-    def warn_if_unlike(self, *images: Tensor, invert: str = "--invert, --no-invert") -> None:
+    def warn_if_unlike(self, *images: Tensor, invert: str = "--invert, --no-invert") -> bool:
         """Say so if images are far from what the model learnt: its answers would not show it.
 
-        `invert` is what turns dark ink into bright, or not.
+        `invert` is what turns dark ink into bright, or not. Returns whether anything was said.
         """
         if not self.model.levels:
-            return
-        if unlike := self._other_brightness(images) or self._other_kind(images):
-            console.print(
-                f"these images are unlike those the model learnt: {unlike}. "
-                "It will be sure of itself all the same. See whether ink is dark "
-                f"({invert}), contrast low, the pen thin or thick.",
-                soft_wrap=True,
-            )
+            return False
+        some = [part.flatten(0, -4) if part.ndim > 3 else part.unsqueeze(0) for part in images]
+        unlike = self._other_brightness(some) or self._other_kind(some) or self._some_brighter(some)
+        if unlike:
+            _say_unlike("these images are", unlike, invert)
+        return bool(unlike)
 
-    def _other_brightness(self, images: Iterable[Tensor]) -> str:
-        """How images are far brighter or darker than in training, if a model knows what was there."""
+    def warn_if_brighter(self, name: str, image: Tensor) -> bool:
+        """Of one image among others: by its own it may be dark or unlikely, but not as bright as paper."""
+        unlike = self._some_brighter([image.unsqueeze(0)]) if self.model.levels else ""
+        if unlike:
+            _say_unlike(f"{name} is", unlike, "--invert, --no-invert")
+        return bool(unlike)
+
+    @property
+    def _learnt_brightness(self) -> float | None:
+        """The mean share of white in training, if the model knows."""
         if not isinstance(self.model.preprocessing, Gaussianise):
-            return ""
+            return None
         shares = self.model.preprocessing.shares
-        learnt = (shares * torch.arange(len(shares), device=shares.device)).sum().item() / len(shares)
-        means = (some.double().mean().item() / len(shares) for some in images)
+        return (shares * torch.arange(len(shares), device=shares.device)).sum().item() / len(shares)
+
+    def _other_brightness(self, images: list[Tensor]) -> str:
+        """How images are far brighter or darker than in training, on average."""
+        if (learnt := self._learnt_brightness) is None:
+            return ""
+        means = (some.double().mean().item() / self.model.levels for some in images)
         unlike = (mean for mean in means if not learnt / _UNLIKE < mean < learnt * _UNLIKE)
         return next((f"a brightness of {mean:.0%}, there {learnt:.0%}" for mean in unlike), "")
 
+    def _some_brighter(self, images: list[Tensor]) -> str:
+        """How some among others are far brighter than those are in training."""
+        if (learnt := self._learnt_brightness) is None:
+            return ""
+        for some in images:
+            means = torch.cat([part.double().mean((1, 2, 3)) for part in some.split(_AT_A_TIME)])
+            places = (means > learnt * _UNLIKE * self.model.levels).nonzero().flatten().tolist()
+            if places:
+                which = f"{len(places)} of {len(some)}, first number {places[0] + 1}, with " * (len(some) > 1)
+                mean = means[places[0]].item() / self.model.levels
+                return f"{which}a brightness of {mean:.0%}, there {learnt:.0%}"
+        return ""
+
     @torch.no_grad()
-    def _other_kind(self, images: Iterable[Tensor]) -> str:
+    def _other_kind(self, images: list[Tensor]) -> str:
         """How images surprise a model more, on average, than any of some samples of its own does."""
         model, noise = self.model, torch.Generator(self.device).manual_seed(0)
         height, width = model.shape[-2:]
@@ -196,7 +228,6 @@ class Opened(NamedTuple):
 
         most = bits(model.prior().sample(_SOME, generator=noise).images).max().item()
         for some in images:
-            some = some.flatten(0, -4) if some.ndim > 3 else some.unsqueeze(0)
             some = some[:: math.ceil(len(some) / _SOME)].to(self.device)
             some = some if some.shape[-2:] == (height, width) else reduced(some, (height, width))
             mean = bits(some).mean().item()

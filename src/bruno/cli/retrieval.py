@@ -26,9 +26,10 @@ from bruno.cli.options import (
     check_number,
     console,
     numbers,
+    progress_bar,
     refuse,
 )
-from bruno.data import Examples
+from bruno.data import Element, Examples
 from bruno.figures import BACKGROUND, Measured, dots, picture, visible
 from bruno.report import Result
 from bruno.tasks.generation import grid
@@ -102,7 +103,7 @@ def retrieve(
     wanted = reader.all([query])[0].to(opened.device)
     if reader.skipped:
         console.print(f"left out {len(reader.skipped)} of the query that could not be read")
-    opened.warn_if_unlike(wanted)
+    warned = opened.warn_if_unlike(wanted)
     encoded = _encoded(opened, collection, index, invert, skip_bad)
     ranking = rank(encoded, opened.model, wanted)
     best = ranking.order[:top].tolist()
@@ -110,6 +111,8 @@ def retrieve(
     sheet = b""
     if opened.model.levels:
         found = torch.stack([element.x for element in reader.read(names)])
+        if not warned:  # what is encoded already is not read again but for these
+            opened.warn_if_unlike(found)
         sheet = picture(
             _contact_sheet(visible(wanted.cpu(), opened.model.levels), visible(found, opened.model.levels))
         )
@@ -118,7 +121,7 @@ def retrieve(
     )
     values = {"query": str(query), "collection": len(encoded), "names": names, "scores": scores}
     note = "Top: what was asked for. Below: the best of the collection, row by row." if sheet else ""
-    result = Result("retrieval", "What fits best", values, ("rank", "score", "file"), rows, note, sheet)
+    result = Result("retrieval", "What fits best", values, ("rank", "score", "element"), rows, note, sheet)
     opened.keep(result, seed)
 
 
@@ -143,14 +146,22 @@ def _encoded(
         console.print(
             f"{collection} has changed, or how to read it, or its index: encoding it again", soft_wrap=True
         )
-    x, names = reader.all([collection])
+    elements: list[Element] = []
+    with progress_bar("files") as progress:
+        for number, file in enumerate(files, start=1):
+            elements += reader.read([file])
+            progress(number, len(files))
+    if not elements:
+        raise ValueError(f"`--collection` must hold something that can be read; {collection} does not.")
     if reader.skipped:
         console.print(
             f"left out {len(reader.skipped)} that could not be read, first {reader.skipped[0]}",
             soft_wrap=True,
         )
-    inside = [str(Path(name).relative_to(above)) for name in names]
-    made = Index.of(opened.model, x, inside, source=source)
+    x = torch.stack([element.x for element in elements])
+    inside = [str(Path(element.name).relative_to(above)) for element in elements]
+    with progress_bar("elements") as progress:
+        made = Index.of(opened.model, x, inside, source=source, progress=progress)
     try:
         made.save(path)
         console.print(f"encoded {len(made)} once, kept in {path}", soft_wrap=True)
@@ -197,14 +208,16 @@ def _contact_sheet(query: Tensor, found: Tensor) -> np.ndarray:
 def _quality(
     opened: Opened, examples: Examples, shots: tuple[int, ...], queries: int, seed: int, where: str
 ) -> Result:
-    found = measure_retrieval(
-        opened.model,
-        examples,
-        queries=queries,
-        shots=shots,
-        rotations=opened.rotations,
-        generator=torch.Generator().manual_seed(seed),
-    )
+    with progress_bar("elements") as progress:
+        found = measure_retrieval(
+            opened.model,
+            examples,
+            queries=queries,
+            shots=shots,
+            rotations=opened.rotations,
+            generator=torch.Generator().manual_seed(seed),
+            progress=progress,
+        )
     rows = tuple((method, *(_row(part.qualities[method]) for part in found)) for method in found[0].qualities)
     chance = ("chance", *(f"{part.chance:.3f}" for part in found))
     by_shots = {f"{part.shots} example{'s' * (part.shots != 1)}": part.qualities.values() for part in found}

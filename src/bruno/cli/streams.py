@@ -252,7 +252,8 @@ def _calibrated(
     if len(clean.names) < _FEW_CLASSES:
         console.print(
             f"what is odd is learnt from {len(clean.names)} class{'es' * (len(clean.names) > 1)} of "
-            f"{len(clean)} elements: others may be judged too strictly, or not enough (--data names more).",
+            f"{len(clean)} elements: others may be judged far too strictly, or not enough (--data names "
+            "more, as all that there are; --threshold sets a limit by hand).",
             soft_wrap=True,
         )
     length = length_of_sets(clean, length, least=2)
@@ -289,7 +290,7 @@ class _Judged:
 
     def __init__(self, levels: int, most: int | None = None) -> None:
         self._levels = levels
-        self.count = self._below = self._absurd = 0
+        self.count = self._outliers = self._absurd = 0
         self._latest: deque[tuple[str, float, float | None, bool, bool]] = deque(maxlen=most)
         self._odd: list[tuple[float, int, Tensor]] = []
         self._ordinary: list[tuple[float, int, Tensor]] = []
@@ -299,7 +300,7 @@ class _Judged:
     ) -> None:
         """One more."""
         self.count += 1
-        self._below += odd and not absurd
+        self._outliers += odd
         self._absurd += absurd
         self._latest.append((element.name, score, threshold, odd, absurd))
         kept = self._odd if odd else self._ordinary
@@ -311,23 +312,22 @@ class _Judged:
         """Of a stream or batch, whose elements are scored given others."""
         if not self.count:
             raise ValueError("`stream` must hold at least one element; it is empty.")
-        some = f" The lowest {ACROSS} of them are shown." * (self._below > ACROSS and self._levels > 0)
-        some += f" {self._absurd} unlike anything in any set did not count as seen." * (self._absurd > 0)
+        told = f"{self._outliers} of {self.count} are odd"
+        if self._absurd:
+            told += f", {self._absurd} of them unlike anything in any set, which did not count as seen"
+        some = f" The lowest {ACROSS} of them are shown." * (self._outliers > ACROSS and self._levels > 0)
         names, scores, thresholds, flagged, absurd = map(list, zip(*self._latest, strict=True))
-        values = {"elements": self.count, "outliers": self._below + self._absurd, "absurd": self._absurd}
-        # What is absurd would make all other scores a line: it is shown where the lowest of them is.
-        lowest = min((s for s, beyond in zip(scores, absurd, strict=True) if not beyond), default=0.0)
-        shown = [lowest if beyond else s for s, beyond in zip(scores, absurd, strict=True)]
+        values = {"elements": self.count, "outliers": self._outliers, "absurd": self._absurd}
         return Result(
             name,
             title,
             {**values, "names": names, "scores": scores, "thresholds": thresholds},
-            note=f"{self._below} of {self.count} are below the threshold.{some} The score is "
-            f"log p(x | {given}) − log p(x), in nats.",
+            note=f"{told}.{some} The score is log p(x | {given}) − log p(x), in nats.",
             picture=scores_over_time(
-                shown,
+                scores,
                 thresholds,
                 flagged,
+                absurd,
                 odd=self._images(self._odd),
                 ordinary=self._images(self._ordinary),
                 first=self.count - len(scores) + 1,
@@ -365,12 +365,13 @@ def _along(
     by an interrupt or at an element that cannot be read: what was judged before is not lost.
     """
     judged, ended_by = _Judged(opened.model.levels, _KEPT), None
+    warned = False
     group: str | None = None  # until there is another
     try:
         for i, element in enumerate(elements):
             if i == 0:
-                opened.warn_if_unlike(element.x)
-                group = element.group
+                warned, group = opened.warn_if_unlike(element.x), element.group
+            warned = warned or opened.warn_if_brighter(element.name, element.x)
             if group is not None and element.group != group:
                 console.print(
                     f"{element.name}: {opened.group} is {element.group}, and was {group}; all are judged as "

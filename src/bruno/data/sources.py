@@ -54,7 +54,7 @@ def load_examples(
     name: str,
     split: str = "train",
     *,
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
     size: int | None = None,
     original: bool = False,
     grey: bool = True,
@@ -86,8 +86,8 @@ def load_examples(
     if name in SOURCES:
         if size:
             raise ValueError(f"`size` must be left out for {name}, which has its own; got {size}.")
-        source = SOURCES[name]
-        parsed = _parsed(name, source, data_dir, download, original)
+        source, folder = SOURCES[name], None if data_dir is None else Path(data_dir)
+        parsed = _parsed(name, source, folder, download, original)
         return parsed if split == "all" else source.split(parsed, split)
     examples = read_own(
         Path(name),

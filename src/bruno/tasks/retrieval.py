@@ -15,6 +15,7 @@ from bruno.data import Examples
 from bruno.model import Bruno
 from bruno.process import Evidence
 from bruno.sequences import every_turn
+from bruno.tasks import Progress
 from bruno.tasks.scorers import part_size
 
 
@@ -50,8 +51,9 @@ class Index:
         *,
         source: str = "",
         at_a_time: int = 256,
+        progress: Progress | None = None,
     ) -> Index:
-        """Encode elements (n, *shape), so many at a time.
+        """Encode elements (n, *shape), so many at a time; `progress` is told (done, all) after each time.
 
         Without names, an example is called class/place and an element of a tensor by its place.
         """
@@ -67,8 +69,12 @@ class Index:
                 classes = [collection.names[label] for label in collection.labels.tolist()]
                 names = [f"{name}/{place}" for name, place in zip(classes, names, strict=True)]
         _check_names(names, len(x))  # before the hours that encoding may take
-        latents = model.latents(x, at_a_time=at_a_time)
-        return cls(latents, tuple(names), model.fingerprint(), source)
+        latents: list[Tensor] = []
+        for some in x.split(at_a_time):
+            latents.append(model.latents(some))
+            if progress is not None:
+                progress(sum(map(len, latents)), len(x))
+        return cls(torch.cat(latents), tuple(names), model.fingerprint(), source)
 
     def save(self, path: str | Path) -> None:
         """Write to a file, whole or not at all."""
@@ -192,6 +198,7 @@ def measure_retrieval(
     at: Sequence[int] = (1, 5, 10),
     rotations: bool = False,
     generator: Generator,
+    progress: Progress | None = None,
 ) -> tuple[RetrievalResult, ...]:
     """How well the rest of a class is found from a few of its elements, among all other elements.
 
@@ -209,12 +216,13 @@ def measure_retrieval(
         rotations: every class counts four times, turned by multiples of 90 degrees. A class turned another
             way is left out of the collection for its queries: that of a symmetric character looks the same.
         generator: of the queries; on any device.
+        progress: called as progress(done, all), in elements encoded: most of the work.
     """
     sizes = _collection_sizes(examples, queries, shots, at, rotations)
     characters = len(examples.names)
     if rotations:
         examples = every_turn(examples)
-    z = Index.of(model, examples).latents
+    z = Index.of(model, examples, progress=progress).latents
     x, labels = examples.elements.to(z.device), examples.labels.to(z.device)
     # Columns of a table are brought to one scale, which pixels have.
     raw, values = ("pixels", x) if model.levels else ("columns", model.preprocessing(x)[0])
