@@ -368,7 +368,11 @@ def test_rows_of_a_table_from_training_to_a_stream(tmp_path, monkeypatch):
     data = ["--set", "data.name=machines.csv", "--set", "data.group=machine"]
     run("train", "table", *data, "--steps", "500", "--out", "runs/machines", "--device", "cpu")
     output = run("anomaly", "runs/machines", "stream.csv")
-    assert "what is odd is learnt from 3 classes of 90 elements" in output
+    assert "3 of 30 sets were held out, too few: all tell what is odd" in output
+    assert "what is odd is learnt from" not in output
+    Path("two.csv").write_text("".join(Path("machines.csv").read_text().splitlines(keepends=True)[:61]))
+    told = run("anomaly", "runs/machines", "stream.csv", "--data", "two.csv")
+    assert "what is odd is learnt from 2 classes of 60 elements: others may be judged far too strictly" in told
     assert "stream.csv, line 27  odd one out" in output
     assert output.count("odd one out") == 1
     broken = Path("stream.csv").read_text().splitlines()

@@ -234,8 +234,18 @@ def _used_to(detector: Detector, typical: Tensor | None) -> Posterior:
 
 
 def _clean(opened: Opened, data_dir: Path | None, data: str | None, invert: bool | None) -> Examples:
-    """What to calibrate on; `--invert` is about the stream, and about these if they are the user's too."""
-    return opened.examples(opened.unseen, data_dir, data, invert=invert if is_own(data) else None)
+    """What to calibrate on; `--invert` is about the stream, and about these if they are the user's too.
+
+    That is what training has not seen. Of a table it may be two or three sets, which say little of others:
+    then all sets are taken, since the small model of a table knows those it learnt from hardly better.
+    """
+    clean = opened.examples(opened.unseen, data_dir, data, invert=invert if is_own(data) else None)
+    if data is not None or opened.model.levels or len(clean.names) >= _FEW_CLASSES:
+        return clean
+    every = opened.examples("all", data_dir)
+    held_out = f"{len(clean.names)} of {len(every.names)} sets were held out"
+    console.print(f"{held_out}, too few: all tell what is odd", soft_wrap=True)
+    return every
 
 
 def _calibrated(
