@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import os
@@ -163,6 +164,7 @@ def test_a_run_goes_on_on_another_kind_of_device(sampler, tmp_path):
         drawn.append(again.generator.get_state())
         assert again.index == 3
     assert torch.equal(*drawn)
+    assert not torch.equal(drawn[0], trainer(sampler).generator.get_state())  # not what it saw first, again
 
 
 def test_a_state_is_what_it_was_after_further_steps(sampler):
@@ -406,6 +408,7 @@ def test_a_checkpoint_that_was_in_ruins_already_is_not_gone_back_to_twice(sample
         " went back to step 9 with 0.09 of the rate",
     ]
     assert current.index == 60
+    assert all(one.seconds <= other.seconds for one, other in itertools.pairwise(seen))  # none is given back
 
 
 def test_a_lowered_rate_stays_low_after_resuming(sampler, tmp_path):

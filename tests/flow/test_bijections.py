@@ -174,6 +174,13 @@ def test_what_a_coupling_keeps_the_next_of_its_kind_moves(shape, flow):
         assert torch.equal(moved, kept_then)
 
 
+def test_the_paper_s_flow_has_as_many_couplings_as_the_paper():
+    """Three checkerboards, three by channels, four checkerboards at half the size; six dense ones on all."""
+    flow = ConvRealNVP((1, 28, 28), blocks=1, filters=4, dense_units=8)
+    kinds = [type(m.partition) for m in flow.modules() if isinstance(m, AffineCoupling)]
+    assert kinds == [Checkerboard] * 3 + [Channels] * 3 + [Checkerboard] * 4 + [OddEven] * 6
+
+
 def test_a_fresh_flow_is_near_the_identity():
     flow = small_conv((1, 8, 8))
     x = torch.randn(3, 1, 8, 8)
