@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import shutil
 import signal
@@ -249,6 +250,30 @@ def test_a_stream_that_is_terminated_keeps_what_it_knows(trained, tmp_path):
         assert service.wait() == 128 + signal.SIGTERM
     known = bruno.load(tmp_path / "known", model=Run(trained / "run").model())
     assert known.evidence.count == 3
+
+
+@pytest.mark.slow
+def test_an_empty_stream_leaves_no_state(trained, tmp_path):
+    command = ["anomaly", str(trained / "run"), "-", "--threshold", "0", "--state", str(tmp_path / "known")]
+    done = subprocess.run(
+        [sys.executable, "-m", "bruno", *command], input="", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "`stream` must hold at least one element; it is empty" in done.stderr
+    assert not (tmp_path / "known").exists()
+
+
+@pytest.mark.slow
+def test_nothing_disturbs_while_what_a_stream_knows_is_kept(trained, tmp_path, monkeypatch):
+    def disturbed(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        bruno.save(*arguments)
+
+    monkeypatch.setattr("bruno.cli.streams.save", disturbed)
+    state = tmp_path / "known"
+    run("anomaly", trained / "run", trained / "queries" / "5", "--threshold", "0", "--state", state)
+    assert bruno.load(state, model=Run(trained / "run").model()).evidence.count == 10
 
 
 @pytest.mark.slow

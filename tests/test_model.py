@@ -255,6 +255,7 @@ class TestMistakes:
             Bruno.from_config(MODELS["vector of 7"]).encode(torch.zeros(7, dtype=torch.long))
         with pytest.raises(TypeError, match=r"`n` must be a whole number; got 2.5"):
             Bruno.from_config(MODELS["vector of 7"]).prior().sample(2.5)
+        assert len(Bruno.from_config(MODELS["vector of 7"]).prior().sample(torch.tensor(3)).x) == 3
         with pytest.raises(ValueError, match=r"needs a model of integers"):
             _ = Bruno.from_config(MODELS["vector of 7"]).prior().sample(1).images
 

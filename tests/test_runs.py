@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import bruno
 from bruno import Bruno, FlowConfig, ModelConfig
+from bruno.checkpoint import read
 from bruno.config import TrainConfig, load_recipe
 from bruno.data import load_examples
 from bruno.runs import Run, TrainingFailedError
@@ -442,9 +443,13 @@ def test_what_was_trained_is_saved_though_it_cannot_be_measured(sampler, tmp_pat
     run, config = Run(tmp_path), TrainConfig(steps=3, batch=4, length=5)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         list(run.train(trainer(sampler, config), measure=measure))
-    resumed = trainer(sampler, config)
-    assert run.resume(resumed)
+    resumed, again = trainer(sampler, config), Run(tmp_path)
+    assert again.resume(resumed)
     assert resumed.index == 3
+    values = iter([2.5])
+    for _ in range(2):  # what is missing is made up for, once
+        assert list(again.train(resumed, measure=lambda model: next(values))) == []
+    assert read(again.best, "cpu")[1]["metrics"] == {"validation": 2.5}
 
 
 def test_measuring_does_not_change_what_is_trained(sampler, tmp_path):

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +162,11 @@ def test_one_image_in_dark_ink_among_others_is_noticed(dark_ink):
     told = said("anomaly", "omniglot", *images, "--threshold", "0")
     assert told.count("unlike those the model learnt") == 1
     assert f"{images[3]} is unlike" in told
+    Image.new("L", (105, 105)).save("blank.png")
+    told = said("anomaly", "omniglot", "blank.png", *images[2:4], "--threshold", "0")
+    assert told.count("unlike those the model learnt") == 2  # for one reason and another
+    told = said("anomaly", "omniglot", images[3], images[3], "--threshold", "0")
+    assert told.count("unlike those the model learnt") == 1
 
 
 def test_a_collection_in_dark_ink_is_noticed_when_it_is_encoded_and_later(dark_ink):
@@ -169,6 +175,11 @@ def test_a_collection_in_dark_ink_is_noticed_when_it_is_encoded_and_later(dark_i
         told = said(*look, "--collection", dark_ink / "b")
         assert ("once" in told) == (times == "encoded")
         assert "unlike those the model learnt: a brightness" in told
+    mixed = Path("mixed")
+    shutil.copytree(ROOT / "examples" / "known" / "b", mixed)
+    shutil.copy(sorted((dark_ink / "b").iterdir())[0], mixed / "dark.png")
+    told = " ".join(said(*look, "--collection", mixed, "--top", "2").split())
+    assert "the collection's images are unlike those the model learnt: " in told
 
 
 def test_shaded_paper_is_noticed_by_its_density(dark_ink):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -290,8 +291,10 @@ class Posterior:
     @torch.no_grad()
     def sample(self, n: int = 1, *, generator: Generator | None = None, temperature: float = 1.0) -> Samples:
         """n more elements of each set, (n, *batch, *shape); temperature scales their latents' deviation."""
-        if not isinstance(n, int):
-            raise TypeError(f"`n` must be a whole number; got {n!r}.")
+        try:
+            n = operator.index(n)
+        except TypeError:
+            raise TypeError(f"`n` must be a whole number; got {n!r}.") from None
         check_at_least("n", n, 1)
         check_at_least("temperature", temperature, 0)
         predictive = self.model.process.predictive(self.evidence)

@@ -159,6 +159,8 @@ class Run:
             self.save(trainer)  # something to go back to
         saved, failures, retries = time.monotonic(), 0, 0
         finished = pace.done()
+        if finished and measure and not trainer.rank and not self._is_measured():
+            self._save_and_measure(trainer, measure)  # its last part ended before that
         with StopSignal() as stop:
             while not finished:
                 progress = pace.advance(at_a_time)
@@ -303,6 +305,10 @@ class Run:
                 shutil.copyfile(path, beside)
             self._fewest = value
         return value
+
+    def _is_measured(self) -> bool:
+        """Whether the last checkpoint was measured on validation."""
+        return "validation" in _newest(self.checkpoints, "cpu")[2]["metrics"]
 
     def _fewest_so_far(self) -> float:
         """Bits/dim of the best checkpoint; infinite if there is none that can be read."""

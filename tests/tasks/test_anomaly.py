@@ -331,3 +331,6 @@ def test_what_cannot_be_judged(digits_model, unseen_digits):
 def test_a_threshold_is_a_number_or_what_is_calibrated(digits_model):
     with pytest.raises(TypeError, match=r"`threshold` must be a number, or .* `calibrate` returns; got '3'"):
         Detector(digits_model, "3")
+    with pytest.raises(ValueError, match=r"`threshold` must be a number.*got nan"):
+        Detector(digits_model, math.nan)
+    Detector(digits_model, torch.tensor(1.5))

@@ -70,6 +70,18 @@ def test_encoding_tells_how_far_it_is(digits_model, unseen_digits):
     assert told == [(4, 10), (8, 10), (10, 10)]
 
 
+def test_so_many_are_encoded_at_a_time(digits_model, unseen_digits, monkeypatch):
+    sizes, encode = [], Bruno.encode
+
+    def counted(self, x, *rest):
+        sizes.append(len(x))
+        return encode(self, x, *rest)
+
+    monkeypatch.setattr(Bruno, "encode", counted)
+    Index.of(digits_model, unseen_digits.elements[:500], at_a_time=300)
+    assert sizes == [300, 200]
+
+
 def test_names_say_where_an_element_comes_from(digits_model, unseen_digits, index):
     few = unseen_digits.elements[:2]
     assert Index.of(digits_model, few, ["naïve.png", "b/c.png"]).names == ("naïve.png", "b/c.png")

@@ -164,7 +164,7 @@ def _compared(
         )
         accuracy: tuple[FewShotResult, ...] = ()
         if len(examples.names) > 1 and fewest > 1:
-            with progress_bar(f"images, {name}") as progress:
+            with progress_bar(f"elements, {name}") as progress:
                 accuracies[name] = accuracy = measure_few_shot(
                     model,
                     examples,

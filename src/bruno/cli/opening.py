@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ from bruno.shipped import pretrained_names, pretrained_path
 
 _UNLIKE = 3  # times as bright or as dark as what a model learnt
 _SOME = 64  # images to tell by whether they surprise a model
-_AT_A_TIME = 4096  # images whose brightness is told together, to bound memory
 
 
 def examples_of(recipe: Recipe, split: str, data_dir: Path | None, *, original: bool = False) -> Examples:
@@ -59,7 +58,16 @@ def _say_skipped(names: tuple[str, ...]) -> None:
     console.print(f"left out {', and '.join(said)}", soft_wrap=True)
 
 
-def _say_unlike(what: str, unlike: str, invert: str) -> None:
+@lru_cache(maxsize=1)  # of the one model that a command opens
+def _most_bits_of_samples(model: Bruno) -> float:
+    """Bits/dim of the least likely of some samples of a model."""
+    noise = torch.Generator(model.process.mean.device).manual_seed(0)
+    images = model.prior().sample(_SOME, generator=noise).images
+    return model.bits_per_dim(model.prior().log_prob(images, noise)).max().item()
+
+
+def say_unlike(what: str, unlike: str, invert: str = "--invert, --no-invert") -> None:
+    """That images are unlike those of training, how, and what to see to."""
     console.print(
         f"{what} unlike those the model learnt: {unlike}. It will be sure of itself all the same. See "
         f"whether ink is dark ({invert}), contrast low, the pen thin or thick.",
@@ -168,72 +176,61 @@ class Opened(NamedTuple):
         """The split whose classes had no part in training."""
         return unseen_by(self.recipe) if self.recipe else "validation"
 
-    def warn_if_unlike(self, *images: Tensor, invert: str = "--invert, --no-invert") -> bool:
+    def warn_if_unlike(
+        self, *images: Tensor, what: str = "these images are", invert: str = "--invert, --no-invert"
+    ) -> None:
         """Say so if images are far from what the model learnt: its answers would not show it.
 
-        `invert` is what turns dark ink into bright, or not. Returns whether anything was said.
+        `invert` is what turns dark ink into bright, or not.
         """
         if not self.model.levels:
-            return False
-        some = [part.flatten(0, -4) if part.ndim > 3 else part.unsqueeze(0) for part in images]
-        unlike = self._other_brightness(some) or self._other_kind(some) or self._some_brighter(some)
-        if unlike:
-            _say_unlike("these images are", unlike, invert)
-        return bool(unlike)
+            return
+        for some in images:
+            some = some.flatten(0, -4) if some.ndim > 3 else some.unsqueeze(0)
+            if unlike := self._other_brightness(some) or self._other_kind(some) or self.brighter(some):
+                say_unlike(what, unlike, invert)
+                return
 
-    def warn_if_brighter(self, name: str, image: Tensor) -> bool:
-        """Of one image among others: by its own it may be dark or unlikely, but not as bright as paper."""
-        unlike = self._some_brighter([image.unsqueeze(0)]) if self.model.levels else ""
-        if unlike:
-            _say_unlike(f"{name} is", unlike, "--invert, --no-invert")
-        return bool(unlike)
+    def brighter(self, images: Tensor) -> str:
+        """How some, or one, are far brighter than any is in training: paper, most likely.
+
+        By itself an image may well be far darker than the others are, or less likely.
+        """
+        if (learnt := self._learnt_brightness) is None:
+            return ""
+        images = images if images.ndim > 3 else images.unsqueeze(0)
+        means = images.mean((1, 2, 3), dtype=torch.double) / self.model.levels
+        places = (means > learnt * _UNLIKE).nonzero().flatten().tolist()
+        if not places:
+            return ""
+        which = f"{len(places)} of {len(images)}, first number {places[0] + 1}, with " * (len(images) > 1)
+        return f"{which}a brightness of {means[places[0]]:.0%}, there {learnt:.0%}"
 
     @property
     def _learnt_brightness(self) -> float | None:
-        """The mean share of white in training, if the model knows."""
+        """The mean share of white in training, if the model knows: of images on a bell."""
         if not isinstance(self.model.preprocessing, Gaussianise):
             return None
         shares = self.model.preprocessing.shares
         return (shares * torch.arange(len(shares), device=shares.device)).sum().item() / len(shares)
 
-    def _other_brightness(self, images: list[Tensor]) -> str:
+    def _other_brightness(self, images: Tensor) -> str:
         """How images are far brighter or darker than in training, on average."""
-        if (learnt := self._learnt_brightness) is None:
+        learnt, mean = self._learnt_brightness, images.mean(dtype=torch.double).item() / self.model.levels
+        if learnt is None or learnt / _UNLIKE < mean < learnt * _UNLIKE:
             return ""
-        means = (some.double().mean().item() / self.model.levels for some in images)
-        unlike = (mean for mean in means if not learnt / _UNLIKE < mean < learnt * _UNLIKE)
-        return next((f"a brightness of {mean:.0%}, there {learnt:.0%}" for mean in unlike), "")
-
-    def _some_brighter(self, images: list[Tensor]) -> str:
-        """How some among others are far brighter than those are in training."""
-        if (learnt := self._learnt_brightness) is None:
-            return ""
-        for some in images:
-            means = torch.cat([part.double().mean((1, 2, 3)) for part in some.split(_AT_A_TIME)])
-            places = (means > learnt * _UNLIKE * self.model.levels).nonzero().flatten().tolist()
-            if places:
-                which = f"{len(places)} of {len(some)}, first number {places[0] + 1}, with " * (len(some) > 1)
-                mean = means[places[0]].item() / self.model.levels
-                return f"{which}a brightness of {mean:.0%}, there {learnt:.0%}"
-        return ""
+        return f"a brightness of {mean:.0%}, there {learnt:.0%}"
 
     @torch.no_grad()
-    def _other_kind(self, images: list[Tensor]) -> str:
+    def _other_kind(self, images: Tensor) -> str:
         """How images surprise a model more, on average, than any of some samples of its own does."""
         model, noise = self.model, torch.Generator(self.device).manual_seed(0)
-        height, width = model.shape[-2:]
-
-        def bits(x: Tensor) -> Tensor:
-            return model.bits_per_dim(model.prior().log_prob(x, noise))
-
-        most = bits(model.prior().sample(_SOME, generator=noise).images).max().item()
-        for some in images:
-            some = some[:: math.ceil(len(some) / _SOME)].to(self.device)
-            some = some if some.shape[-2:] == (height, width) else reduced(some, (height, width))
-            mean = bits(some).mean().item()
-            if mean > most:
-                return f"{mean:.1f} bits/dim, samples of its own at most {most:.1f}"
-        return ""
+        some = images[:: math.ceil(len(images) / _SOME)].to(self.device)
+        size = (model.shape[-2], model.shape[-1])
+        some = some if some.shape[-2:] == size else reduced(some, size)
+        mean = model.bits_per_dim(model.prior().log_prob(some, noise)).mean().item()
+        most = _most_bits_of_samples(model)
+        return f"{mean:.1f} bits/dim, samples of its own at most {most:.1f}" if mean > most else ""
 
     def at_hand(self, data: str | None, data_dir: Path | None) -> str | None:
         """The other data asked for, None for the run's own.

@@ -103,16 +103,16 @@ def retrieve(
     wanted = reader.all([query])[0].to(opened.device)
     if reader.skipped:
         console.print(f"left out {len(reader.skipped)} of the query that could not be read")
-    warned = opened.warn_if_unlike(wanted)
-    encoded = _encoded(opened, collection, index, invert, skip_bad)
+    opened.warn_if_unlike(wanted, what="the query's images are")
+    encoded, anew = _encoded(opened, collection, index, invert, skip_bad)
     ranking = rank(encoded, opened.model, wanted)
     best = ranking.order[:top].tolist()
     names, scores = [encoded.names[i] for i in best], ranking.scores[best].tolist()
     sheet = b""
     if opened.model.levels:
         found = torch.stack([element.x for element in reader.read(names)])
-        if not warned:  # what is encoded already is not read again but for these
-            opened.warn_if_unlike(found)
+        if not anew:  # then no others were read
+            opened.warn_if_unlike(found, what="what was found is")
         sheet = picture(
             _contact_sheet(visible(wanted.cpu(), opened.model.levels), visible(found, opened.model.levels))
         )
@@ -127,8 +127,8 @@ def retrieve(
 
 def _encoded(
     opened: Opened, collection: Path, index: Path | None, invert: bool | None, skip_bad: bool
-) -> Index:
-    """The collection's latents: from the index if it has these very files, else made and kept.
+) -> tuple[Index, bool]:
+    """The collection's latents: from the index if it has these very files, else made anew, and kept.
 
     It knows them by their place in the collection, from wherever that is named.
     """
@@ -142,7 +142,7 @@ def _encoded(
     if path.is_file():
         kept = _kept(path, opened, theirs=index is not None)
         if kept and kept.source == source:
-            return _from_above(kept, above)
+            return _from_above(kept, above), False
         console.print(
             f"{collection} has changed, or how to read it, or its index: encoding it again", soft_wrap=True
         )
@@ -159,6 +159,7 @@ def _encoded(
             soft_wrap=True,
         )
     x = torch.stack([element.x for element in elements])
+    opened.warn_if_unlike(x, what="the collection's images are")
     inside = [str(Path(element.name).relative_to(above)) for element in elements]
     with progress_bar("elements") as progress:
         made = Index.of(opened.model, x, inside, source=source, progress=progress)
@@ -167,7 +168,7 @@ def _encoded(
         console.print(f"encoded {len(made)} once, kept in {path}", soft_wrap=True)
     except OSError as error:  # to rank does not take a file
         console.print(f"encoded {len(made)}, and not kept: {error}", soft_wrap=True)
-    return _from_above(made, above)
+    return _from_above(made, above), True
 
 
 def _kept(path: Path, opened: Opened, theirs: bool) -> Index | None:

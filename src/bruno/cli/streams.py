@@ -13,14 +13,22 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
 from torch import Tensor
 
 from bruno.checkpoint import load, save
-from bruno.cli.opening import Opened, chosen_split, is_own, length_of_sets, measured_on, open_model
+from bruno.cli.opening import (
+    Opened,
+    chosen_split,
+    is_own,
+    length_of_sets,
+    measured_on,
+    open_model,
+    say_unlike,
+)
 from bruno.cli.options import (
     Checkpoint,
     DataDir,
@@ -179,11 +187,12 @@ def anomaly(
             limit, floor = limits(calibrate, length)
             detector = Detector(opened.model, limit, keep_out=keep_out, floor=floor)
             known = _used_to(detector, usual) if earlier is None else earlier
-            with _terminated_as_interrupted():
+            with _on_signals(_interrupt, signal.SIGTERM):
                 judged, known, ended_by = _along(opened, detector, known, elements, as_json)
                 if state:  # before anything is drawn: who terminates twice wants no picture
                     try:
-                        save(known, state)
+                        with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):
+                            save(known, state)
                         console.print(f"what is known is kept in {state}", soft_wrap=True)
                     except OSError as error:  # what was found is kept all the same
                         ended_by = error
@@ -243,6 +252,8 @@ def _clean(opened: Opened, data_dir: Path | None, data: str | None, invert: bool
     if data is not None or opened.model.levels or len(clean.names) >= _FEW_CLASSES:
         return clean
     every = opened.examples("all", data_dir)
+    if len(every.names) == len(clean.names):
+        return clean
     held_out = f"{len(clean.names)} of {len(every.names)} sets were held out"
     console.print(f"{held_out}, too few: all tell what is odd", soft_wrap=True)
     return every
@@ -263,7 +274,7 @@ def _calibrated(
         console.print(
             f"what is odd is learnt from {len(clean.names)} class{'es' * (len(clean.names) > 1)} of "
             f"{len(clean)} elements: others may be judged far too strictly, or not enough (--data names "
-            "more, as all that there are; --threshold sets a limit by hand).",
+            "another table or folder of more; --threshold sets a limit by hand).",
             soft_wrap=True,
         )
     length = length_of_sets(clean, length, least=2)
@@ -320,8 +331,6 @@ class _Judged:
 
     def result(self, name: str, title: str, what: str, given: str) -> Result:
         """Of a stream or batch, whose elements are scored given others."""
-        if not self.count:
-            raise ValueError("`stream` must hold at least one element; it is empty.")
         told = f"{self._outliers} of {self.count} are odd"
         if self._absurd:
             told += f", {self._absurd} of them unlike anything in any set, which did not count as seen"
@@ -352,18 +361,22 @@ class _Judged:
         return {place: visible(x, self._levels) for _, place, x in sorted(kept, key=itemgetter(1))}
 
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
+def _interrupt(number: int, frame: object) -> None:
     """SIGTERM, by which a service is stopped, counts as Ctrl-C: what is known is kept."""
+    raise KeyboardInterrupt(number)
 
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt(number)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+@contextmanager
+def _on_signals(
+    handler: Callable[[int, Any], None] | signal.Handlers, *numbers: signal.Signals
+) -> Iterator[None]:
+    """These signals are handled so, for a while."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, then in before.items():
+            signal.signal(number, then)
 
 
 def _along(
@@ -375,13 +388,17 @@ def _along(
     by an interrupt or at an element that cannot be read: what was judged before is not lost.
     """
     judged, ended_by = _Judged(opened.model.levels, _KEPT), None
-    warned = False
+    told_brighter = False
     group: str | None = None  # until there is another
     try:
         for i, element in enumerate(elements):
+            brighter = opened.brighter(element.x)
             if i == 0:
-                warned, group = opened.warn_if_unlike(element.x), element.group
-            warned = warned or opened.warn_if_brighter(element.name, element.x)
+                opened.warn_if_unlike(element.x)
+                group = element.group
+            elif brighter and not told_brighter:
+                say_unlike(f"{element.name} is", brighter)
+            told_brighter = told_brighter or bool(brighter)
             if group is not None and element.group != group:
                 console.print(
                     f"{element.name}: {opened.group} is {element.group}, and was {group}; all are judged as "
@@ -401,6 +418,8 @@ def _along(
         if not judged.count:
             raise
         ended_by = error
+    if not judged.count:
+        raise ValueError("`stream` must hold at least one element; it is empty.")
     return judged, known, ended_by
 
 

@@ -254,10 +254,12 @@ class Detector:
     floor: float = -math.inf
 
     def __post_init__(self) -> None:
-        if not isinstance(self.threshold, Thresholds | float | int):
-            raise TypeError(
-                f"`threshold` must be a number, or what `calibrate` returns; got {self.threshold!r}."
-            )
+        rule = f"`threshold` must be a number, or what `calibrate` returns; got {self.threshold!r}."
+        try:
+            if not isinstance(self.threshold, Thresholds) and math.isnan(self.threshold):
+                raise ValueError(rule)
+        except TypeError:
+            raise TypeError(rule) from None
         if self.warm_up < 1:
             raise ValueError(
                 f"`warm_up` must be at least 1, as the first has nothing before it; got {self.warm_up}."

@@ -71,7 +71,7 @@ class Index:
         _check_names(names, len(x))  # before the hours that encoding may take
         latents: list[Tensor] = []
         for some in x.split(at_a_time):
-            latents.append(model.latents(some))
+            latents.append(model.latents(some, at_a_time=at_a_time))
             if progress is not None:
                 progress(sum(map(len, latents)), len(x))
         return cls(torch.cat(latents), tuple(names), model.fingerprint(), source)
