@@ -281,7 +281,7 @@ def test_what_a_stream_knows_is_kept_before_its_picture_is_drawn(trained, tmp_pa
     def impatient(*arguments, **keywords):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bruno.cli.streams.scores_over_time", impatient)
+    monkeypatch.setattr("bruno.cli.judging.scores_over_time", impatient)
     state = tmp_path / "known"
     stream = [trained / "queries" / "5", "--threshold", "0", "--state", state]
     run("anomaly", trained / "run", *stream, code=130)
@@ -322,7 +322,7 @@ def test_a_ranking_needs_no_index_that_can_be_kept(trained, tmp_path):
 
 @pytest.mark.slow
 def test_of_a_long_stream_only_the_latest_is_kept(trained, monkeypatch):
-    monkeypatch.setattr("bruno.cli.streams._KEPT", 4)
+    monkeypatch.setattr("bruno.cli.judging._KEPT", 4)
     run(
         "anomaly", trained / "run", trained / "queries" / "5", trained / "queries" / "2", "--threshold", "100"
     )

@@ -65,6 +65,7 @@ ORDER = [
     "bruno.cli.pages",
     "bruno.cli.generation",
     "bruno.cli.classification",
+    "bruno.cli.judging",
     "bruno.cli.streams",
     "bruno.cli.retrieval",
     "bruno.cli.inspection",

@@ -144,7 +144,8 @@ def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor
         raise ValueError(f"`path` must be a file that bruno.save wrote; {path}: {error}.") from error
     if header is None or header.get("format") != _FORMAT:
         raise ValueError(f"`path` must be a file that bruno.save wrote, of format {_FORMAT}; {path} is not.")
-    of_all, of_bytes = header.pop(_CHECKSUM, None), header.get(_CHECKSUM_OF_BYTES)
-    if of_all not in (None, _checksum(tensors, header)) or of_bytes not in (None, _checksum(tensors, None)):
+    covered = header if _CHECKSUM in header else None
+    said = header.pop(_CHECKSUM, header.get(_CHECKSUM_OF_BYTES))
+    if said not in (None, _checksum(tensors, covered)):
         raise ValueError(f"`path` must be as bruno.save wrote it; {path} is damaged: its checksum is wrong.")
     return tensors, header

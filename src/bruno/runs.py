@@ -76,6 +76,7 @@ class Run:
         self.folder = Path(folder)
         self.stop_signal = 0
         self._fewest: float | None = None  # bits/dim of the best
+        self._measured = True  # on validation, what it was resumed from
         self._went_back_to: Path | None = None
         self._board: Any = None
         self._lock = FileLock(self.folder / ".lock")
@@ -159,7 +160,7 @@ class Run:
             self.save(trainer)  # something to go back to
         saved, failures, retries = time.monotonic(), 0, 0
         finished = pace.done()
-        if finished and measure and not trainer.rank and not self._is_measured():
+        if finished and measure and not self._measured:
             self._save_and_measure(trainer, measure)  # its last part ended before that
         with StopSignal() as stop:
             while not finished:
@@ -225,6 +226,7 @@ class Run:
         tensors, header = found
         trainer.restore(tensors)
         trainer.seconds = header["seconds"]
+        self._measured = "validation" in header["metrics"]
         return True
 
     def log(self, progress: LogLine, trainer: Trainer) -> None:
@@ -295,7 +297,7 @@ class Run:
         path = self.save(trainer)  # at once: measuring may take long, or fail
         if measure is None or trainer.rank:
             return math.nan
-        value = measure(trainer.trained())
+        value, self._measured = measure(trainer.trained()), True
         if not math.isnan(value):
             self.save(trainer, {"validation": value})
         if self._fewest is None:
@@ -305,10 +307,6 @@ class Run:
                 shutil.copyfile(path, beside)
             self._fewest = value
         return value
-
-    def _is_measured(self) -> bool:
-        """Whether the last checkpoint was measured on validation."""
-        return "validation" in _newest(self.checkpoints, "cpu")[2]["metrics"]
 
     def _fewest_so_far(self) -> float:
         """Bits/dim of the best checkpoint; infinite if there is none that can be read."""

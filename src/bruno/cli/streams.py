@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from operator import itemgetter
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import torch
 import typer
 from torch import Tensor
 
 from bruno.checkpoint import load, save
-from bruno.cli.opening import (
-    Opened,
-    chosen_split,
-    is_own,
-    length_of_sets,
-    measured_on,
-    open_model,
-    say_unlike,
-)
+from bruno.cli.judging import along, of_a_batch
+from bruno.cli.opening import Opened, chosen_split, is_own, length_of_sets, measured_on, open_model
 from bruno.cli.options import (
     Checkpoint,
     DataDir,
@@ -45,27 +35,18 @@ from bruno.cli.options import (
     progress_bar,
     refuse,
     say_passed_over,
-    short_names,
 )
 from bruno.data import Element, Examples
-from bruno.figures import ACROSS, Measured, dots, scores_over_time, visible
+from bruno.figures import Measured, dots
 from bruno.model import Posterior
 from bruno.report import Result
+from bruno.runs import StopSignal
 from bruno.sequences import SetSampler
-from bruno.tasks.anomaly import (
-    Detector,
-    Thresholds,
-    batch_scores,
-    calibrate,
-    calibrate_batch,
-    lowest_likely,
-)
+from bruno.tasks.anomaly import Detector, Thresholds, calibrate, calibrate_batch, lowest_likely
 from bruno.tasks.anomaly_quality import measure_anomaly
 
 T = TypeVar("T")
 
-_LOWEST = 20  # scores of a batch that are told
-_KEPT = 10_000  # scores of a stream, the latest
 _RATE = 0.01  # of false alarms
 _SETS = 500  # to calibrate on, or to measure on
 _STRANGERS = 0.1  # their share of a stream that is made up
@@ -179,7 +160,7 @@ def anomaly(
             if len(finished) < 2:
                 raise ValueError(f"`--batch` needs at least two elements; got {len(finished)}.")
             opened.warn_if_unlike(torch.stack([element.x for element in finished]))
-            found = _of_a_batch(opened, finished, *limits(calibrate_batch, len(finished)))
+            found = of_a_batch(opened, finished, *limits(calibrate_batch, len(finished)))
         else:
             earlier = _left_by_an_earlier_stream(opened, state, typical)
             # Read before what takes long, as it may be wrong; judged after it.
@@ -187,11 +168,11 @@ def anomaly(
             limit, floor = limits(calibrate, length)
             detector = Detector(opened.model, limit, keep_out=keep_out, floor=floor)
             known = _used_to(detector, usual) if earlier is None else earlier
-            with _on_signals(_interrupt, signal.SIGTERM):
-                judged, known, ended_by = _along(opened, detector, known, elements, as_json)
+            with _terminated_as_interrupted():
+                judged, known, ended_by = along(opened, detector, known, elements, as_json)
                 if state:  # before anything is drawn: who terminates twice wants no picture
                     try:
-                        with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):
+                        with StopSignal():
                             save(known, state)
                         console.print(f"what is known is kept in {state}", soft_wrap=True)
                     except OSError as error:  # what was found is kept all the same
@@ -303,144 +284,18 @@ def _made_up(sampler: SetSampler, generator: torch.Generator) -> list[Element]:
     ]
 
 
-class _Judged:
-    """What to tell of a stream, however long it goes on: its latest scores, and some of its images.
-
-    Those are the lowest of what is odd, and the highest of all else.
-    """
-
-    def __init__(self, levels: int, most: int | None = None) -> None:
-        self._levels = levels
-        self.count = self._outliers = self._absurd = 0
-        self._latest: deque[tuple[str, float, float | None, bool, bool]] = deque(maxlen=most)
-        self._odd: list[tuple[float, int, Tensor]] = []
-        self._ordinary: list[tuple[float, int, Tensor]] = []
-
-    def add(
-        self, element: Element, score: float, threshold: float | None, *, odd: bool, absurd: bool
-    ) -> None:
-        """One more."""
-        self.count += 1
-        self._outliers += odd
-        self._absurd += absurd
-        self._latest.append((element.name, score, threshold, odd, absurd))
-        kept = self._odd if odd else self._ordinary
-        kept.append((score, self.count, element.x))
-        kept.sort(key=itemgetter(0), reverse=not odd)
-        del kept[ACROSS:]
-
-    def result(self, name: str, title: str, what: str, given: str) -> Result:
-        """Of a stream or batch, whose elements are scored given others."""
-        told = f"{self._outliers} of {self.count} are odd"
-        if self._absurd:
-            told += f", {self._absurd} of them unlike anything in any set, which did not count as seen"
-        some = f" The lowest {ACROSS} of them are shown." * (self._outliers > ACROSS and self._levels > 0)
-        names, scores, thresholds, flagged, absurd = map(list, zip(*self._latest, strict=True))
-        values = {"elements": self.count, "outliers": self._outliers, "absurd": self._absurd}
-        return Result(
-            name,
-            title,
-            {**values, "names": names, "scores": scores, "thresholds": thresholds},
-            note=f"{told}.{some} The score is log p(x | {given}) − log p(x), in nats.",
-            picture=scores_over_time(
-                scores,
-                thresholds,
-                flagged,
-                absurd,
-                odd=self._images(self._odd),
-                ordinary=self._images(self._ordinary),
-                first=self.count - len(scores) + 1,
-                what=what,
-            ),
-        )
-
-    def _images(self, kept: list[tuple[float, int, Tensor]]) -> dict[int, Tensor]:
-        """By their place in the stream; rows have none."""
-        if not self._levels:
-            return {}
-        return {place: visible(x, self._levels) for _, place, x in sorted(kept, key=itemgetter(1))}
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """SIGTERM, by which a service is stopped, counts as Ctrl-C: what is known is kept."""
-    raise KeyboardInterrupt(number)
-
-
 @contextmanager
-def _on_signals(
-    handler: Callable[[int, Any], None] | signal.Handlers, *numbers: signal.Signals
-) -> Iterator[None]:
-    """These signals are handled so, for a while."""
-    before = {number: signal.signal(number, handler) for number in numbers}
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, by which a service is stopped, counts as Ctrl-C: what is known is kept."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        for number, then in before.items():
-            signal.signal(number, then)
-
-
-def _along(
-    opened: Opened, detector: Detector, known: Posterior, elements: Iterable[Element], as_json: bool
-) -> tuple[_Judged, Posterior, BaseException | None]:
-    """Each is judged and said as it comes; a stream may go on for ever, so only the latest are kept.
-
-    Also gives what is known in the end. That comes with the stream's or, as the last thing returned tells,
-    by an interrupt or at an element that cannot be read: what was judged before is not lost.
-    """
-    judged, ended_by = _Judged(opened.model.levels, _KEPT), None
-    told_brighter = False
-    group: str | None = None  # until there is another
-    try:
-        for i, element in enumerate(elements):
-            brighter = opened.brighter(element.x)
-            if i == 0:
-                opened.warn_if_unlike(element.x)
-                group = element.group
-            elif brighter and not told_brighter:
-                say_unlike(f"{element.name} is", brighter)
-            told_brighter = told_brighter or bool(brighter)
-            if group is not None and element.group != group:
-                console.print(
-                    f"{element.name}: {opened.group} is {element.group}, and was {group}; all are judged as "
-                    "one set. Give each a stream of its own.",
-                    soft_wrap=True,
-                )
-                group = None
-            said, known = detector.step(known, element.x.to(opened.device))
-            judged.add(element, said.score, said.threshold, odd=said.outlier, absurd=said.absurd)
-            if as_json:
-                print(json.dumps({"element": element.name, **asdict(said)}), flush=True)
-            else:
-                flag = _flag(odd=said.outlier, absurd=said.absurd)
-                line = f"{said.score:+10.2f}  {element.name}  {flag}".rstrip()
-                console.print(line, highlight=False, soft_wrap=True)
-    except (KeyboardInterrupt, OSError, ValueError) as error:
-        if not judged.count:
-            raise
-        ended_by = error
-    if not judged.count:
-        raise ValueError("`stream` must hold at least one element; it is empty.")
-    return judged, known, ended_by
-
-
-def _flag(*, odd: bool, absurd: bool) -> str:
-    return ("odd one out" + ", unlike anything in any set" * absurd) * odd
-
-
-def _of_a_batch(opened: Opened, elements: list[Element], threshold: float, floor: float) -> Result:
-    """Each given all the others."""
-    x = torch.stack([element.x for element in elements]).to(opened.device)
-    scores, absurd = (part.tolist() for part in batch_scores(opened.model, x, floor))
-    judged, told = _Judged(opened.model.levels), []
-    for element, score, beyond in zip(elements, scores, absurd, strict=True):
-        odd = beyond or score < threshold
-        judged.add(element, score, threshold, odd=odd, absurd=beyond)
-        told.append((not beyond, score, element.name, _flag(odd=odd, absurd=beyond)))
-    lowest = sorted(told)[:_LOWEST]  # what is absurd first
-    names = short_names([name for _, _, name, _ in lowest])
-    rows = tuple((f"{row[1]:+.2f}", name, row[3]) for row, name in zip(lowest, names, strict=True))
-    found = judged.result("anomaly-batch", "Which is the odd one out of a batch?", "batch", "all others")
-    return replace(found, columns=("score", "the lowest", ""), rows=rows)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _quality(
