@@ -1,6 +1,6 @@
 """How long the few-shot protocol takes, against the encoding of the images alone. Run with `make bench`.
 
-The layout is that of Omniglot's test characters, with noise for images: 423 characters of 20 drawings, turned
+The layout is that of Omniglot's test characters, with noise for images: 423 characters of 20 drawings, rotated
 four times; on a CPU a tenth of them. An image is encoded once a trial, in however many episodes it is.
 """
 
@@ -20,7 +20,7 @@ from bruno import Bruno
 from bruno.config import load_recipe
 from bruno.data import Examples
 from bruno.provenance import provenance
-from bruno.tasks.fewshot import measure_few_shot
+from bruno.tasks.few_shot import measure_few_shot
 
 RESULTS = Path(__file__).parents[1] / "results"
 _TURNS = 4  # of each character, every one a class

@@ -23,8 +23,8 @@ from statistics import mean
 from typing import Any
 
 from bruno.checkpoint import read_about
-from bruno.figures import curves
-from bruno.runs import Run
+from bruno.reporting.plots import curves
+from bruno.training.run import Run
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "omniglot"

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from bruno import Bruno
 from bruno.config import Recipe, TrainConfig, load_recipe
 from bruno.data import Examples
+from bruno.data.sampling import SetSampler
 from bruno.flow import AffineCoupling, networks
-from bruno.optimisation import make_optimiser
 from bruno.provenance import provenance
-from bruno.sequences import SetSampler
-from bruno.training import Trainer
+from bruno.training.schedule import make_optimiser
+from bruno.training.trainer import Trainer
 
 RESULTS = Path(__file__).parents[1] / "results"
 PROTOTYPE = ["flow.squeeze_first=true", "flow.blocks=4", "flow.units=512", "train.optimiser=adamw"]
@@ -88,7 +88,7 @@ def shares_on_cpu(name: str, batch: int, times: int) -> dict[str, Any]:
     """A step and an evaluation, and the share of each that is not spent in the networks."""
     recipe = load_recipe(name)
     whole, rest = (trainer(recipe, networks=flag, batch=batch) for flag in (True, False))
-    x = whole.sampler.sets(batch, recipe.train.length, whole.generator)
+    x = whole.sampler.sets(batch, recipe.train.set_size, whole.generator)
     step, rest_of_step = seconds(whole.step, times), seconds(rest.step, 5 * times)
     optimiser = optimiser_seconds(whole.model, recipe.train, 5 * times)
     with torch.no_grad():
@@ -102,7 +102,7 @@ def shares_on_cpu(name: str, batch: int, times: int) -> dict[str, Any]:
         "optimiser": optimiser / step,
         "evaluation": evaluation,
         "not in networks, evaluation": rest_of_evaluation / evaluation,
-        "images per second": batch * recipe.train.length / step,
+        "images per second": batch * recipe.train.set_size / step,
     }
 
 
@@ -158,7 +158,7 @@ def speed_on_gpu(what: str, preset: str, overrides: list[str], batch: int) -> di
         "batch": batch,
         "seconds until warm": warm,
         "milliseconds a step": 1000 * taken,
-        "images per second": batch * recipe.train.length / taken,
+        "images per second": batch * recipe.train.set_size / taken,
         "peak memory, GiB": torch.cuda.max_memory_allocated() / 2**30,
     }
 

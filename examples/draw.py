@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from bruno.data.drawn import draw_characters
+from bruno.data.synthetic import draw_characters
 
 SEED = 115  # of which the package itself draws none
 LETTERS = "abcde"

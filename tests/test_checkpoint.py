@@ -9,7 +9,7 @@ from test_model import MODELS, elements, trained
 import bruno
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.checkpoint import read, read_about
-from bruno.shipped import pretrained_names
+from bruno.weights import pretrained_names
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -166,7 +166,7 @@ def test_half_precision_halves_the_file_and_loads_as_float32(tmp_path):
 
 
 def test_models_that_come_with_the_package(tmp_path, monkeypatch):
-    monkeypatch.setattr("bruno.shipped._WEIGHTS", tmp_path)
+    monkeypatch.setattr("bruno.weights._WEIGHTS", tmp_path)
     model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=8)))
     bruno.save(model, tmp_path / "tiny.safetensors")
     assert pretrained_names() == ("tiny",)

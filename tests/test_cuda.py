@@ -9,9 +9,9 @@ import torch
 from bruno import Bruno, Evidence, FlowConfig, GaussianProcess, ModelConfig, StudentTProcess
 from bruno.config import TrainConfig
 from bruno.data import Examples
+from bruno.data.sampling import SetSampler
 from bruno.flow import set_network_dtype
-from bruno.sequences import SetSampler
-from bruno.training import Trainer
+from bruno.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -73,7 +73,7 @@ def trainer(size: int = 28, **settings) -> Trainer:
     config = ModelConfig((1, 28, 28), pixels="gaussianise", flow=flow)
     images = torch.randint(0, 256, (200, 1, size, size), dtype=torch.uint8)
     examples = Examples(images, torch.arange(200) // 20, tuple(map(str, range(10))))
-    plan = TrainConfig(steps=20, batch=4, length=5, episodes=2, way=3, precision="float32", ema=0.9)
+    plan = TrainConfig(steps=20, batch=4, set_size=5, episodes=2, way=3, precision="float32", ema=0.9)
     sampler = SetSampler(examples, rotations=True, device="cuda")
     return Trainer(Bruno.from_config(config).cuda(), sampler, replace(plan, **settings))
 

@@ -7,7 +7,7 @@ import torch
 
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig, StudentTProcess
 from bruno.flow import Bijection
-from bruno.preprocessing import Logit
+from bruno.flow.preprocessing import Logit
 
 MODELS = {
     "8×8": ModelConfig((1, 8, 8), flow=FlowConfig(filters=4, blocks=1, units=16)),

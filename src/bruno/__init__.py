@@ -5,7 +5,7 @@ from bruno.checkpoint import load, save
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence, GaussianProcess, StudentTProcess
-from bruno.shipped import pretrained
+from bruno.weights import pretrained
 
 __all__ = [
     "Bruno",

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from bruno.config import ModelConfig, from_dict, to_dict
-from bruno.files import raw_bytes, replacing
+from bruno.files import atomic_write, raw_bytes
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
 
@@ -109,7 +109,7 @@ def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) 
     header = {"format": _FORMAT, **header}
     # One entry: several come in an order of chance, and equal things are to be equal files.
     metadata = {"bruno": json.dumps({**header, _CHECKSUM: _checksum(here, header)})}
-    with replacing(path) as beside:
+    with atomic_write(path) as beside:
         try:
             save_file(here, beside, metadata)
         except SafetensorError as error:  # as it calls a full disk

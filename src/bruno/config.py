@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 _PRESETS = Path(__file__).parent / "presets"
 _PIXELS = ("logit", "gaussianise")
+_RENAMED = {"train.length": "set_size"}  # settings of files written by version 0.1
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class TrainConfig:
     steps: int = 1000
     minutes: float = 0.0  # how long to train, by the clock, instead of how many steps; 0: by steps
     batch: int = 32
-    length: int = 20
+    set_size: int = 20
     generative: float = 1.0  # weight of bits/dim
     discriminative: float = 0.0  # weight of the cross-entropy of episodes
     onset: float = 0.0  # the share of the run, its first, in which that does not count yet
@@ -114,7 +115,7 @@ class TrainConfig:
     clip: float = 0.0  # largest norm of the gradient; 0 for none
     ema: float = 0.0  # how much the averaged weights keep at each step; 0 for no averaging
     mirror: bool = False  # every other set, as a whole
-    shift: int = 0  # move each image by up to so many pixels, fractions too if it is reduced after
+    shift: int = 0  # move each image by up to so many pixels, fractions too if it is downsample after
     # Slant, turn and stretch each set as a whole, and each image by itself: how far the linear map is from
     # the identity, at first. Such images are not quite those to be modelled, so both fade, and the last
     # steps see images as they are.
@@ -129,7 +130,7 @@ class TrainConfig:
         check_choice("train.optimiser", self.optimiser, ("adamw", "adam", "rmsprop"))
         check_choice("train.decay", self.decay, ("linear", "cosine", "exponential", "none"))
         check_choice("train.precision", self.precision, ("float32", "bfloat16"))
-        for name in ("steps", "batch", "length", "episodes", "shot", "queries"):
+        for name in ("steps", "batch", "set_size", "episodes", "shot", "queries"):
             check_at_least(f"train.{name}", getattr(self, name), 1)
         check_at_least("train.way", self.way, 2)
         for name in (
@@ -164,15 +165,15 @@ class TrainConfig:
             raise ValueError("`train.final_rate` must be above 0 for an exponential decay; got 0.")
 
     @property
-    def fewest(self) -> int:
+    def min_count(self) -> int:
         """Elements that every class must have."""
-        sets = self.length * bool(self.generative and not self.shared)
+        sets = self.set_size * bool(self.generative and not self.shared)
         return max(1, sets, (self.shot + self.queries) * bool(self.discriminative))
 
     @property
     def elements(self) -> int:
         """How many are encoded in a step."""
-        sets = self.batch * self.length * bool(self.generative and not self.shared)
+        sets = self.batch * self.set_size * bool(self.generative and not self.shared)
         return sets + self.episodes * self.way * (self.shot + self.queries) * bool(self.discriminative)
 
 
@@ -182,8 +183,10 @@ class DataConfig:
 
     name: str
     split: str = "train"  # or "trainval", once all choices are made
-    rotations: bool = False  # every class four times, turned by multiples of 90 degrees
-    original: bool = False  # learn from images in the size they were published in, reduced last in each step
+    rotations: bool = False  # every class four times, rotated by multiples of 90 degrees
+    original: bool = (
+        False  # learn from images in the size they were published in, downsample last in each step
+    )
     classes: tuple[str, ...] = ()  # only these; all if empty
     size: int = 0  # for images of your own: resize to this height and width
     colour: bool = False  # for images of your own: three channels
@@ -275,6 +278,7 @@ def from_dict(cls: type[T], values: dict[str, Any], path: str = "") -> T:
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     arguments: dict[str, Any] = {}
     for name, value in values.items():
+        name = _RENAMED.get(f"{path}{name}", name)
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean `{path}{near[0]}`?" if near else f"known are {', '.join(sorted(known))}."

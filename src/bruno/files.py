@@ -12,7 +12,7 @@ from torch import Tensor, contiguous_format, uint8
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A file to write beside another, which it replaces in the end: a crash leaves the old or the new one.
 
     So does a power cut: what was written is on the disk before it gets its name. Its own name until then is

@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from bruno.config import ModelConfig, check_at_least
 from bruno.files import raw_bytes
 from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, initialise
-from bruno.preprocessing import Gaussianise, Logit, Pixels, Standardise, dequantise, quantise
+from bruno.flow.preprocessing import Gaussianise, Logit, Pixels, Standardise, dequantise, quantise
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
 from bruno.process.checks import may_look_at_values
 
@@ -119,11 +119,11 @@ class Bruno(nn.Module):
 
     @torch.no_grad()
     def latents(
-        self, x: Tensor, generator: Generator | None = None, *, at_a_time: int = 256
+        self, x: Tensor, generator: Generator | None = None, *, batch_size: int = 256
     ) -> Float[Tensor, "*batch dim"]:
         """The latents of any number of elements (*batch, *shape), from any device, in the memory of a few."""
         batch, here = self._batch_of(x, anywhere=True), self.process.mean.device
-        parts = x.reshape(-1, *self.shape).split(at_a_time)
+        parts = x.reshape(-1, *self.shape).split(batch_size)
         z = torch.cat([self.encode(part.to(here), generator).z for part in parts])
         return z.reshape(*batch, self.dim)
 

@@ -81,7 +81,7 @@ def test_links_that_dangle_and_folders_named_like_images_are_named_or_left_out(f
         ElementReader((1, 4, 4), 256).all([folder])
     (folder / "e.png").mkdir()
     reader = ElementReader((1, 4, 4), 256, skip_bad=True)
-    assert len(reader.all([folder])[0]) == 3
+    assert len(reader.read_all([folder])[0]) == 3
     assert len(list(reader.read_lines([str(folder / "nowhere.png")]))) == 0
     assert [name.rsplit("/")[-1] for name in reader.skipped] == ["d.png", "e.png", "nowhere.png"]
 
@@ -145,5 +145,5 @@ def test_a_table_as_excel_writes_it_and_one_that_is_not_text(tmp_path):
     with pytest.raises(ValueError, match=r"b.csv: must be text in UTF-8"):
         ElementReader((2,), 0).all([tmp_path])
     reader = ElementReader((2,), 0, skip_bad=True)
-    assert len(reader.all([tmp_path])[0]) == 1
+    assert len(reader.read_all([tmp_path])[0]) == 1
     assert reader.skipped == [str(tmp_path / "b.csv")]

@@ -23,7 +23,7 @@ from bruno.flow import (
     Squeeze,
     initialise,
 )
-from bruno.preprocessing import Gaussianise, Logit, Standardise
+from bruno.flow.preprocessing import Gaussianise, Logit, Standardise
 
 
 class Case(NamedTuple):

@@ -65,7 +65,7 @@ def test_finite_input_never_gives_nan(name, scale):
 
 
 def test_a_common_offset_costs_no_digits_between_blocks(monkeypatch):
-    monkeypatch.setattr("bruno.process.prefixes._NUMBERS_IN_A_BLOCK", 100)
+    monkeypatch.setattr("bruno.process.step_density._NUMBERS_IN_A_BLOCK", 100)
     process = StudentTProcess(1, correlation=0.9999)
     z = 3 + 0.01 * torch.randn(1000, 1)
     exact = copy.deepcopy(process).double().step_log_prob(z.double())

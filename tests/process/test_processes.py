@@ -7,7 +7,7 @@ import torch
 from laws import PROCESSES, by_dimension, multivariate_log_prob, paper_recurrence, varied
 
 from bruno import Evidence, GaussianProcess, StudentTProcess
-from bruno.process.prefixes import plain_step_log_prob
+from bruno.process.step_density import plain_step_log_prob
 
 every_process = pytest.mark.parametrize("name", PROCESSES)
 
@@ -69,7 +69,7 @@ class TestLaws:
         given = Evidence.prefixes(sets(3))[:, [3, 1, 7]][0]
         together = process.step_log_prob(z, given)
         torch.testing.assert_close(together[:, 1], process.step_log_prob(z[:, 1], given[1]))
-        monkeypatch.setattr("bruno.process.prefixes._WIDE_NUMBERS", 1)
+        monkeypatch.setattr("bruno.process.step_density._WIDE_NUMBERS", 1)
         torch.testing.assert_close(process.step_log_prob(z[0], given), together[0])
 
     def test_one_query_is_scored_under_many_sets(self, name):
@@ -121,8 +121,8 @@ class TestLaws:
             return result, torch.autograd.grad((result * weights).sum(), inputs)
 
         whole = density_and_gradients()
-        monkeypatch.setattr("bruno.process.prefixes._FEWEST_STEPS_IN_A_BLOCK", steps)
-        monkeypatch.setattr("bruno.process.prefixes._NUMBERS_IN_A_BLOCK", 1)
+        monkeypatch.setattr("bruno.process.step_density._FEWEST_STEPS_IN_A_BLOCK", steps)
+        monkeypatch.setattr("bruno.process.step_density._NUMBERS_IN_A_BLOCK", 1)
         torch.testing.assert_close(density_and_gradients(), whole)
 
     @pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 3)])

@@ -6,8 +6,8 @@ import torch
 from bruno import Bruno
 from bruno.config import FlowConfig, ModelConfig, load_recipe
 from bruno.data import Examples, load_examples
-from bruno.sequences import SetSampler
-from bruno.training import train
+from bruno.data.sampling import SetSampler
+from bruno.training import train_steps
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +16,7 @@ def digits_model() -> Bruno:
     torch.manual_seed(0)
     examples = load_examples("digits")
     model = Bruno.from_config(recipe.model(examples.shape, examples.levels))
-    for _ in train(model, SetSampler(examples), recipe.train):
+    for _ in train_steps(model, SetSampler(examples), recipe.train):
         pass
     return model
 

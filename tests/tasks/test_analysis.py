@@ -7,9 +7,8 @@ import torch
 from scipy.stats import multivariate_normal, multivariate_t
 
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
-from bruno.evaluation import measure_bits_per_dim
+from bruno.data.sampling import SetSampler
 from bruno.process import Evidence, GaussianProcess, StudentTProcess
-from bruno.sequences import SetSampler
 from bruno.tasks.analysis import (
     correlation_and_dof,
     dimensions_by_correlation,
@@ -17,6 +16,7 @@ from bruno.tasks.analysis import (
     toy_comparison,
     toy_observations,
 )
+from bruno.tasks.evaluation import measure_bits_per_dim
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -150,7 +150,7 @@ def test_what_was_seen_helps_to_predict_what_comes(digits_model, learnt_digits):
         digits_model,
         SetSampler(learnt_digits),
         sets=200,
-        length=12,
+        set_size=12,
         generator=seeded(),
         progress=lambda *done: calls.append(done),
     )
@@ -164,7 +164,7 @@ def test_what_was_seen_helps_to_predict_what_comes(digits_model, learnt_digits):
 
 
 def test_log_prob_by_position_is_the_measured_bits_in_nats(digits_model, unseen_digits):
-    arguments = {"sets": 20, "length": 5}
+    arguments = {"sets": 20, "set_size": 5}
     sampler = SetSampler(unseen_digits)
     found = log_prob_by_position(digits_model, sampler, **arguments, generator=seeded(3))
     bits, nats = (
@@ -178,14 +178,14 @@ def test_log_prob_by_position_is_the_measured_bits_in_nats(digits_model, unseen_
 @torch.no_grad()
 def test_errors_by_position_are_those_of_the_mean_over_sets(digits_model, unseen_digits):
     sampler, generator = SetSampler(unseen_digits), seeded(4)
-    found = log_prob_by_position(digits_model, sampler, sets=10, length=3, generator=seeded(4))
+    found = log_prob_by_position(digits_model, sampler, sets=10, set_size=3, generator=seeded(4))
     log_prob = digits_model.log_prob(sampler.sets(10, 3, generator), generator)
     assert found.error == pytest.approx((log_prob.std(0) / math.sqrt(10)).tolist(), rel=1e-4)
 
 
 def test_one_set_tells_no_error(digits_model, unseen_digits):
     with pytest.raises(ValueError, match=r"`sets` must be at least 2"):
-        log_prob_by_position(digits_model, SetSampler(unseen_digits), sets=1, length=3, generator=seeded())
+        log_prob_by_position(digits_model, SetSampler(unseen_digits), sets=1, set_size=3, generator=seeded())
 
 
 def test_results_are_ready_for_json(digits_model, learnt_digits):
@@ -194,7 +194,7 @@ def test_results_are_ready_for_json(digits_model, learnt_digits):
         dimensions_by_correlation(digits_model),
         correlation_and_dof(digits_model),
         toy_comparison(toy_observations(3, generator=seeded())),
-        log_prob_by_position(digits_model, sampler, sets=2, length=2, generator=seeded()),
+        log_prob_by_position(digits_model, sampler, sets=2, set_size=2, generator=seeded()),
     ]
     for result in results:
         values = dataclasses.asdict(result)

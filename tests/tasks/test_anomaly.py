@@ -6,15 +6,15 @@ import torch
 
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.data import Examples
-from bruno.sequences import SetSampler
+from bruno.data.sampling import SetSampler
 from bruno.tasks.anomaly import (
     Detector,
     Thresholds,
     batch_scores,
     calibrate,
     calibrate_batch,
+    density_floor,
     leave_one_out_scores,
-    lowest_likely,
     online_scores,
 )
 
@@ -26,7 +26,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 @pytest.fixture(scope="module")
 def thresholds(digits_model, learnt_digits) -> Thresholds:
     sampler = SetSampler(learnt_digits)
-    return calibrate(digits_model, sampler, rate=0.05, length=12, sets=300, generator=seeded())
+    return calibrate(digits_model, sampler, rate=0.05, set_size=12, sets=300, generator=seeded())
 
 
 def with_last_of_another_class(examples: Examples, sets: int, n: int) -> torch.Tensor:
@@ -65,8 +65,8 @@ def test_numbers_that_stand_for_missing_ones_score_lowest_of_all():
     model = Bruno.from_config(ModelConfig((3,), 0, flow=FlowConfig("dense", couplings=2, units=16)))
     x = torch.randn(12, 3)
     model.initialise(x)
-    for absurd in (1e20, 1e37, -3e38):
-        x[7] = absurd
+    for out_of_distribution in (1e20, 1e37, -3e38):
+        x[7] = out_of_distribution
         watched = torch.tensor([scored.score for scored in Detector(model).watch(x)])
         torch.testing.assert_close(online_scores(model, x), watched, rtol=1e-3, atol=1e-3)
         for scores in (watched, leave_one_out_scores(model, x)):
@@ -196,7 +196,7 @@ def test_thresholds_go_by_what_was_seen_and_the_last_holds_on(digits_model, unse
 @pytest.mark.parametrize("rate", [0.05, 0.2])
 def test_other_clean_sets_raise_as_many_false_alarms_as_chosen(digits_model, unseen_digits, rate):
     calibrated, other = (SetSampler(half_of(unseen_digits, which)) for which in (0, 1))
-    thresholds = calibrate(digits_model, calibrated, rate=rate, length=8, sets=600, generator=seeded())
+    thresholds = calibrate(digits_model, calibrated, rate=rate, set_size=8, sets=600, generator=seeded())
     scores = online_scores(digits_model, other.sets(600, 8, seeded(1)))
     alarms = (scores[:, 1:] < torch.tensor(thresholds.by_count)).double()
     assert alarms.mean().item() == pytest.approx(rate, abs=0.2 * rate + 0.01)
@@ -208,7 +208,7 @@ def test_a_threshold_is_the_score_that_few_clean_sets_fall_below(digits_model, u
     told = torch.stack([torch.randperm(99, generator=seeded(i)) for i in range(3)], 1).float()
     monkeypatch.setattr("bruno.tasks.anomaly._of_clean_sets", lambda *arguments: told)
     found = calibrate(
-        digits_model, SetSampler(unseen_digits), rate=0.05, length=3, sets=99, generator=seeded()
+        digits_model, SetSampler(unseen_digits), rate=0.05, set_size=3, sets=99, generator=seeded()
     )
     assert found.by_count == (4.0, 4.0)  # the fifth smallest of 0 to 98
 
@@ -219,7 +219,7 @@ def test_likely_ends_twice_as_far_below_the_middle_as_the_lowest_of_clean_elemen
     model.initialise(rows)
     sampler = SetSampler(Examples(rows, torch.zeros(41, dtype=torch.long), ("a",)))
     known = model.prior().log_prob(rows).sort().values
-    floor = lowest_likely(model, sampler, generator=seeded())
+    floor = density_floor(model, sampler, generator=seeded())
     assert floor == pytest.approx((known[0] - (known[20] - known[0])).item())
 
 
@@ -236,7 +236,7 @@ def test_to_calibrate_each_element_is_encoded_once(digits_model, unseen_digits, 
         digits_model,
         SetSampler(unseen_digits, rotations=True),
         rate=0.1,
-        length=8,
+        set_size=8,
         sets=1000,
         generator=seeded(),
         progress=lambda done, total: told.append((done, total)),
@@ -246,7 +246,7 @@ def test_to_calibrate_each_element_is_encoded_once(digits_model, unseen_digits, 
 
 def test_a_batch_has_a_threshold_of_its_own(digits_model, unseen_digits):
     calibrated, others = (SetSampler(half_of(unseen_digits, which)) for which in (0, 1))
-    limit = calibrate_batch(digits_model, calibrated, rate=0.1, length=8, sets=300, generator=seeded())
+    limit = calibrate_batch(digits_model, calibrated, rate=0.1, set_size=8, sets=300, generator=seeded())
     alarms = leave_one_out_scores(digits_model, others.sets(300, 8, seeded(1))) < limit
     assert 0.05 < alarms.double().mean() < 0.15
 
@@ -264,20 +264,20 @@ def test_what_is_absurd_never_counts_as_seen():
     rows = torch.randn(40, 2).double()
     model.initialise(rows)
     clean = Examples(rows, torch.arange(40) % 4, ("a", "b", "c", "d"))
-    floor = lowest_likely(model, SetSampler(clean), generator=seeded())
+    floor = density_floor(model, SetSampler(clean), generator=seeded())
     glitch = torch.full((1, 2), 99.0).double()
     stream = torch.cat([glitch, rows[:5], glitch, rows[5:8]])
     judged = list(Detector(model, -1e9, floor=floor).watch(stream))
-    assert [said.absurd for said in judged] == [said.outlier for said in judged]
-    assert [i for i, said in enumerate(judged) if said.absurd] == [0, 6]
+    assert [said.out_of_distribution for said in judged] == [said.outlier for said in judged]
+    assert [i for i, said in enumerate(judged) if said.out_of_distribution] == [0, 6]
     assert [said.seen for said in judged] == [0, 0, 1, 2, 3, 4, 5, 5, 6, 7]
-    known = Detector(model, floor=floor).used_to(torch.cat([glitch, rows[:8]]))
+    known = Detector(model, floor=floor).condition_on_typical(torch.cat([glitch, rows[:8]]))
     assert known.evidence.count == 8
     torch.testing.assert_close(known.evidence.mean, model.condition(rows[:8]).evidence.mean)
     alone = leave_one_out_scores(model, rows[:8])
-    scores, absurd = batch_scores(model, stream, floor)
-    assert absurd.nonzero().flatten().tolist() == [0, 6]
-    torch.testing.assert_close(scores[~absurd], alone)
+    scores, out_of_distribution = batch_scores(model, stream, floor)
+    assert out_of_distribution.nonzero().flatten().tolist() == [0, 6]
+    torch.testing.assert_close(scores[~out_of_distribution], alone)
     torch.testing.assert_close(batch_scores(model, stream).scores, leave_one_out_scores(model, stream))
 
 
@@ -290,8 +290,8 @@ def test_what_is_absurd_never_counts_as_seen():
         ({"rate": 0.0}, r"`rate` must be between 0 and 1.*got 0\.0"),
         ({"rate": 1.0}, r"`rate` must be between 0 and 1.*got 1\.0"),
         ({"rate": 0.01, "sets": 98}, r"`sets` must be at least 99 for a `rate` of 0\.01; got 98"),
-        ({"length": 1}, r"`length` must be at least 2.*got 1"),
-        ({"length": 500}, r"`n` must be from 1 to 174.*got 500"),
+        ({"set_size": 1}, r"`set_size` must be at least 2.*got 1"),
+        ({"set_size": 500}, r"`n` must be from 1 to 174.*got 500"),
     ],
 )
 def test_what_cannot_be_calibrated(digits_model, unseen_digits, asked, message):
@@ -299,14 +299,14 @@ def test_what_cannot_be_calibrated(digits_model, unseen_digits, asked, message):
         calibrate(
             digits_model,
             SetSampler(unseen_digits),
-            **{"rate": 0.1, "length": 4, "sets": 20, "generator": seeded(), **asked},
+            **{"rate": 0.1, "set_size": 4, "sets": 20, "generator": seeded(), **asked},
         )
 
 
 def test_a_batch_of_one_cannot_be_calibrated(digits_model, unseen_digits):
-    with pytest.raises(ValueError, match=r"`length` must be at least 2.*got 1"):
+    with pytest.raises(ValueError, match=r"`set_size` must be at least 2.*got 1"):
         calibrate_batch(
-            digits_model, SetSampler(unseen_digits), rate=0.1, length=1, sets=9, generator=seeded()
+            digits_model, SetSampler(unseen_digits), rate=0.1, set_size=1, sets=9, generator=seeded()
         )
 
 

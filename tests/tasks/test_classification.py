@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bruno.data import Examples
-from bruno.sequences import SetSampler
+from bruno.data.sampling import SetSampler
 from bruno.tasks.classification import (
     best_temperature,
     calibration_error,
@@ -58,8 +58,8 @@ def test_a_prior_shifts_the_odds_by_itself_at_every_temperature(digits_model, un
     queries = unseen_digits.elements[30:40]
     for temperature in (1.0, 20.0):
         plain = classify(digits_model, support, queries, temperature=temperature).probabilities
-        shifted = classify(digits_model, support, queries, temperature=temperature, prior=(8, 1, 1))
-        ratio = shifted.probabilities[:, 0] / shifted.probabilities[:, 1]
+        random_shift = classify(digits_model, support, queries, temperature=temperature, prior=(8, 1, 1))
+        ratio = random_shift.probabilities[:, 0] / random_shift.probabilities[:, 1]
         torch.testing.assert_close(ratio, 8 * plain[:, 0] / plain[:, 1], rtol=1e-3, atol=0)
 
 
@@ -67,7 +67,7 @@ def test_neither_the_order_of_a_support_nor_how_much_is_encoded_at_once_matters(
     support = [of_class(unseen_digits, label)[:7] for label in range(3)]
     queries = unseen_digits.elements[30:40]
     found = classify(digits_model, support, queries).log_scores
-    backwards = classify(digits_model, [images.flip(0) for images in support], queries, at_a_time=3)
+    backwards = classify(digits_model, [images.flip(0) for images in support], queries, batch_size=3)
     torch.testing.assert_close(backwards.log_scores, found, rtol=1e-4, atol=1e-3)
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from bruno.data.examples import concatenated
+from bruno.data.examples import concatenate
 from bruno.tasks.generation import (
     condition_on,
     draw,
@@ -22,7 +22,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 @pytest.fixture(scope="session")
 def digits(learnt_digits, unseen_digits):
     """All ten."""
-    return concatenated([learnt_digits, unseen_digits])
+    return concatenate([learnt_digits, unseen_digits])
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +113,7 @@ def test_every_set_of_a_batch_gets_its_own_samples(digits_model, learnt_digits):
     sets = torch.stack([learnt_digits.elements[learnt_digits.labels == c][:8] for c in range(6)]).unflatten(
         0, (2, 3)
     )
-    drawn = draw(condition_on(digits_model, sets), 7, temperature=0.0, at_a_time=4)
+    drawn = draw(condition_on(digits_model, sets), 7, temperature=0.0, batch_size=4)
     assert drawn.x.shape == (2, 3, 7, 1, 8, 8)
     alone = draw(condition_on(digits_model, sets[1, 2]), 1, temperature=0.0)
     torch.testing.assert_close(drawn.x[1, 2], alone.x.expand(7, 1, 8, 8), rtol=1e-3, atol=0.02)
@@ -125,8 +125,8 @@ def test_every_set_of_a_batch_gets_its_own_samples(digits_model, learnt_digits):
 def test_a_set_folded_in_by_parts_is_the_set(digits_model, learnt_digits):
     x = learnt_digits.elements[:50]
     whole = digits_model.condition(x).evidence
-    for at_a_time in (1, 7, 64):
-        parts = condition_on(digits_model, x, at_a_time=at_a_time).evidence
+    for batch_size in (1, 7, 64):
+        parts = condition_on(digits_model, x, batch_size=batch_size).evidence
         assert parts.count == 50
         torch.testing.assert_close(parts.mean, whole.mean, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(parts.scatter, whole.scatter, rtol=1e-4, atol=1e-3)
@@ -142,8 +142,8 @@ def test_a_set_of_500_is_never_in_memory_as_a_whole(digits_model, learnt_digits,
 
     monkeypatch.setattr(digits_model.flow, "forward", watched(flow))
     monkeypatch.setattr(digits_model.flow, "inverse", watched(inverse))
-    known = condition_on(digits_model, x, at_a_time=32)
-    found = samples_by_prefix(digits_model, x, 5, lengths=range(480, 501), generator=seeded(), at_a_time=32)
+    known = condition_on(digits_model, x, batch_size=32)
+    found = samples_by_prefix(digits_model, x, 5, lengths=range(480, 501), generator=seeded(), batch_size=32)
     assert max(sizes) == 32
     assert known.evidence.count == 500
     assert found.samples.x.shape == (21, 5, 1, 8, 8)

@@ -50,7 +50,7 @@ def test_how_many_are_scored_and_encoded_together_makes_no_difference(
     query = query_of(learnt_digits, 1)
     whole = rank(index, digits_model, query)
     monkeypatch.setattr("bruno.tasks.scorers._NUMBERS_AT_A_TIME", 100 * digits_model.dim)
-    in_parts = rank(Index.of(digits_model, learnt_digits, at_a_time=77), digits_model, query)
+    in_parts = rank(Index.of(digits_model, learnt_digits, batch_size=77), digits_model, query)
     torch.testing.assert_close(in_parts.scores, whole.scores, rtol=1e-4, atol=1e-3)
 
 
@@ -66,7 +66,7 @@ def test_the_class_of_the_query_comes_first(digits_model, learnt_digits, unseen_
 def test_encoding_tells_how_far_it_is(digits_model, unseen_digits):
     told = []
     some = unseen_digits.elements[:10]
-    Index.of(digits_model, some, at_a_time=4, progress=lambda done, total: told.append((done, total)))
+    Index.of(digits_model, some, batch_size=4, progress=lambda done, total: told.append((done, total)))
     assert told == [(4, 10), (8, 10), (10, 10)]
 
 
@@ -78,7 +78,7 @@ def test_so_many_are_encoded_at_a_time(digits_model, unseen_digits, monkeypatch)
         return encode(self, x, *rest)
 
     monkeypatch.setattr(Bruno, "encode", counted)
-    Index.of(digits_model, unseen_digits.elements[:500], at_a_time=300)
+    Index.of(digits_model, unseen_digits.elements[:500], batch_size=300)
     assert sizes == [300, 200]
 
 
@@ -204,7 +204,7 @@ def test_every_number_of_shots_is_measured_as_if_alone_and_the_collection_encode
 
 
 def test_with_rotations_classes_count_four_times_and_never_meet_their_own_turns(digits_model):
-    """Grey images look the same when turned, so a class among its own turns would be found by chance."""
+    """Grey images look the same when rotated, so a class among its own turns would be found by chance."""
     greys = torch.tensor([1, 2, 3, 11, 12, 13, 14]).to(torch.uint8)
     images = greys.view(7, 1, 1, 1).expand(7, 1, 8, 8)
     examples = Examples(images, torch.tensor([0, 0, 0, 1, 1, 1, 1]), ("dark", "bright"))
@@ -223,12 +223,12 @@ def test_with_rotations_classes_count_four_times_and_never_meet_their_own_turns(
 
 
 def test_turned_classes_are_found_too(digits_model, unseen_digits):
-    """A model that learnt digits upright knows them turned worse, but far better than by chance."""
+    """A model that learnt digits upright knows them rotated worse, but far better than by chance."""
     few = Examples(unseen_digits.elements[::4], unseen_digits.labels[::4], unseen_digits.names)
     asked = {"queries": 30, "shots": (5,), "generator": seeded()}
-    (turned,) = measure_retrieval(digits_model, few, **asked, rotations=True)
-    assert turned.chance < 0.15
-    assert turned.qualities["BRUNO"].average_precision > turned.chance + 0.2
+    (rotated,) = measure_retrieval(digits_model, few, **asked, rotations=True)
+    assert rotated.chance < 0.15
+    assert rotated.qualities["BRUNO"].average_precision > rotated.chance + 0.2
 
 
 # --- errors ----------------------------------------------------------------------------------------------

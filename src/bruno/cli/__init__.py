@@ -24,7 +24,7 @@ from bruno.cli.pages import report
 from bruno.cli.retrieval import retrieve
 from bruno.cli.streams import anomaly
 from bruno.cli.training import evaluate, train
-from bruno.runs import TrainingFailedError
+from bruno.training.run import TrainingFailedError
 
 app = typer.Typer(
     help="Exact, exchangeable deep models of sets: given a few examples, the distribution of the next one.",

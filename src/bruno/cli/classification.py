@@ -30,11 +30,11 @@ from bruno.cli.options import (
 )
 from bruno.data import ElementReader, Examples
 from bruno.data.readers import is_hidden
-from bruno.figures import accuracy_bars, likely_classes, visible
-from bruno.report import Result
+from bruno.reporting.plots import accuracy_bars, likely_classes, to_uint8
+from bruno.reporting.results import Result
 from bruno.tasks.classification import classify as classify_elements
 from bruno.tasks.classification import fit_temperature
-from bruno.tasks.fewshot import FewShotResult, measure_few_shot, measure_pixels
+from bruno.tasks.few_shot import FewShotResult, measure_few_shot, measure_pixels
 
 _EPISODES = 600  # to fit a temperature to, at least
 _SHOWN = 24  # elements in the picture, at most
@@ -72,7 +72,7 @@ def fewshot(
     data = opened.at_hand(data, data_dir)
     split = chosen_split(split, data)
     examples = opened.examples(split, data_dir, data, invert=invert, classes=2)
-    turned = opened.rotations if rotations is None else rotations
+    rotated = opened.rotations if rotations is None else rotations
     most = len(examples.names)
     ways = numbers("--way", way) if way else tuple(sorted({min(5, most), min(20, most)}))
     shots = numbers("--shot", shot)
@@ -85,7 +85,7 @@ def fewshot(
             ways=ways,
             shots=shots,
             trials=trials,
-            rotations=turned,
+            rotations=rotated,
             generator=torch.Generator().manual_seed(seed),
             threshold=threshold,
             noisy=noise,
@@ -97,7 +97,7 @@ def fewshot(
         ways=ways,
         shots=shots,
         trials=trials,
-        rotations=turned,
+        rotations=rotated,
         generator=torch.Generator().manual_seed(seed),
         device=opened.device,
     )
@@ -113,7 +113,7 @@ def fewshot(
         variants["without-noise"] = "without noise"
     values = {
         "split": where,
-        "rotations": turned,
+        "rotations": rotated,
         "threshold": threshold,
         "noise": noise,
         "bruno": [asdict(result) for result in ours],
@@ -169,7 +169,7 @@ def classify(
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
     classes, sets = _classes_and_sets(opened, reader, support, invert)
     shares = _shares(prior, len(classes)) if prior else None
-    queries, names = reader.all(images)
+    queries, names = reader.read_all(images)
     say_passed_over(reader)
     opened.warn_if_unlike(torch.cat(sets), queries)
     if calibrate:
@@ -188,7 +188,7 @@ def classify(
     shown = likely_classes(
         [row[0] for row in rows[:_SHOWN]],
         likeliest[:_SHOWN],
-        visible(queries[:_SHOWN], opened.model.levels) if opened.model.levels else None,
+        to_uint8(queries[:_SHOWN], opened.model.levels) if opened.model.levels else None,
     )
     part = [f"the first {_SHOWN} of {len(rows)}"] * (len(rows) > _SHOWN)
     part += [f"the likeliest {_LIKELIEST} of {len(classes)} classes"] * (len(classes) > _LIKELIEST)
@@ -214,7 +214,7 @@ def _classes_and_sets(
             + (f"has {len(folders)}." if support.exists() else "does not exist.")
         )
     return [folder.name for folder in folders], [
-        reader.all([folder])[0].to(opened.device) for folder in folders
+        reader.read_all([folder])[0].to(opened.device) for folder in folders
     ]
 
 

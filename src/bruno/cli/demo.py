@@ -15,14 +15,14 @@ from bruno.cli.pages import curve_of
 from bruno.cli.training import fresh_model, run_to_the_end, trainer_of
 from bruno.config import load_recipe, to_dict
 from bruno.data import Examples, load_examples
-from bruno.evaluation import measure_bits_per_dim
-from bruno.figures import BACKGROUND, accuracy_bars, curves, picture, visible
+from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
-from bruno.report import Result, page, read_results
-from bruno.runs import Run
-from bruno.sequences import SetSampler
-from bruno.tasks.fewshot import measure_few_shot, measure_pixels
+from bruno.reporting.plots import BACKGROUND, accuracy_bars, curves, picture, to_uint8
+from bruno.reporting.results import Result, page, read_results
+from bruno.tasks.evaluation import measure_bits_per_dim
+from bruno.tasks.few_shot import measure_few_shot, measure_pixels
 from bruno.tasks.generation import draw, grid
+from bruno.training.run import Run
 
 _SHOWN = 6  # examples given, and samples drawn, of each digit
 _TEMPERATURE = 0.8
@@ -76,7 +76,7 @@ def _bits(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed: i
     for name, examples in (("digits it learnt from", learnt), ("digits it never saw", unseen)):
         generator = torch.Generator(device).manual_seed(seed)
         sampler = SetSampler(examples, device=device)
-        bits = measure_bits_per_dim(model, sampler, sets=100, length=20, generator=generator)
+        bits = measure_bits_per_dim(model, sampler, sets=100, set_size=20, generator=generator)
         rows.append((name, f"{bits.first:.3f}", f"{bits.by_position[-1]:.3f}", f"{bits.mean:.3f}"))
         values[name] = {"first": bits.first, "by_position": bits.by_position, "mean": bits.mean}
         lines[name] = (range(1, 21), bits.by_position)
@@ -122,7 +122,7 @@ def _samples(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed
             given = examples.elements[examples.labels == label][:_SHOWN].to(device)
             drawn = draw(model.condition(given), _SHOWN, generator=generator, temperature=_TEMPERATURE)
             rows.append(torch.cat([given, torch.zeros_like(given[:1]), drawn.images]))
-    images = visible(torch.stack(rows), model.levels)
+    images = to_uint8(torch.stack(rows), model.levels)
     images[:, _SHOWN] = BACKGROUND  # between what is given and what is drawn
     return Result(
         "digits",

@@ -10,7 +10,7 @@ import typer
 from bruno.checkpoint import load, read_about, save
 from bruno.cli.opening import is_run, model_file
 from bruno.cli.options import Checkpoint, ModelName, console
-from bruno.runs import Run
+from bruno.training.run import Run
 
 
 def export(

@@ -41,13 +41,13 @@ from bruno.cli.training import (
 )
 from bruno.config import Recipe, check_same, named, override, to_dict
 from bruno.data import Examples
-from bruno.evaluation import measure_bits_per_dim
-from bruno.figures import accuracy_bars
+from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
-from bruno.report import Result
-from bruno.runs import Run
-from bruno.sequences import SetSampler
-from bruno.tasks.fewshot import FewShotResult, measure_few_shot
+from bruno.reporting.plots import accuracy_bars
+from bruno.reporting.results import Result
+from bruno.tasks.evaluation import measure_bits_per_dim
+from bruno.tasks.few_shot import FewShotResult, measure_few_shot
+from bruno.training.run import Run
 
 _WAY = 20
 _GENTLER = 0.1  # times the rate of the training before
@@ -110,12 +110,12 @@ def finetune(
         recipe = as_planned(recipe, after, overrides)
     split = split or unseen_by(before.recipe, recipe)
     device, levels = str(before.device), before.model.levels
-    examples = held_out_examples(recipe, split, data_dir).on_levels(levels) if trials else None
+    examples = held_out_examples(recipe, split, data_dir).with_levels(levels) if trials else None
     if examples is not None and examples.shape != before.model.shape:
         raise ValueError(
             f"`data` must be elements of the model's shape {before.model.shape}; got {examples.shape}."
         )
-    learnt = training_examples(recipe, data_dir).on_levels(levels)
+    learnt = training_examples(recipe, data_dir).with_levels(levels)
     before.warn_if_unlike(learnt.elements, invert="--set data.invert=…")
     if len(learnt.names) < 2:
         raise ValueError(
@@ -151,7 +151,7 @@ def _compared(
     columns = []
     values = {}
     accuracies: dict[str, tuple[FewShotResult, ...]] = {}
-    fewest = int(examples.counts.min())
+    min_count = int(examples.counts.min())
     for name, model in models.items():
         device = model.process.mean.device
         bits = measure_bits_per_dim(
@@ -159,17 +159,17 @@ def _compared(
             SetSampler(examples, device=device),
             sets=None,
             rounds=rounds_of(examples),
-            length=min(recipe.train.length, fewest),
+            set_size=min(recipe.train.set_size, min_count),
             generator=torch.Generator(device).manual_seed(seed),
         )
         accuracy: tuple[FewShotResult, ...] = ()
-        if len(examples.names) > 1 and fewest > 1:
+        if len(examples.names) > 1 and min_count > 1:
             with progress_bar(f"elements, {name}") as progress:
                 accuracies[name] = accuracy = measure_few_shot(
                     model,
                     examples,
                     ways=sorted({min(way, len(examples.names)) for way in (5, 20)}),
-                    shots=sorted({min(shot, fewest - 1) for shot in (1, 5)}),
+                    shots=sorted({min(shot, min_count - 1) for shot in (1, 5)}),
                     trials=trials,
                     rotations=recipe.data.rotations,
                     generator=torch.Generator().manual_seed(seed),

@@ -33,10 +33,10 @@ from bruno.cli.options import (
     say_passed_over,
 )
 from bruno.data import Examples
-from bruno.figures import BACKGROUND, picture, prefix_sheet, visible
+from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Samples
-from bruno.report import Result
-from bruno.sequences import SetSampler
+from bruno.reporting.plots import BACKGROUND, picture, prefix_sheet, to_uint8
+from bruno.reporting.results import Result
 from bruno.tasks.generation import grid, prior_samples, samples_by_prefix, spread_by_repeats
 
 _LENGTH = 8
@@ -97,7 +97,7 @@ def sample(
     else:
         if given:
             reader = opened.reader(invert=invert, skip_bad=skip_bad)
-            x = reader.all(given)[0].to(opened.device).unsqueeze(0)
+            x = reader.read_all(given)[0].to(opened.device).unsqueeze(0)
             say_passed_over(reader)
             opened.warn_if_unlike(x)
         else:
@@ -125,7 +125,7 @@ def _from_nothing(model: Bruno, samples: int, how: dict[str, Any]) -> Drawn:
     shown = b""
     if model.levels:
         columns = math.ceil(math.sqrt(samples))
-        shown = picture(grid(visible(drawn.images, model.levels), columns, padding=1, background=BACKGROUND))
+        shown = picture(grid(to_uint8(drawn.images, model.levels), columns, padding=1, background=BACKGROUND))
     result = Result("samples-prior", "Given nothing: samples from the prior", {}, picture=shown)
     return Drawn(result, drawn, (0,))
 
@@ -177,7 +177,7 @@ def _by_column(
     if not model.levels:
         return b""
     images = [(above, drawn.images[:, :most]) for above, drawn in sets]
-    return prefix_sheet([(visible(a, model.levels), visible(b, model.levels)) for a, b in images], seen)
+    return prefix_sheet([(to_uint8(a, model.levels), to_uint8(b, model.levels)) for a, b in images], seen)
 
 
 def _sets(
@@ -186,8 +186,8 @@ def _sets(
     """(sets, length, *shape), each set of another class."""
     check_number("--sets", sets, 1, len(examples.names))
     sampler = SetSampler(examples, device=device)
-    length = min(_LENGTH, sampler.fewest) if length is None else length
-    sampler.check_enough(length, "--length")
+    length = min(_LENGTH, sampler.min_count) if length is None else length
+    sampler.check_set_size(length, "--length")
     return sampler.tasks(1, sets, length, generator)[0]
 
 

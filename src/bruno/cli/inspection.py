@@ -26,9 +26,9 @@ from bruno.cli.options import (
 )
 from bruno.config import to_dict
 from bruno.data import load_examples
-from bruno.figures import curves, points, study_curves, toy_figure
-from bruno.report import Result
-from bruno.sequences import SetSampler
+from bruno.data.sampling import SetSampler
+from bruno.reporting.plots import curves, points, study_curves, toy_figure
+from bruno.reporting.results import Result
 from bruno.tasks.analysis import (
     correlation_and_dof,
     dimensions_by_correlation,
@@ -36,7 +36,7 @@ from bruno.tasks.analysis import (
     toy_comparison,
     toy_observations,
 )
-from bruno.tasks.study import STUDY_FLOW, STUDY_TRAIN, stability_study
+from bruno.tasks.stability import STUDY_FLOW, STUDY_TRAIN, stability_study
 
 _LENGTH = 20
 
@@ -145,10 +145,10 @@ def _toy(seed: int) -> Result:
 
 
 def _positions(opened: Opened, sampler: SetSampler, sets: int, generator: torch.Generator) -> Result:
-    length = min(_LENGTH, sampler.fewest)
+    length = min(_LENGTH, sampler.min_count)
     with progress_bar("sets") as progress:
         found = log_prob_by_position(
-            opened.model, sampler, sets=sets, length=length, generator=generator, progress=progress
+            opened.model, sampler, sets=sets, set_size=length, generator=generator, progress=progress
         )
     seen = list(range(length))
     return Result(

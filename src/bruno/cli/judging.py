@@ -14,9 +14,9 @@ from torch import Tensor
 from bruno.cli.opening import Opened, say_unlike
 from bruno.cli.options import console, short_names
 from bruno.data import Element
-from bruno.figures import ACROSS, scores_over_time, visible
 from bruno.model import Posterior
-from bruno.report import Result
+from bruno.reporting.plots import ACROSS, scores_over_time, to_uint8
+from bruno.reporting.results import Result
 from bruno.tasks.anomaly import Detector, batch_scores
 
 _LOWEST = 20  # scores of a batch that are told
@@ -37,13 +37,13 @@ class Judged:
         self._ordinary: list[tuple[float, int, Tensor]] = []
 
     def add(
-        self, element: Element, score: float, threshold: float | None, *, odd: bool, absurd: bool
+        self, element: Element, score: float, threshold: float | None, *, odd: bool, out_of_distribution: bool
     ) -> None:
         """One more."""
         self.count += 1
         self._outliers += odd
-        self._absurd += absurd
-        self._latest.append((element.name, score, threshold, odd, absurd))
+        self._absurd += out_of_distribution
+        self._latest.append((element.name, score, threshold, odd, out_of_distribution))
         kept = self._odd if odd else self._ordinary
         kept.append((score, self.count, element.x))
         kept.sort(key=itemgetter(0), reverse=not odd)
@@ -55,8 +55,8 @@ class Judged:
         if self._absurd:
             told += f", {self._absurd} of them unlike anything in any set, which did not count as seen"
         some = f" The lowest {ACROSS} of them are shown." * (self._outliers > ACROSS and self._levels > 0)
-        names, scores, thresholds, flagged, absurd = map(list, zip(*self._latest, strict=True))
-        values = {"elements": self.count, "outliers": self._outliers, "absurd": self._absurd}
+        names, scores, thresholds, flagged, out_of_distribution = map(list, zip(*self._latest, strict=True))
+        values = {"elements": self.count, "outliers": self._outliers, "out_of_distribution": self._absurd}
         return Result(
             name,
             title,
@@ -66,7 +66,7 @@ class Judged:
                 scores,
                 thresholds,
                 flagged,
-                absurd,
+                out_of_distribution,
                 odd=self._images(self._odd),
                 ordinary=self._images(self._ordinary),
                 first=self.count - len(scores) + 1,
@@ -78,7 +78,7 @@ class Judged:
         """By their place in the stream; rows have none."""
         if not self._levels:
             return {}
-        return {place: visible(x, self._levels) for _, place, x in sorted(kept, key=itemgetter(1))}
+        return {place: to_uint8(x, self._levels) for _, place, x in sorted(kept, key=itemgetter(1))}
 
 
 def along(
@@ -109,11 +109,17 @@ def along(
                 )
                 group = None
             said, known = detector.step(known, element.x.to(opened.device))
-            judged.add(element, said.score, said.threshold, odd=said.outlier, absurd=said.absurd)
+            judged.add(
+                element,
+                said.score,
+                said.threshold,
+                odd=said.outlier,
+                out_of_distribution=said.out_of_distribution,
+            )
             if as_json:
                 print(json.dumps({"element": element.name, **asdict(said)}), flush=True)
             else:
-                flag = _flag(odd=said.outlier, absurd=said.absurd)
+                flag = _flag(odd=said.outlier, out_of_distribution=said.out_of_distribution)
                 line = f"{said.score:+10.2f}  {element.name}  {flag}".rstrip()
                 console.print(line, highlight=False, soft_wrap=True)
     except (KeyboardInterrupt, OSError, ValueError) as error:
@@ -125,20 +131,20 @@ def along(
     return judged, known, ended_by
 
 
-def _flag(*, odd: bool, absurd: bool) -> str:
-    return ("odd one out" + ", unlike anything in any set" * absurd) * odd
+def _flag(*, odd: bool, out_of_distribution: bool) -> str:
+    return ("odd one out" + ", unlike anything in any set" * out_of_distribution) * odd
 
 
 def of_a_batch(opened: Opened, elements: list[Element], threshold: float, floor: float) -> Result:
     """Each given all the others."""
     x = torch.stack([element.x for element in elements]).to(opened.device)
-    scores, absurd = (part.tolist() for part in batch_scores(opened.model, x, floor))
+    scores, out_of_distribution = (part.tolist() for part in batch_scores(opened.model, x, floor))
     judged, told = Judged(opened.model.levels), []
-    for element, score, beyond in zip(elements, scores, absurd, strict=True):
+    for element, score, beyond in zip(elements, scores, out_of_distribution, strict=True):
         odd = beyond or score < threshold
-        judged.add(element, score, threshold, odd=odd, absurd=beyond)
-        told.append((not beyond, score, element.name, _flag(odd=odd, absurd=beyond)))
-    lowest = sorted(told)[:_LOWEST]  # what is absurd first
+        judged.add(element, score, threshold, odd=odd, out_of_distribution=beyond)
+        told.append((not beyond, score, element.name, _flag(odd=odd, out_of_distribution=beyond)))
+    lowest = sorted(told)[:_LOWEST]  # what is out_of_distribution first
     names = short_names([name for _, _, name, _ in lowest])
     rows = tuple((f"{row[1]:+.2f}", name, row[3]) for row, name in zip(lowest, names, strict=True))
     found = judged.result("anomaly-batch", "Which is the odd one out of a batch?", "batch", "all others")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bruno.cli.options import DataDir, console
 from bruno.config import flat, load_recipe, presets, to_dict
-from bruno.data import SOURCES, locate, locate_compact, place_of
+from bruno.data import DATASETS, expected_path, locate, locate_compact
 
 
 def list_presets(
@@ -32,7 +32,7 @@ def list_presets(
 def list_data(data_dir: DataDir = None) -> None:
     """The named data sets: what is there, what is missing, where to put it and where to get it."""
     lines = []
-    for name, source in SOURCES.items():
+    for name, source in DATASETS.items():
         files, compact = locate(name, data_dir), locate_compact(name, data_dir)
         found = {str(place.parent) for place in files.values() if place}
         missing = [remote for remote in source.files if not files[remote.path] and not compact]
@@ -40,7 +40,7 @@ def list_data(data_dir: DataDir = None) -> None:
         where = f", in {compact or ', '.join(sorted(found))}" if state == "there" else ""
         lines.append(f"{name:<14} {state:<9} {source.title}{where}")
         for remote in missing:
-            place = place_of(remote, data_dir)
+            place = expected_path(remote, data_dir)
             lines.append(f"    put {place.name} into {place.parent}/")
             lines += [f"        {'or' if i else 'get it'} from {url}" for i, url in enumerate(remote.mirrors)]
     lines.append("What is missing is downloaded when it is first asked for, where there is a network.")

@@ -12,16 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bruno.augmentation import reduced
 from bruno.checkpoint import load, read_about
 from bruno.cli.options import choose_device, console, keep
 from bruno.config import Recipe, from_dict, to_dict
-from bruno.data import SOURCES, ElementReader, Examples, is_here, load_examples, read_own
+from bruno.data import DATASETS, ElementReader, Examples, is_available, load_examples, load_path
+from bruno.data.augmentation import downsample
+from bruno.flow.preprocessing import Gaussianise
 from bruno.model import Bruno
-from bruno.preprocessing import Gaussianise
-from bruno.report import Result
-from bruno.runs import Run
-from bruno.shipped import pretrained_names, pretrained_path
+from bruno.reporting.results import Result
+from bruno.training.run import Run
+from bruno.weights import pretrained_names, pretrained_path
 
 _UNLIKE = 3  # times as bright or as dark as what a model learnt
 _SOME = 64  # images to tell by whether they surprise a model
@@ -40,7 +40,7 @@ def examples_of(recipe: Recipe, split: str, data_dir: Path | None, *, original: 
         group=data.group,
         columns=data.columns,
         skip_bad=data.skip_bad,
-        fewest=recipe.train.fewest,
+        min_count=recipe.train.min_count,
     )
     if examples.skipped:
         _say_skipped(examples.skipped)
@@ -113,19 +113,19 @@ def measured_on(split: str, data: str | None) -> str:
 
 def is_own(data: str | None) -> bool:
     """Whether --data names files of the user, not a set that the project knows."""
-    return data is not None and data not in SOURCES
+    return data is not None and data not in DATASETS
 
 
 def length_of_sets(examples: Examples, wanted: int, least: int = 1) -> int:
     """As long as that, or as the smallest class lets them be, and then it is named."""
-    fewest = int(examples.counts.min())
-    short = f"{examples.names[int(examples.counts.argmin())]!r} has {fewest}"
-    if fewest < least:
+    min_count = int(examples.counts.min())
+    short = f"{examples.names[int(examples.counts.argmin())]!r} has {min_count}"
+    if min_count < least:
         raise ValueError(f"every class must have at least {least} elements for this; {short}. Leave it out.")
-    if fewest < wanted:
-        only = f"{fewest} element{'s' * (fewest != 1)}"
+    if min_count < wanted:
+        only = f"{min_count} element{'s' * (min_count != 1)}"
         console.print(f"sets are of {only}, not of {wanted}: {short}", soft_wrap=True)
-    return min(wanted, fewest)
+    return min(wanted, min_count)
 
 
 class Opened(NamedTuple):
@@ -143,7 +143,7 @@ class Opened(NamedTuple):
 
     @property
     def rotations(self) -> bool:
-        """Whether turned classes counted as classes in training."""
+        """Whether rotated classes counted as classes in training."""
         return self.recipe is not None and self.recipe.data.rotations
 
     @property
@@ -227,7 +227,7 @@ class Opened(NamedTuple):
         model, noise = self.model, torch.Generator(self.device).manual_seed(0)
         some = images[:: math.ceil(len(images) / _SOME)].to(self.device)
         size = (model.shape[-2], model.shape[-1])
-        some = some if some.shape[-2:] == size else reduced(some, size)
+        some = some if some.shape[-2:] == size else downsample(some, size)
         mean = model.bits_per_dim(model.prior().log_prob(some, noise)).mean().item()
         most = _most_bits_of_samples(model)
         return f"{mean:.1f} bits/dim, samples of its own at most {most:.1f}" if mean > most else ""
@@ -237,7 +237,12 @@ class Opened(NamedTuple):
 
         Who tries a model of the package need not have its data: without them it is given our own characters.
         """
-        if data is None and self.shipped and self.recipe and not is_here(self.recipe.data.name, data_dir):
+        if (
+            data is None
+            and self.shipped
+            and self.recipe
+            and not is_available(self.recipe.data.name, data_dir)
+        ):
             _say_drawn(self.recipe.data.name)
             return "drawn"
         return data
@@ -271,7 +276,7 @@ class Opened(NamedTuple):
                 f"there must be at least {classes} classes for this; {data or f'the {split} split'} has "
                 f"{len(examples.names)}. Name other data, as --data DIR, or a larger split."
             )
-        examples = examples.on_levels(self.model.levels)
+        examples = examples.with_levels(self.model.levels)
         if is_own(data):
             self.warn_if_unlike(examples.elements)
         return examples
@@ -293,7 +298,7 @@ class Opened(NamedTuple):
     def _own(self, path: Path, invert: bool | None) -> Examples:
         """All of one's own class folders, npz or CSV, read as this model takes them."""
         size = self.model.shape[1:]
-        own = read_own(
+        own = load_path(
             path,
             size=(size[0], size[1]) if self.model.levels else None,
             grey=self.model.shape[0] == 1,

@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from torch import distributed
 
 from bruno.data import ElementReader
-from bruno.report import Result
+from bruno.reporting.results import Result
 
 # In a group of processes the first one speaks for all.
 console = Console(quiet=int(os.environ.get("RANK", "0")) > 0, markup=False)

@@ -10,10 +10,10 @@ import typer
 
 from bruno.cli.opening import folder_of
 from bruno.cli.options import ModelName, console
-from bruno.figures import learning_curve
-from bruno.files import replacing
-from bruno.report import Result, page, read_results
-from bruno.runs import Run
+from bruno.files import atomic_write
+from bruno.reporting.plots import learning_curve
+from bruno.reporting.results import Result, page, read_results
+from bruno.training.run import Run
 
 
 def report(
@@ -34,7 +34,7 @@ def report(
     if not path.parent.is_dir() or path.is_dir():
         raise ValueError(f"`--out` must be a file in a folder that is there; got {path}.")
     sections = [*_dated(results, Run(folder)), *([curve_of(log)] if log else [])]
-    with replacing(path) as beside:
+    with atomic_write(path) as beside:
         beside.write_text(page(folder.name, lead_of(folder), sections), "utf-8")
     console.print(f"written: {path}", soft_wrap=True)
 

@@ -30,8 +30,8 @@ from bruno.cli.options import (
     refuse,
 )
 from bruno.data import Element, Examples
-from bruno.figures import BACKGROUND, Measured, dots, picture, visible
-from bruno.report import Result
+from bruno.reporting.plots import BACKGROUND, Measured, dots, picture, to_uint8
+from bruno.reporting.results import Result
 from bruno.tasks.generation import grid
 from bruno.tasks.retrieval import Index, Quality, measure_retrieval, rank
 
@@ -100,7 +100,7 @@ def retrieve(
     if query is None or collection is None:
         raise ValueError("`--query` and `--collection` must both be given, or --measure; got neither or one.")
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
-    wanted = reader.all([query])[0].to(opened.device)
+    wanted = reader.read_all([query])[0].to(opened.device)
     if reader.skipped:
         console.print(f"left out {len(reader.skipped)} of the query that could not be read")
     opened.warn_if_unlike(wanted, what="the query's images are")
@@ -114,7 +114,7 @@ def retrieve(
         if not anew:  # then no others were read
             opened.warn_if_unlike(found, what="what was found is")
         sheet = picture(
-            _contact_sheet(visible(wanted.cpu(), opened.model.levels), visible(found, opened.model.levels))
+            _contact_sheet(to_uint8(wanted.cpu(), opened.model.levels), to_uint8(found, opened.model.levels))
         )
     rows = tuple(
         (str(i), f"{s:+.1f}", n) for i, (n, s) in enumerate(zip(names, scores, strict=True), start=1)

@@ -37,13 +37,13 @@ from bruno.cli.options import (
     say_passed_over,
 )
 from bruno.data import Element, Examples
-from bruno.figures import Measured, dots
+from bruno.data.sampling import SetSampler
 from bruno.model import Posterior
-from bruno.report import Result
-from bruno.runs import StopSignal
-from bruno.sequences import SetSampler
-from bruno.tasks.anomaly import Detector, Thresholds, calibrate, calibrate_batch, lowest_likely
-from bruno.tasks.anomaly_quality import measure_anomaly
+from bruno.reporting.plots import Measured, dots
+from bruno.reporting.results import Result
+from bruno.tasks.anomaly import Detector, Thresholds, calibrate, calibrate_batch, density_floor
+from bruno.tasks.anomaly_benchmark import measure_anomaly
+from bruno.training.run import StopSignal
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ def anomaly(
         found = _calibrated(fit, opened, clean, rate, length, sets, noise)
         if opened.model.levels:  # of images unlike all that was learnt, the odd one out can still be told
             return found, -math.inf
-        return found, lowest_likely(opened.model, SetSampler(clean, device=opened.device), generator=noise)
+        return found, density_floor(opened.model, SetSampler(clean, device=opened.device), generator=noise)
 
     reader = opened.reader(invert=invert, skip_bad=skip_bad)
     ended_by: BaseException | None = None
@@ -164,7 +164,7 @@ def anomaly(
         else:
             earlier = _left_by_an_earlier_stream(opened, state, typical)
             # Read before what takes long, as it may be wrong; judged after it.
-            usual = reader.all([typical])[0] if typical is not None and earlier is None else None
+            usual = reader.read_all([typical])[0] if typical is not None and earlier is None else None
             limit, floor = limits(calibrate, length)
             detector = Detector(opened.model, limit, keep_out=keep_out, floor=floor)
             known = _used_to(detector, usual) if earlier is None else earlier
@@ -214,10 +214,10 @@ def _used_to(detector: Detector, typical: Tensor | None) -> Posterior:
     """What is known at the beginning of a stream: what is typical or, for want of that, nothing."""
     if typical is None:
         return detector.model.prior()
-    known = detector.used_to(typical)
-    if absurd := len(typical) - int(known.evidence.count):
+    known = detector.condition_on_typical(typical)
+    if out_of_distribution := len(typical) - int(known.evidence.count):
         console.print(
-            f"--typical: {absurd} of {len(typical)} unlike anything in any set did not count as seen.",
+            f"--typical: {out_of_distribution} of {len(typical)} unlike anything in any set did not count as seen.",
             soft_wrap=True,
         )
     return known
@@ -264,7 +264,7 @@ def _calibrated(
             opened.model,
             sampler,
             rate=rate,
-            length=length,
+            set_size=length,
             sets=sets,
             generator=generator,
             progress=progress,
@@ -277,7 +277,7 @@ def _calibrated(
 
 def _made_up(sampler: SetSampler, generator: torch.Generator) -> list[Element]:
     """A set of one class with a few strangers in it, for want of a stream."""
-    sets = sampler.contaminated(1, min(4 * _LENGTH, sampler.fewest), _STRANGERS, generator)
+    sets = sampler.contaminated(1, min(4 * _LENGTH, sampler.min_count), _STRANGERS, generator)
     return [
         Element(f"{i}, of another class" if stranger else str(i), x)
         for i, (x, stranger) in enumerate(zip(sets.x[0], sets.outlier[0].tolist(), strict=True), start=1)
@@ -306,7 +306,7 @@ def _quality(
         found = measure_anomaly(
             opened.model,
             examples,
-            length=length,
+            set_size=length,
             sets=sets,
             rotations=opened.rotations,
             generator=generator,
@@ -319,7 +319,7 @@ def _quality(
     )
     by_rate = {f"{100 * part.rate:.0f} % strangers": part.qualities.values() for part in found}
     columns = ("area under ROC / average precision", *by_rate)
-    note = f"{sets} sets of {found[0].length} elements of {where}; in the picture ± standard errors."
+    note = f"{sets} sets of {found[0].set_size} elements of {where}; in the picture ± standard errors."
     values = {"contamination": [asdict(part) for part in found]}
     areas = {name: [Measured(q.area, q.area_error) for q in some] for name, some in by_rate.items()}
     precisions = {

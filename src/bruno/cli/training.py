@@ -42,14 +42,14 @@ from bruno.cli.options import (
 )
 from bruno.config import Recipe, load_recipe, named
 from bruno.data import Examples
-from bruno.evaluation import BitsPerDim, measure_bits_per_dim
-from bruno.figures import curves
+from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
-from bruno.pace import LogLine
-from bruno.report import Result
-from bruno.runs import Run
-from bruno.sequences import SetSampler
-from bruno.training import Trainer, agreed
+from bruno.reporting.plots import curves
+from bruno.reporting.results import Result
+from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
+from bruno.training.clock import LogEntry
+from bruno.training.run import Run
+from bruno.training.trainer import Trainer, broadcast
 
 _SETS = 200  # to measure bits/dim on, at least
 _FAR = 100  # times as far apart as nine in ten numbers of a column are, on average
@@ -151,7 +151,7 @@ def evaluate(
         SetSampler(examples, device=opened.device),
         sets=sets,
         rounds=rounds_of(examples),
-        length=length_of_sets(examples, length),
+        set_size=length_of_sets(examples, length),
         generator=torch.Generator(opened.device).manual_seed(seed),
     )
     rows = [(str(i), f"{bits:.4f}") for i, bits in enumerate(result.by_position, start=1)]
@@ -192,7 +192,7 @@ def fresh_model(recipe: Recipe, examples: Examples, device: str) -> Bruno:
 
 
 def training_examples(recipe: Recipe, data_dir: Path | None) -> Examples:
-    """What a recipe learns from: images as its model takes them, or larger ones that are reduced last."""
+    """What a recipe learns from: images as its model takes them, or larger ones that are downsample last."""
     return examples_of(recipe, recipe.data.split, data_dir, original=recipe.data.original)
 
 
@@ -201,14 +201,14 @@ def as_far_as_there_is(recipe: Recipe, learnt: Examples, overrides: Sequence[str
     train = recipe.train
     if not named(overrides, "train.way"):
         train = replace(train, way=max(2, min(train.way, len(learnt.names))))
-    fewest = int(learnt.counts.min())
-    if fewest < train.length and not named(overrides, "train.length"):
-        short = f"{learnt.names[int(learnt.counts.argmin())]!r} has {fewest}"
+    min_count = int(learnt.counts.min())
+    if min_count < train.set_size and not named(overrides, "train.set_size"):
+        short = f"{learnt.names[int(learnt.counts.argmin())]!r} has {min_count}"
         way_out = "leave out such classes" + " (--set data.skip_bad=true)" * (not recipe.data.skip_bad)
-        if fewest < 2:
+        if min_count < 2:
             raise ValueError(f"every class must have two elements, to learn from; {short}: {way_out}.")
-        console.print(f"sets are of {fewest} elements, not of {train.length}: {short}; or {way_out}")
-        train = replace(train, length=fewest)
+        console.print(f"sets are of {min_count} elements, not of {train.set_size}: {short}; or {way_out}")
+        train = replace(train, set_size=min_count)
     return replace(recipe, train=train)
 
 
@@ -268,12 +268,12 @@ def _validation(
     examples = held_out_examples(recipe, "validation", data_dir)
     sampler, length = (
         SetSampler(examples, device=device),
-        min(recipe.train.length, int(examples.counts.min())),
+        min(recipe.train.set_size, int(examples.counts.min())),
     )
 
     def measure(model: Bruno) -> float:
         generator = torch.Generator(device).manual_seed(0)
-        return measure_bits_per_dim(model, sampler, sets=sets, length=length, generator=generator).mean
+        return measure_bits_per_dim(model, sampler, sets=sets, set_size=length, generator=generator).mean
 
     return measure
 
@@ -293,9 +293,9 @@ def run_to_the_end(
     What to type to go on is told if it is stopped.
     """
     check_number("--save-every", save_every, 0)
-    if agreed(run.folder.exists() and not run.folder.is_dir()):
+    if broadcast(run.folder.exists() and not run.folder.is_dir()):
         raise ValueError(f"`--out` must be a folder; {run.folder} is a file.")
-    if agreed(bool(run.checkpoints)) and not resume:
+    if broadcast(bool(run.checkpoints)) and not resume:
         raise ValueError(f"`--out` must be a new folder; {run.folder} has a run. Go on with it by --resume.")
     if resume and trainer.rank == 0:
         run.check_recipe(recipe)
@@ -324,7 +324,7 @@ def run_to_the_end(
     console.print(f"the model is in {run.folder / 'model.safetensors'}", soft_wrap=True)
 
 
-def _shown(run: Iterator[LogLine]) -> Iterator[LogLine]:
+def _shown(run: Iterator[LogEntry]) -> Iterator[LogEntry]:
     """The same, with a bar on a terminal."""
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar:

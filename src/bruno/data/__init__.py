@@ -1,28 +1,28 @@
 """Labelled examples from files of every kind."""
 
-from bruno.data.elements import Element, ElementReader
-from bruno.data.examples import Examples
-from bruno.data.sources import (
-    SOURCES,
+from bruno.data.datasets import (
+    DATASETS,
     MissingDataError,
-    is_here,
+    expected_path,
+    is_available,
     load_examples,
+    load_path,
     locate,
     locate_compact,
-    place_of,
-    read_own,
 )
+from bruno.data.elements import Element, ElementReader
+from bruno.data.examples import Examples
 
 __all__ = [
-    "SOURCES",
+    "DATASETS",
     "Element",
     "ElementReader",
     "Examples",
     "MissingDataError",
-    "is_here",
+    "expected_path",
+    "is_available",
     "load_examples",
+    "load_path",
     "locate",
     "locate_compact",
-    "place_of",
-    "read_own",
 ]

@@ -20,7 +20,7 @@ from PIL import Image
 
 # What Python and Pillow raise when a file is not what it should be. A RuntimeError is zipfile's word for an
 # encrypted member (NotImplementedError, a kind of it, for a compression it lacks), a SyntaxError Pillow's.
-BROKEN = (
+READ_ERRORS = (
     OSError,
     EOFError,
     RuntimeError,
@@ -46,7 +46,7 @@ def entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
     """The files of a folder, zip or tar whose names are wanted, in the order in which they lie there.
 
     Where a tar is cut short or damaged, a last entry stands for what is lost: reading it raises. Raises one
-    of `BROKEN` if it cannot be opened.
+    of `READ_ERRORS` if it cannot be opened.
     """
     if path.is_dir():
         for file in sorted(path.rglob("*")):
@@ -76,7 +76,7 @@ def _of_tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
                 if member.isfile() and wanted(member.name):
                     yield Entry(member.name, partial(_content, archive, member))
             _check_end(archive)
-        except BROKEN as error:
+        except READ_ERRORS as error:
             damage = tarfile.ReadError(f"it is cut short or damaged: {reason(error)}")
             yield Entry("the rest of the archive", partial(_fail, damage))
 

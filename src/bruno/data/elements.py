@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bruno.data.archives import BROKEN, reason
-from bruno.data.examples import on_levels, where_columns_are
-from bruno.data.readers import decode, is_image, is_unreadable_image, numbers_of, reading_text
+from bruno.data.archives import READ_ERRORS, reason
+from bruno.data.examples import column_positions, rescale_levels
+from bruno.data.readers import decode, is_image, is_unreadable_image, open_text, parse_numbers
 
 
 class Element(NamedTuple):
@@ -109,11 +109,11 @@ class ElementReader:
         if not self.columns:
             return [place for place, name in enumerate(header) if not self.group or name != self.group]
         try:
-            return where_columns_are(self.columns, header)
+            return column_positions(self.columns, header)
         except ValueError as error:
             raise ValueError(f"{origin}{error}") from error
 
-    def all(self, paths: Iterable[str | Path]) -> tuple[Tensor, tuple[str, ...]]:
+    def read_all(self, paths: Iterable[str | Path]) -> tuple[Tensor, tuple[str, ...]]:
         """All of them at once: (n, *shape), and their names."""
         elements = list(self.read(paths))
         if not elements:
@@ -127,7 +127,7 @@ class ElementReader:
             yield from self._checked(str(path), partial(self._image, path))
             return
         try:
-            with reading_text(path) as file:
+            with open_text(path) as file:
                 yield from self.read_lines(file, f"{path}, ")
         except ValueError:
             if not self.skip_bad:
@@ -137,7 +137,7 @@ class ElementReader:
     def _checked(self, name: str, read: Callable[[], Tensor], group: str = "") -> Iterator[Element]:
         try:
             yield Element(name, read(), group)
-        except (*BROKEN, ValueError) as error:
+        except (*READ_ERRORS, ValueError) as error:
             if not self.skip_bad:
                 raise ValueError(f"{name}: cannot be used: {reason(error)}.") from error
             self.skipped.append(name)
@@ -145,10 +145,10 @@ class ElementReader:
     def _image(self, path: Path) -> Tensor:
         channels, height, width = self.shape
         pixels = torch.from_numpy(decode(path.read_bytes(), (height, width), channels == 1).copy())
-        return on_levels(255 - pixels if self.invert else pixels, 256, self.levels)
+        return rescale_levels(255 - pixels if self.invert else pixels, 256, self.levels)
 
     def _row(self, cells: list[str], header: list[str], places: list[int]) -> Tensor:
-        row = torch.tensor(numbers_of(cells, header, places), dtype=torch.double)
+        row = torch.tensor(parse_numbers(cells, header, places), dtype=torch.double)
         if row.shape != self.shape:
             raise ValueError(f"a row must be {self.shape[0]} numbers; there are {len(row)}")
         return row

@@ -12,7 +12,7 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 
 from bruno.data.archives import reason
-from bruno.files import replacing
+from bruno.files import atomic_write
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +73,11 @@ class Examples:
             raise ValueError("`invert` is for images; these are rows of numbers. Leave it out.")
         return replace(self, elements=self.levels - 1 - self.elements)
 
-    def on_levels(self, levels: int) -> Examples:
+    def with_levels(self, levels: int) -> Examples:
         """Images of as many grey values as a model has; what is no image stays as it is."""
         if not levels or not self.levels:
             return self
-        return replace(self, elements=on_levels(self.elements, self.levels, levels), levels=levels)
+        return replace(self, elements=rescale_levels(self.elements, self.levels, levels), levels=levels)
 
     @property
     def counts(self) -> Int[Tensor, " classes"]:
@@ -116,7 +116,7 @@ class Examples:
 
         It is there as a whole or not at all, however many processes write it at once.
         """
-        with replacing(path) as beside, beside.open("wb") as file:
+        with atomic_write(path) as beside, beside.open("wb") as file:
             np.savez_compressed(
                 file,
                 elements=self.elements.numpy(),
@@ -147,7 +147,7 @@ class Examples:
             raise ValueError(f"{path}: is no compact file of examples: {reason(error)}.") from error
 
 
-def where_columns_are(wanted: Sequence[str], header: Sequence[str]) -> list[int]:
+def column_positions(wanted: Sequence[str], header: Sequence[str]) -> list[int]:
     """The place of each in a header; a ValueError if there is none, or more than one."""
     missing = [name for name in wanted if name not in header]
     if missing:
@@ -160,7 +160,7 @@ def where_columns_are(wanted: Sequence[str], header: Sequence[str]) -> list[int]
     return [list(header).index(name) for name in wanted]
 
 
-def concatenated(parts: Sequence[Examples]) -> Examples:
+def concatenate(parts: Sequence[Examples]) -> Examples:
     """Several sets of examples as one; the classes stay apart."""
     offsets = np.cumsum([0, *(len(part.names) for part in parts[:-1])])
     return Examples(
@@ -172,7 +172,7 @@ def concatenated(parts: Sequence[Examples]) -> Examples:
     )
 
 
-def on_levels(pixels: Integer[Tensor, "*batch"], now: int, wanted: int) -> Integer[Tensor, "*batch"]:
+def rescale_levels(pixels: Integer[Tensor, "*batch"], now: int, wanted: int) -> Integer[Tensor, "*batch"]:
     """Grey values from 0 to now − 1 as those from 0 to wanted − 1."""
     if now == wanted:
         return pixels

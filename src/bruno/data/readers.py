@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from bruno.data.archives import BROKEN, entries, reason
-from bruno.data.examples import Examples, where_columns_are
+from bruno.data.archives import READ_ERRORS, entries, reason
+from bruno.data.examples import Examples, column_positions
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 _UNREADABLE = {".heic", ".heif", ".avif", ".jxl", ".svg", ".pdf", ".dng", ".cr2", ".nef", ".psd"}
@@ -53,11 +53,11 @@ def read_images(
         for name, read in entries(path, _is_image_of_a_class):
             try:
                 images[name] = decode(read(), size, grey)
-            except (*BROKEN, ValueError) as error:
+            except (*READ_ERRORS, ValueError) as error:
                 problems[name] = reason(error)
                 if not skip_bad:
                     break
-    except BROKEN as error:
+    except READ_ERRORS as error:
         raise ValueError(
             f"{path}: must be a folder, zip or tar of class folders, an .npz or a .csv; it is none of "
             f"these, or is cut short: {reason(error)}."
@@ -126,7 +126,7 @@ def read_npz(path: Path, *, size: int | tuple[int, int] | None = None, grey: boo
             if isinstance(held, np.ndarray):
                 raise ValueError("it is one array, an .npy; save with np.savez(FILE, images=…, labels=…)")
             arrays = {name: held[name] for name in ("images", "rows", "labels") if name in held}
-    except (*BROKEN, ValueError) as error:
+    except (*READ_ERRORS, ValueError) as error:
         raise ValueError(f"{path}: cannot be read as npz: {reason(error)}.") from error
     if "labels" not in arrays or len(arrays) == 1:
         found = ", ".join(held) or "nothing"
@@ -188,7 +188,7 @@ def read_csv(path: Path, group: str, *, columns: Sequence[str] = (), skip_bad: b
     """
     rows, groups, skipped = [], [], []
     try:
-        with reading_text(path) as file:
+        with open_text(path) as file:
             table = csv.reader(file)
             header = next(table, [])
             if group not in header:
@@ -200,13 +200,13 @@ def read_csv(path: Path, group: str, *, columns: Sequence[str] = (), skip_bad: b
             if len(header) == 1:
                 raise ValueError(f"{path}: must have columns of numbers beside {group!r}; there is none.")
             try:
-                (place,) = where_columns_are([group], header)
-                others = where_columns_are(columns or [name for name in header if name != group], header)
+                (place,) = column_positions([group], header)
+                others = column_positions(columns or [name for name in header if name != group], header)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
             for cells in filter(None, table):  # blank lines are none
                 try:
-                    row = numbers_of(cells, header, others)
+                    row = parse_numbers(cells, header, others)
                 except ValueError as error:
                     if not skip_bad:
                         raise ValueError(
@@ -232,7 +232,7 @@ def read_csv(path: Path, group: str, *, columns: Sequence[str] = (), skip_bad: b
     )
 
 
-def numbers_of(cells: Sequence[str], header: Sequence[str], places: Iterable[int]) -> list[float]:
+def parse_numbers(cells: Sequence[str], header: Sequence[str], places: Iterable[int]) -> list[float]:
     """Of the cells in some places of a line: finite numbers, whose squares are finite too."""
     if len(cells) != len(header):
         raise ValueError(f"it must have {len(header)} cells; it has {len(cells)}: {','.join(cells)}")
@@ -248,7 +248,7 @@ def numbers_of(cells: Sequence[str], header: Sequence[str], places: Iterable[int
 
 
 @contextmanager
-def reading_text(path: Path) -> Iterator[TextIO]:
+def open_text(path: Path) -> Iterator[TextIO]:
     """A file of text, with or without the mark that Excel puts before UTF-8; a ValueError if it is none."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -354,7 +354,7 @@ def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             content = file.read()
         (magic,) = struct.unpack(">I", content[:4])
         shape = struct.unpack(f">{dimensions}I", content[4 : 4 * dimensions + 4]) if magic == expected else ()
-    except BROKEN as error:
+    except READ_ERRORS as error:
         raise ValueError(f"{path}: is not a gzipped idx file, or is cut short: {reason(error)}.") from error
     if magic != expected:
         raise ValueError(

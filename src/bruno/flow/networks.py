@@ -141,7 +141,7 @@ class _ResidualBlock(nn.Module):
 def initialise(module: nn.Module, run: Callable[[], Any]) -> None:
     """Data-dependent initialisation (Salimans & Kingma 2016) of every weight-normalised layer, once.
 
-    Calls `run`, which has to pass data through the module; each layer is scaled and shifted, in the order the
+    Calls `run`, which has to pass data through the module; each layer is scaled and random_shift, in the order the
     data reach it, so that its outputs have mean 0 and variance 1 over these data. A layer remembers in a
     buffer, saved with its weights, that this has been done: loading a model and calling this again, or
     calling it twice, changes nothing.

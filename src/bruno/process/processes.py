@@ -16,10 +16,10 @@ from bruno.process.checks import (
     may_look_at_values,
     widened,
 )
+from bruno.process.coefficients import Parameters
 from bruno.process.distributions import Normal, StudentT, log_gamma_step
 from bruno.process.evidence import Evidence
-from bruno.process.prefixes import Start, step_log_prob
-from bruno.process.tables import Parameters
+from bruno.process.step_density import Start, step_log_prob
 
 # The parameters' ranges, wide enough never to bind and narrow enough that no float32 leaves its domain.
 _MIN_DOF_EXCESS = 1e-4  # ν − 2

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from bruno.evaluation import conditional_and_prior
+from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
-from bruno.sequences import SetSampler
 from bruno.tasks import Progress
+from bruno.tasks.evaluation import conditional_and_prior
 
 _THRESHOLDS = tuple(10 ** (i / 20 - 4) for i in range(80))  # 1e-4 … 0.89, evenly on a logarithmic axis
 
@@ -173,9 +173,9 @@ def log_prob_by_position(
     sampler: SetSampler,
     *,
     sets: int,
-    length: int,
+    set_size: int,
     generator: Generator,
-    at_a_time: int = 16,
+    batch_size: int = 16,
     progress: Progress | None = None,
 ) -> LogProbByPosition:
     """Predictive log-probability against position, for sets of the sampler's classes with fresh noise.
@@ -185,9 +185,9 @@ def log_prob_by_position(
     if sets < 2:
         raise ValueError(f"`sets` must be at least 2, for an error to be told; got {sets}.")
     log_probs, gains = [], []
-    for begin in range(0, sets, at_a_time):
-        count = min(at_a_time, sets - begin)
-        steps, alone = conditional_and_prior(model, sampler.sets(count, length, generator), generator)
+    for begin in range(0, sets, batch_size):
+        count = min(batch_size, sets - begin)
+        steps, alone = conditional_and_prior(model, sampler.sets(count, set_size, generator), generator)
         log_probs.append(steps.double().cpu())
         gains.append((steps - alone).double().cpu())
         if progress is not None:

@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from bruno.config import check_at_least
+from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
-from bruno.sequences import SetSampler
 from bruno.tasks import Progress
 
 SETS_AT_A_TIME = 16  # scored together, to bound memory
@@ -46,7 +46,7 @@ class BatchScores(NamedTuple):
     """Of one finished set: the score of each element, and which of them were of no account to the others."""
 
     scores: Float[Tensor, " n"]
-    absurd: Bool[Tensor, " n"]
+    out_of_distribution: Bool[Tensor, " n"]
 
 
 @torch.no_grad()
@@ -56,15 +56,15 @@ def batch_scores(model: Bruno, x: Tensor, floor: float = -math.inf) -> BatchScor
     Two equal glitches would explain each other, and neither explains what else there is.
     """
     z = _latents(model, x, at_least=2)
-    absurd = _absurd(model, x, floor)
-    if (~absurd).sum() < 2:
-        absurd = torch.zeros_like(absurd)
-    seen, unseen, scores = z[~absurd], z[absurd], z.new_empty(len(z))
-    scores[~absurd] = leave_one_out_from_latents(model, seen)
+    out_of_distribution = _absurd(model, x, floor)
+    if (~out_of_distribution).sum() < 2:
+        out_of_distribution = torch.zeros_like(out_of_distribution)
+    seen, unseen, scores = z[~out_of_distribution], z[out_of_distribution], z.new_empty(len(z))
+    scores[~out_of_distribution] = leave_one_out_from_latents(model, seen)
     if len(unseen):
         given = Evidence.of(seen)
-        scores[absurd] = model.process.log_prob(unseen, given) - model.process.log_prob(unseen)
-    return BatchScores(scores, absurd)
+        scores[out_of_distribution] = model.process.log_prob(unseen, given) - model.process.log_prob(unseen)
+    return BatchScores(scores, out_of_distribution)
 
 
 def _absurd(model: Bruno, x: Tensor, floor: float) -> Bool[Tensor, " n"]:
@@ -121,7 +121,7 @@ def calibrate(
     sampler: SetSampler,
     *,
     rate: float,
-    length: int,
+    set_size: int,
     sets: int,
     generator: Generator,
     progress: Progress | None = None,
@@ -131,14 +131,14 @@ def calibrate(
     The threshold after n elements is the k-th smallest score of that position, k = ⌊rate·(sets + 1)⌋: one
     more clean set falls below it with probability k/(sets + 1) ≤ rate, whatever the scores' distribution.
     That is the mean over calibrations; one is off by some sqrt(rate/sets): a rate of 0.01 wants 1,000 sets.
-    Elements of a stream beyond `length` are judged like the last.
+    Elements of a stream beyond `set_size` are judged like the last.
     """
-    _check_rate_and_length(rate, length)
+    _check_rate_and_set_size(rate, set_size)
     rank = math.floor(rate * (sets + 1) + 1e-9)
     if rank < 1:
         needed = math.ceil(1 / rate - 1 - 1e-9)
         raise ValueError(f"`sets` must be at least {needed} for a `rate` of {rate}; got {sets}.")
-    scores = _of_clean_sets(online_from_latents, model, sampler, length, sets, generator, progress)
+    scores = _of_clean_sets(online_from_latents, model, sampler, set_size, sets, generator, progress)
     ordered = scores[:, 1:].sort(0).values
     return Thresholds(tuple(ordered[rank - 1].tolist()), rate, sets)
 
@@ -148,20 +148,20 @@ def calibrate_batch(
     sampler: SetSampler,
     *,
     rate: float,
-    length: int,
+    set_size: int,
     sets: int,
     generator: Generator,
     progress: Progress | None = None,
 ) -> float:
-    """The threshold for leave-one-out scores of a batch of this length: of clean ones, `rate` are below."""
-    _check_rate_and_length(rate, length)
+    """The threshold for leave-one-out scores of a batch of this size: of clean ones, `rate` are below."""
+    _check_rate_and_set_size(rate, set_size)
     check_at_least("sets", sets, 1)
-    scores = _of_clean_sets(leave_one_out_from_latents, model, sampler, length, sets, generator, progress)
+    scores = _of_clean_sets(leave_one_out_from_latents, model, sampler, set_size, sets, generator, progress)
     return float(np.quantile(scores.numpy(), rate))  # that of torch takes so many and no more
 
 
 @torch.no_grad()
-def lowest_likely(model: Bruno, sampler: SetSampler, *, generator: Generator, elements: int = 1000) -> float:
+def density_floor(model: Bruno, sampler: SetSampler, *, generator: Generator, elements: int = 1000) -> float:
     """The log p(x) below which an element is like none of any set, as what a broken sensor says.
 
     That is twice as far below the middle of clean elements as the lowest of so many of them is.
@@ -173,13 +173,13 @@ def lowest_likely(model: Bruno, sampler: SetSampler, *, generator: Generator, el
     return (2 * log_prob.min() - log_prob.median()).item()
 
 
-def _check_rate_and_length(rate: float, length: int) -> None:
+def _check_rate_and_set_size(rate: float, set_size: int) -> None:
     if not 0 < rate < 1:
         raise ValueError(
             f"`rate` must be between 0 and 1, as 0.01 for one false alarm in a hundred; got {rate}."
         )
-    if length < 2:
-        raise ValueError(f"`length` must be at least 2, for an element to have another; got {length}.")
+    if set_size < 2:
+        raise ValueError(f"`set_size` must be at least 2, for an element to have another; got {set_size}.")
 
 
 @torch.no_grad()
@@ -187,14 +187,14 @@ def _of_clean_sets(
     scores: Callable[[Bruno, Tensor], Tensor],
     model: Bruno,
     sampler: SetSampler,
-    length: int,
+    set_size: int,
     sets: int,
     generator: Generator,
     progress: Progress | None,
-) -> Float[Tensor, "sets length"]:
+) -> Float[Tensor, "sets set_size"]:
     """Each element is encoded once, however many of the sets it is in."""
     classes = torch.randint(sampler.classes, (sets,), generator=generator, device=generator.device)
-    used, which = sampler.places_of(classes, length, generator).unique(return_inverse=True)
+    used, which = sampler.indices_of(classes, set_size, generator).unique(return_inverse=True)
     latents = []
     for some in used.split(_ELEMENTS_AT_A_TIME):
         latents.append(model.encode(sampler.at(some)).z)
@@ -215,15 +215,15 @@ class Scored:
         score: log p(x | those in the evidence) − log p(x); 0 where there are none.
         seen: how many elements the evidence held before this one.
         threshold: what the score is held against; None where nothing is judged yet.
-        outlier: whether the score is below the threshold, or the element absurd.
-        absurd: whether it is less likely than anything in any set, whatever was seen.
+        outlier: whether the score is below the threshold, or the element out_of_distribution.
+        out_of_distribution: whether it is less likely than anything in any set, whatever was seen.
     """
 
     score: float
     seen: int
     threshold: float | None
     outlier: bool
-    absurd: bool
+    out_of_distribution: bool
 
 
 class Step(NamedTuple):
@@ -243,7 +243,7 @@ class Detector:
         keep_out: detected outliers stay out of the evidence. They do no harm there then, but if what comes in
             changes for good, or what came in first was not typical, the detector never gets used to the rest.
         warm_up: so many elements enter the evidence unjudged. The first tells nothing: its score is always 0.
-        floor: what has a log p(x) below this, as from `lowest_likely`, is absurd: an outlier, even as the
+        floor: what has a log p(x) below this, as from `density_floor`, is out_of_distribution: an outlier, even as the
             first, that never enters the evidence. After it, all that is ordinary would look odd.
     """
 
@@ -266,8 +266,8 @@ class Detector:
             )
 
     @torch.no_grad()
-    def used_to(self, typical: Tensor) -> Posterior:
-        """What is known after typical elements (n, *shape): all count as seen but those that are absurd."""
+    def condition_on_typical(self, typical: Tensor) -> Posterior:
+        """What is known after typical elements (n, *shape): all count as seen but those that are out_of_distribution."""
         known = self.model.prior()
         for some in typical.to(self.model.process.mean.device).split(_ELEMENTS_AT_A_TIME):
             likely = some[~_absurd(self.model, some, self.floor)]
@@ -277,7 +277,7 @@ class Detector:
     def watch(self, stream: Iterable[Tensor], posterior: Posterior | None = None) -> Iterator[Scored]:
         """Take elements (*shape) as they come: each is judged before the next is asked for.
 
-        `posterior` is what is known before the first one: nothing, or typical elements (see `used_to`).
+        `posterior` is what is known before the first one: nothing, or typical elements (see `condition_on_typical`).
         """
         known = self.model.prior() if posterior is None else posterior
         for x in stream:
@@ -304,11 +304,11 @@ class Detector:
         unseen = self.model.process.log_prob(z)
         score = (self.model.process.log_prob(z, evidence) - unseen).item()
         threshold = self._threshold_at(seen) if seen >= self.warm_up else None
-        absurd = (unseen + log_det).item() < self.floor
-        outlier = absurd or (threshold is not None and score < threshold)
-        if not (absurd or (outlier and self.keep_out)):
+        out_of_distribution = (unseen + log_det).item() < self.floor
+        outlier = out_of_distribution or (threshold is not None and score < threshold)
+        if not (out_of_distribution or (outlier and self.keep_out)):
             posterior = Posterior(self.model, evidence.add(z))
-        return Step(Scored(score, seen, threshold, outlier, absurd), posterior)
+        return Step(Scored(score, seen, threshold, outlier, out_of_distribution), posterior)
 
     def _threshold_at(self, seen: int) -> float:
         return self.threshold.at(seen) if isinstance(self.threshold, Thresholds) else self.threshold

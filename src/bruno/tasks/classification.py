@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from bruno.data import Examples
 from bruno.model import Bruno
 from bruno.process import Evidence
-from bruno.tasks.fewshot import episode_scores
+from bruno.tasks.few_shot import episode_scores
 from bruno.tasks.scorers import dimensions_above, part_size
 
 # Where a fit ends if the scores make no mistake at all, or nothing but mistakes.
@@ -70,7 +70,7 @@ def classify(
     temperature: float = 1.0,
     threshold: float | None = None,
     generator: Generator | None = None,
-    at_a_time: int = 256,
+    batch_size: int = 256,
 ) -> Classification:
     """The probability of each class for each query, softmax_c of log p(query | support_c)/T + log prior_c.
 
@@ -82,7 +82,7 @@ def classify(
         temperature: T, as `fit_temperature` gives it; without it a model of many pixels is far too sure.
         threshold: use only latent dimensions whose correlation exceeds this.
         generator: of the dequantisation noise; without one it is ½ and the answer always the same.
-        at_a_time: images to encode at a time.
+        batch_size: images to encode at a time.
     """
     _check_images(model, support, queries)
     if not temperature > 0:
@@ -92,10 +92,10 @@ def classify(
 
     parts = [images.to(device) for images in (*support, queries)]
     if len({part.dtype for part in parts}) == 1:
-        latents = model.latents(torch.cat(parts), generator, at_a_time=at_a_time)
+        latents = model.latents(torch.cat(parts), generator, batch_size=batch_size)
         *known, asked = latents.split([len(part) for part in parts])
     else:  # as one tensor, integers would be taken for pixels with noise
-        *known, asked = (model.latents(part, generator, at_a_time=at_a_time) for part in parts)
+        *known, asked = (model.latents(part, generator, batch_size=batch_size) for part in parts)
     classes = Evidence.stack([Evidence.of(z) for z in known])
     log_scores = torch.cat(
         [
@@ -118,7 +118,7 @@ def fit_temperature(
     rotations: bool = False,
     generator: Generator,
     threshold: float | None = None,
-    at_a_time: int = 1024,
+    batch_size: int = 1024,
 ) -> Calibration:
     """The one temperature at which `classify` gives the right classes of episodes the most probability.
 
@@ -136,7 +136,7 @@ def fit_temperature(
         generator=generator,
         threshold=threshold,
         noisy=False,  # as `classify` has it: noise makes scores less sure
-        at_a_time=at_a_time,
+        batch_size=batch_size,
     )
     labels = torch.zeros(len(log_scores), dtype=torch.long, device=log_scores.device)
     mistakes = int((log_scores.argmax(1) != labels).sum())

@@ -47,11 +47,11 @@ class SpreadByRepeats:
 
 @torch.no_grad()
 def condition_on(
-    model: Bruno, x: Tensor, *, generator: Generator | None = None, at_a_time: int = 64
+    model: Bruno, x: Tensor, *, generator: Generator | None = None, batch_size: int = 64
 ) -> Posterior:
     """What the model knows given sets (*batch, n, *shape) of any n, in the memory of a part of them.
 
-    Takes `at_a_time` elements of each set at a time. A generator draws the dequantisation noise.
+    Takes `batch_size` elements of each set at a time. A generator draws the dequantisation noise.
     """
     batch = x.shape[: -len(model.shape) - 1]
     if x.ndim < len(model.shape) + 1 or x.shape[len(batch) + 1 :] != model.shape:
@@ -61,7 +61,7 @@ def condition_on(
     posterior = Posterior(model, Evidence.empty(model.dim, batch, device=model.process.mean.device))
     if 0 in x.shape:
         return posterior
-    for some in x.split(at_a_time, len(batch)):
+    for some in x.split(batch_size, len(batch)):
         posterior = posterior.update(some, generator)
     return posterior
 
@@ -72,10 +72,10 @@ def prior_samples(
     *,
     generator: Generator | None = None,
     temperature: float = 1.0,
-    at_a_time: int = 256,
+    batch_size: int = 256,
 ) -> Samples:
     """Elements (samples, *shape), each the first of a set of its own."""
-    return draw(model.prior(), samples, generator=generator, temperature=temperature, at_a_time=at_a_time)
+    return draw(model.prior(), samples, generator=generator, temperature=temperature, batch_size=batch_size)
 
 
 @torch.no_grad()
@@ -85,9 +85,9 @@ def draw(
     *,
     generator: Generator | None = None,
     temperature: float = 1.0,
-    at_a_time: int = 256,
+    batch_size: int = 256,
 ) -> Samples:
-    """More elements of each set, (*batch, samples, *shape), of which `at_a_time` are decoded at a time.
+    """More elements of each set, (*batch, samples, *shape), of which `batch_size` are decoded at a time.
 
     A temperature below 1 draws closer to the mean of the latents, 0 nothing but the mean itself.
     """
@@ -97,7 +97,7 @@ def draw(
     copies = torch.arange(len(sets.count), device=sets.count.device).repeat_interleave(samples)
     parts = [
         Posterior(model, sets[some]).sample(generator=generator, temperature=temperature)
-        for some in copies.split(at_a_time)
+        for some in copies.split(batch_size)
     ]
     x = torch.cat([part.x.squeeze(0) for part in parts]).reshape(*batch, samples, *model.shape)
     return Samples(x, sum(part.clamped for part in parts), model.levels)
@@ -112,7 +112,7 @@ def samples_by_prefix(
     lengths: Sequence[int] | None = None,
     generator: Generator | None = None,
     temperature: float = 1.0,
-    at_a_time: int = 256,
+    batch_size: int = 256,
 ) -> PrefixSamples:
     """Samples given the first 0, 1, … n elements of a set (n, *shape), or the numbers in `lengths` of them.
 
@@ -127,11 +127,15 @@ def samples_by_prefix(
     wanted = tuple(range(n + 1)) if lengths is None else tuple(lengths)
     if not wanted or not all(0 <= length <= n for length in wanted):
         raise ValueError(f"`lengths` must be from 0 to the {n} elements of the set; got {wanted}.")
-    z = model.latents(x, at_a_time=at_a_time)
+    z = model.latents(x, batch_size=batch_size)
     before = Evidence.prefixes(F.pad(z, (0, 0, 0, 1)))  # before one more, of no account, all are seen
     stacked = before[torch.tensor(wanted, device=z.device)]
     drawn = draw(
-        Posterior(model, stacked), samples, generator=generator, temperature=temperature, at_a_time=at_a_time
+        Posterior(model, stacked),
+        samples,
+        generator=generator,
+        temperature=temperature,
+        batch_size=batch_size,
     )
     return PrefixSamples(wanted, drawn)
 
@@ -145,7 +149,7 @@ def spread_by_repeats(
     samples: int = 100,
     generator: Generator | None = None,
     temperature: float = 1.0,
-    at_a_time: int = 256,
+    batch_size: int = 256,
 ) -> SpreadByRepeats:
     """How much samples differ once the model has seen one element (*shape) n times, for each n.
 
@@ -169,7 +173,7 @@ def spread_by_repeats(
                 samples,
                 generator=Generator(device).manual_seed(seed),
                 temperature=temperature,
-                at_a_time=at_a_time,
+                batch_size=batch_size,
             )
         )
     variance = [_on_one_scale(model, part.x).var(0).mean().item() for part in drawn]

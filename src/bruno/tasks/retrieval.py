@@ -12,9 +12,9 @@ from torch import Generator, Tensor
 
 from bruno.checkpoint import read, write
 from bruno.data import Examples
+from bruno.data.sampling import with_rotations
 from bruno.model import Bruno
 from bruno.process import Evidence
-from bruno.sequences import every_turn
 from bruno.tasks import Progress
 from bruno.tasks.scorers import part_size
 
@@ -50,7 +50,7 @@ class Index:
         names: Sequence[str] | None = None,
         *,
         source: str = "",
-        at_a_time: int = 256,
+        batch_size: int = 256,
         progress: Progress | None = None,
     ) -> Index:
         """Encode elements (n, *shape), so many at a time; `progress` is told (done, all) after each time.
@@ -70,8 +70,8 @@ class Index:
                 names = [f"{name}/{place}" for name, place in zip(classes, names, strict=True)]
         _check_names(names, len(x))  # before the hours that encoding may take
         latents: list[Tensor] = []
-        for some in x.split(at_a_time):
-            latents.append(model.latents(some, at_a_time=at_a_time))
+        for some in x.split(batch_size):
+            latents.append(model.latents(some, batch_size=batch_size))
             if progress is not None:
                 progress(sum(map(len, latents)), len(x))
         return cls(torch.cat(latents), tuple(names), model.fingerprint(), source)
@@ -175,8 +175,8 @@ class RetrievalResult:
     Attributes:
         queries: how many.
         shots: elements in each.
-        collection: elements ranked for each: all but the query's, and but those of its class turned another
-            way; the fewest, where that differs from class to class.
+        collection: elements ranked for each: all but the query's, and but those of its class rotated another
+            way; the min_count, where that differs from class to class.
         chance: the precision of a random order, the mean share of the query's class in the collection.
         qualities: by method.
     """
@@ -213,7 +213,7 @@ def measure_retrieval(
         shots: numbers of elements in a query. There is a result for each, as if it had been asked for alone:
             larger queries hold the smaller ones.
         at: numbers k of best elements to look at.
-        rotations: every class counts four times, turned by multiples of 90 degrees. A class turned another
+        rotations: every class counts four times, rotated by multiples of 90 degrees. A class rotated another
             way is left out of the collection for its queries: that of a symmetric character looks the same.
         generator: of the queries; on any device.
         progress: called as progress(done, all), in elements encoded: most of the work.
@@ -221,7 +221,7 @@ def measure_retrieval(
     sizes = _collection_sizes(examples, queries, shots, at, rotations)
     characters = len(examples.names)
     if rotations:
-        examples = every_turn(examples)
+        examples = with_rotations(examples)
     z = Index.of(model, examples, progress=progress).latents
     x, labels = examples.elements.to(z.device), examples.labels.to(z.device)
     # Columns of a table are brought to one scale, which pixels have.
@@ -261,20 +261,20 @@ def _collection_sizes(
 ) -> list[int]:
     """How many elements are ranked, for each number of shots, if all that is asked for can be measured."""
     counts = examples.counts
-    fewest = int(counts.min())
+    min_count = int(counts.min())
     if len(counts) < 2:
         raise ValueError("`examples` must be of at least two classes, to tell one apart; there is one.")
-    wrong = [shot for shot in shots if not 1 <= shot < fewest]
+    wrong = [shot for shot in shots if not 1 <= shot < min_count]
     if wrong or not shots:
         raise ValueError(
-            f"`shots` must be from 1 to {fewest - 1}, one less than class "
+            f"`shots` must be from 1 to {min_count - 1}, one less than class "
             f"{examples.names[int(counts.argmin())]!r} has, for one to be found; "
             f"got {wrong[0] if wrong else 'none'}."
         )
     if queries < 2:
         raise ValueError(f"`queries` must be at least 2, for an error to be told; got {queries}.")
-    turned = 4 * len(examples) - 3 * int(counts.max())
-    sizes = [(turned if rotations else len(examples)) - shot for shot in shots]
+    rotated = 4 * len(examples) - 3 * int(counts.max())
+    sizes = [(rotated if rotations else len(examples)) - shot for shot in shots]
     for k in at:
         if not 1 <= k <= min(sizes):
             raise ValueError(f"`at` must be from 1 to the {min(sizes)} elements of the collection; got {k}.")

@@ -19,7 +19,7 @@ _NUMBERS_AT_A_TIME = 2**20
 _NUMBERS_AT_A_TIME_ON_A_GPU = 2**25
 
 
-class ByModel:
+class ModelScorer:
     """log p(query | support) of latents, with fresh noise in each image or, if not `noisy`, with ½."""
 
     def __init__(self, model: Bruno, threshold: float | None, *, noisy: bool = True) -> None:
@@ -41,7 +41,7 @@ class ByModel:
         return self.model.process.log_prob(pairs, evidence, dimensions=self.dimensions).view(-1, way)
 
 
-class ByPixels:
+class PixelScorer:
     """The cosine of pixels, by the same two steps."""
 
     noisy = False
@@ -67,7 +67,7 @@ class ByPixels:
         return cosine.amax(-1) if self.matching == "nearest" else cosine.logsumexp(-1)
 
 
-Scorer = ByModel | ByPixels
+Scorer = ModelScorer | PixelScorer
 
 
 def scores_in_parts(

@@ -1,0 +1,73 @@
+"""How weights move: the optimiser, what changes on the way through a run, and averaged weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bruno.config import TrainConfig
+from bruno.model import Bruno
+
+
+def make_optimiser(model: Bruno, config: TrainConfig) -> torch.optim.Optimizer:
+    """Two groups of parameters, the flow's first and the process's second, each with a rate of its own.
+
+    The rates in use are tensors, so that a captured step sees them change.
+    """
+    device = model.process.mean.device
+    flow: dict[str, Any] = {"params": list(model.flow.parameters()), "rate": config.rate}
+    process: dict[str, Any] = {"params": list(model.process.parameters())}
+    flow |= {"weight_decay": config.weight_decay, "lr": torch.zeros((), device=device)}
+    process |= {"weight_decay": 0.0, "lr": torch.zeros((), device=device)}
+    process["rate"] = config.rate * config.process_rate
+    capturable = device.type == "cuda"
+    if config.optimiser == "rmsprop":
+        return torch.optim.RMSprop([flow, process], alpha=0.95, capturable=capturable)
+    kind = torch.optim.AdamW if config.optimiser == "adamw" else torch.optim.Adam
+    return kind([flow, process], fused=True, capturable=capturable)
+
+
+def learning_rate_factor(config: TrainConfig, progress: float) -> float:
+    """The share of the full rate at a progress from 0 to 1: warm-up, then decay to `final_rate`."""
+    if progress < config.warmup:
+        return progress / config.warmup
+    left = 1 - (progress - config.warmup) / (1 - config.warmup)
+    final = config.final_rate
+    if config.decay == "linear":
+        return final + (1 - final) * left
+    if config.decay == "cosine":
+        return final + (1 - final) * (0.5 - 0.5 * math.cos(math.pi * left))
+    return float(final ** (1 - left)) if config.decay == "exponential" else 1.0
+
+
+def augmentation_factor(config: TrainConfig, progress: float) -> float:
+    """The share of their strength that random_shears and random_affines have at a progress from 0 to 1."""
+    return min(1.0, (1 - progress) / config.fade) if config.fade else 1.0
+
+
+def cross_entropy_weight(config: TrainConfig, progress: float) -> float:
+    """What the cross-entropy of episodes counts at a progress from 0 to 1."""
+    return config.discriminative if progress >= config.onset else 0.0
+
+
+class MovingAverage:
+    """Exponentially averaged weights: a second model, nudged towards the trained one after each step.
+
+    Buffers, as the means of a table's columns, are what they were: no step changes them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        trained = dict(model.named_parameters())
+        self._mean = [self.weights[name] for name in trained]
+        self._now = [parameter.detach() for parameter in trained.values()]
+
+    @torch.no_grad()
+    def update(self, keep: Float[Tensor, ""]) -> None:
+        """mean <- keep · mean + (1 − keep) · now."""
+        torch._foreach_mul_(self._mean, keep)
+        torch._foreach_add_(self._mean, torch._foreach_mul(self._now, 1 - keep))

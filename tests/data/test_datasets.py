@@ -1,0 +1,265 @@
+import functools
+import hashlib
+import logging
+import os
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pooch
+import pytest
+import torch
+from test_readers import FILES, as_folder, as_zip, idx, np, picture
+
+from bruno.data import DATASETS, Examples, MissingDataError, load_examples, locate
+from bruno.data.datasets import OMNIGLOT_FIRST, RemoteFile, _fetch, split_by_class
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+REAL = Path(os.environ.get("BRUNO_DATA") or SHARED)
+needs_omniglot = pytest.mark.skipif(not (REAL / "omniglot").is_dir(), reason="needs the Omniglot archives")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRUNO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("BRUNO_DATA", raising=False)
+    return tmp_path / "cache"
+
+
+def test_digits_are_built_in():
+    train, test = load_examples("digits"), load_examples("digits", "test")
+    assert train.shape == (1, 8, 8)
+    assert set(train.names) | set(test.names) == set(map(str, range(10)))
+    assert not set(train.names) & set(test.names)
+    assert len(train) + len(test) == 1797
+
+
+def test_files_are_found_and_parsed_once(tmp_path, cache, monkeypatch):
+    folder = tmp_path / "data"
+    (folder / "mnist").mkdir(parents=True)
+    for remote in DATASETS["mnist"].files:
+        array = np.zeros((4, 2, 2), np.uint8) if "images" in remote.path else np.arange(4, dtype=np.uint8)
+        (folder / remote.path).write_bytes(idx(array))
+    first = load_examples("mnist", data_dir=folder)
+    assert first.names == ("0", "1", "2", "3")
+    assert all(locate("mnist", folder).values())
+    assert len(list((cache / "parsed").iterdir())) == 1
+    monkeypatch.setattr("bruno.data.datasets.read_idx", lambda *paths: pytest.fail("parsed again"))
+    assert torch.equal(load_examples("mnist", "test", data_dir=folder).elements, first.elements)
+    monkeypatch.setenv("BRUNO_DATA", str(folder))
+    assert len(load_examples("mnist")) == 4
+
+
+def test_a_compact_file_in_the_data_folder_will_do(tmp_path):
+    Examples(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.arange(4) // 2, ("0", "test/0")).save(
+        tmp_path / "mnist.npz"
+    )
+    assert len(load_examples("mnist", "test", data_dir=tmp_path)) == 2
+    assert len(load_examples("mnist", "test", data_dir=str(tmp_path))) == 2
+
+
+def test_images_come_in_their_original_size_if_asked(tmp_path, cache):
+    folder = tmp_path / "data"
+    (folder / "omniglot").mkdir(parents=True)
+    for remote, first in zip(DATASETS["omniglot"].files, OMNIGLOT_FIRST, strict=True):
+        alphabet, character = first.split("/")
+        made = as_zip(folder, {f"{alphabet}/{character}/1.png": picture(255, (105, 105))})
+        made.rename(folder / remote.path)
+    assert load_examples("omniglot", data_dir=folder).shape == (1, 28, 28)
+    assert load_examples("omniglot", data_dir=folder, original=True).shape == (1, 105, 105)
+    assert load_examples("omniglot", data_dir=folder).shape == (1, 28, 28)  # each has its compact file
+    own = as_folder(tmp_path / "own", FILES)
+    before, after = (load_examples(str(own), size=4, original=flag).shape for flag in (False, True))
+    assert before == (1, 4, 4) != after
+    assert load_examples("digits", original=True).shape == (1, 8, 8)  # published as small as they are
+
+
+def test_a_compact_file_of_original_images_will_do(tmp_path):
+    names = [*OMNIGLOT_FIRST]
+    Examples(torch.zeros(2, 1, 9, 9, dtype=torch.uint8), torch.arange(2), tuple(names)).save(
+        tmp_path / "omniglot-original.npz"
+    )
+    examples = load_examples("omniglot", "trainval", data_dir=tmp_path, original=True, download=False)
+    assert examples.shape == (1, 9, 9)
+    with pytest.raises(MissingDataError):
+        load_examples("omniglot", data_dir=tmp_path, download=False)
+
+
+def test_ones_own_folder_is_split_by_class(tmp_path):
+    files = {f"{i:02d}/{name.replace('/', '-')}": FILES[name] for i in range(20) for name in FILES}
+    path = as_folder(tmp_path / "own", files)
+    parts = {split: set(load_examples(str(path), split).names) for split in ("train", "validation", "test")}
+    assert [len(names) for names in parts.values()] == [16, 2, 2]
+    assert not parts["train"] & parts["test"]
+    assert len(load_examples(str(path), "trainval").names) == 18
+
+
+@pytest.mark.parametrize(
+    ("classes", "parts"), [(2, (2, 2, 2)), (4, (3, 1, 1)), (5, (3, 2, 2)), (9, (7, 2, 2)), (12, (8, 2, 2))]
+)
+def test_two_classes_are_held_out_wherever_there_are_five(classes, parts):
+    examples = Examples(torch.zeros(classes, 1), torch.arange(classes), tuple(map(str, range(classes))))
+    split = {name: split_by_class(examples, name).names for name in ("train", "validation", "test")}
+    assert tuple(map(len, split.values())) == parts
+    assert classes < 3 or not {*split["train"]} & {*split["validation"], *split["test"]}
+
+
+def test_an_npz_of_images_is_read_as_the_settings_say(tmp_path):
+    colours = np.random.default_rng(0).integers(0, 256, (4, 6, 8, 3), np.uint8)
+    np.savez(tmp_path / "a.npz", images=colours, labels=[0, 0, 1, 1])
+    path = str(tmp_path / "a.npz")
+    assert load_examples(path, "all").shape == (1, 6, 8)
+    assert load_examples(path, "all", size=4, grey=False).shape == (3, 4, 4)
+    as_they_are = load_examples(path, "all", grey=False).elements
+    assert np.array_equal(as_they_are.numpy(), colours.transpose(0, 3, 1, 2))
+
+
+def test_a_changed_folder_is_read_again(tmp_path):
+    path = as_folder(tmp_path / "own", FILES)
+    assert len(load_examples(str(path))) == 3
+    as_folder(path, {"dogs/2.png": FILES["dogs/1.png"]})
+    assert len(load_examples(str(path))) == 4
+
+
+@pytest.mark.parametrize("keep", [0, 300, -30])
+def test_a_damaged_cache_is_made_again(tmp_path, cache, keep):
+    path = as_folder(tmp_path / "own", FILES)
+    first = load_examples(str(path))
+    [kept] = (cache / "parsed").iterdir()
+    kept.write_bytes(kept.read_bytes()[:keep])
+    assert torch.equal(load_examples(str(path)).elements, first.elements)
+    assert len(Examples.load(kept)) == 3
+
+
+def test_what_was_left_out_once_is_an_error_again_when_nothing_may_be(tmp_path):
+    path = as_folder(tmp_path / "own", {**FILES, "dogs/2.png": b"broken"})
+    assert load_examples(str(path), skip_bad=True).skipped == ("dogs/2.png",)
+    assert load_examples(str(path), skip_bad=True).skipped == ("dogs/2.png",)  # from the cache
+    with pytest.raises(ValueError, match=r"dogs/2.png cannot be used"):
+        load_examples(str(path))
+
+
+def test_a_dangling_link_can_be_left_out(tmp_path):
+    path = as_folder(tmp_path / "own", FILES)
+    (path / "cats" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    assert load_examples(str(path), skip_bad=True).skipped == ("cats/gone.png",)
+
+
+def test_classes_with_too_few_elements_can_be_left_out_and_no_other_changes_its_split(tmp_path):
+    files = {f"{i:02d}/{name}.png": picture(1) for i in range(20) for name in ("1", "2")}
+    del files["03/2.png"]
+    path = str(as_folder(tmp_path / "own", files))
+    for split in ("train", "test"):
+        every = load_examples(path, split)
+        enough = load_examples(path, split, skip_bad=True, min_count=2)
+        assert enough.names == tuple(name for name in every.names if name != "03")
+        assert enough.skipped == ("03 (only 1)",)
+    assert "03" in load_examples(path, min_count=2).names  # nothing may be left out
+
+
+@pytest.mark.parametrize("name", ["t.csv", "T.CSV"])
+def test_a_table_is_parsed_once_for_every_way_to_read_it(tmp_path, cache, monkeypatch, name):
+    path = tmp_path / name
+    path.write_text("machine,plant,a\n1,7,0.5\n2,7,1.5\n")
+    first = load_examples(str(path), group="machine")
+    assert load_examples(str(path), group="plant").names == ("7",)
+    path.write_text("machine,plant,a\n1,7,0.25\n2,7,1.5\n")
+    second = load_examples(str(path), group="machine")
+    assert not torch.equal(second.elements, first.elements)
+    assert len(list((cache / "parsed").iterdir())) == 2  # what was parsed of it before is gone
+    monkeypatch.setattr("bruno.data.datasets.read_csv", lambda *_, **__: pytest.fail("parsed again"))
+    assert torch.equal(load_examples(str(path), group="machine").elements, second.elements)
+
+
+def test_columns_with_commas_in_their_names_are_not_taken_for_several(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('machine,"a,b",a,b\n1,1,2,3\n2,4,5,6\n')
+    assert load_examples(str(path), "all", group="machine", columns=("a", "b")).shape == (2,)
+    assert load_examples(str(path), "all", group="machine", columns=("a,b",)).shape == (1,)
+
+
+def test_a_file_in_the_place_of_the_compact_one_is_named_with_the_way_out(tmp_path):
+    np.savez(tmp_path / "mnist.npz", x_train=np.zeros((2, 28, 28)), y_train=[0, 1])  # as Keras has it
+    with pytest.raises(
+        ValueError, match=r"is no compact file of examples: it holds x_train, y_train"
+    ) as error:
+        load_examples("mnist", data_dir=tmp_path)
+    assert "move or rename it. mnist is read from mnist/train-images-idx3-ubyte.gz, " in str(error.value)
+
+
+def test_another_archive_in_the_place_of_omniglots_is_named(tmp_path):
+    (tmp_path / "omniglot").mkdir()
+    for remote in DATASETS["omniglot"].files:
+        as_zip(tmp_path, FILES).rename(tmp_path / remote.path)
+    message = r"images_background.zip: is not Omniglot's archive .* must be Alphabet_of_the_Magi/character01"
+    with pytest.raises(ValueError, match=message):
+        load_examples("omniglot", data_dir=tmp_path)
+
+
+def test_what_is_missing_is_named_with_its_place(tmp_path):
+    with pytest.raises(MissingDataError, match=r"omniglot needs omniglot/images_background.zip .* put it at"):
+        load_examples("omniglot", data_dir=tmp_path, download=False)
+    assert locate("omniglot", tmp_path)["omniglot/images_background.zip"] is None
+    with pytest.raises(ValueError, match=r"`data` must be one of digits, .* nothing at 'nowhere'"):
+        load_examples("nowhere")
+    with pytest.raises(ValueError, match=r"`size` must be left out for digits, which has its own; got 16"):
+        load_examples("digits", size=16)
+    with pytest.raises(ValueError, match=r"`split` must be one of train"):
+        load_examples("digits", "dev")
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Serves a folder on this machine: (folder, address)."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=folder)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield folder, f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_missing_is_downloaded_from_the_first_mirror_that_has_it(
+    server, tmp_path, cache, capsys, monkeypatch, terminal
+):
+    folder, address = server
+    (folder / "file.bin").write_bytes(b"data" * 1000)
+    digest = hashlib.sha256(b"data" * 1000).hexdigest()
+    remote = RemoteFile("x/file.bin", digest, (f"{address}/nothing.bin", f"{address}/file.bin"))
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    path = _fetch("x", remote, tmp_path / "mine", download=True)
+    assert path.read_bytes() == b"data" * 1000
+    assert path.is_relative_to(cache)
+    assert not any((tmp_path / "mine").iterdir())  # a user's folder is only read
+    assert ("100%" in capsys.readouterr().err) == terminal  # nobody watches a bar in a log
+    assert (pooch.get_logger().level == logging.INFO) == terminal
+
+
+def test_a_download_with_the_wrong_hash_or_no_network_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"something else")
+    remote = RemoteFile("x/file.bin", "0" * 64, ((tmp_path / "file").as_uri(), "http://127.0.0.1:9/file.bin"))
+    message = r"which is not there: put it at .*x/file.bin.*file.bin: \[Errno \d+\] Connection refused$"
+    with pytest.raises(MissingDataError, match=message):
+        _fetch("x", remote, tmp_path, download=True)
+    assert not (tmp_path / "x" / "file.bin").exists()
+
+
+@pytest.mark.slow
+@needs_omniglot
+def test_omniglot_splits_are_the_published_ones(cache):
+    lists = REAL / "omniglot" / "splits" / "vinyals"
+    for split, name in (
+        ("train", "train"),
+        ("validation", "val"),
+        ("trainval", "trainval"),
+        ("test", "test"),
+    ):
+        examples = load_examples("omniglot", split, data_dir=REAL)
+        published = {line.rsplit("/", 1)[0] for line in (lists / f"{name}.txt").read_text().split()}
+        assert set(examples.names) == published
+        assert examples.shape == (1, 28, 28)
+        assert set(examples.counts.tolist()) == {20}
+    assert examples.elements.float().mean() < 60  # ink is bright, paper dark

@@ -1,0 +1,142 @@
+import math
+
+import pytest
+import torch
+
+from bruno.flow.preprocessing import Gaussianise, Logit, Standardise, dequantise, quantise
+
+
+def drawings(n: int) -> torch.Tensor:
+    """Pixels as those of a drawing: four fifths background, the rest of all shades, none quite white."""
+    shades = torch.randint(1, 250, (n, 1, 10, 10))
+    return torch.where(torch.rand(n, 1, 10, 10) < 0.8, 0, shades).to(torch.uint8)
+
+
+@pytest.fixture(params=["logit", "gaussianise"])
+def pixels(request):
+    return Logit() if request.param == "logit" else Gaussianise().fit(drawings(500))
+
+
+def test_noise_stays_within_its_integer():
+    x = torch.randint(0, 256, (1000,), dtype=torch.uint8)
+    noisy = dequantise(x, torch.Generator().manual_seed(0))
+    assert ((noisy >= x) & (noisy < x.float() + 1)).all()
+    assert torch.equal(quantise(noisy), x)
+
+
+def test_noise_is_not_rounded_up_to_the_next_integer(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.full(shape, 1 - 2**-24))
+    x = torch.arange(256)
+    assert torch.equal(quantise(dequantise(x, torch.Generator())).long(), x)
+
+
+def test_a_generator_repeats_its_noise_and_none_means_the_middle():
+    x = torch.arange(10)
+    draws = [dequantise(x, torch.Generator().manual_seed(1)) for _ in range(2)]
+    assert torch.equal(*draws)
+    assert torch.equal(dequantise(x), x + 0.5)
+
+
+def test_every_level_survives_the_round_trip_in_float32(pixels):
+    x = torch.arange(256).view(256, 1, 1, 1)
+    for noise in (0.01, 0.5, 0.99):
+        z, _ = pixels((x + noise).float())
+        assert torch.equal(quantise(pixels.clamped(pixels.inverse(z)[0])[0]).long(), x)
+
+
+def test_both_ends_are_finite_and_back_again(pixels):
+    x = torch.tensor([[0.0, 256.0]])
+    z, log_det = pixels(x)
+    assert z.isfinite().all()
+    assert log_det.isfinite().all()
+    torch.testing.assert_close(pixels.inverse(z)[0], x, rtol=0, atol=1e-2)
+    far, astray = pixels.clamped(pixels.inverse(torch.tensor([[-30.0, 30.0]]))[0])
+    assert quantise(far).tolist() == [[0, 255]]
+    assert not astray.any()
+
+
+def test_both_tails_keep_their_digits_in_float32(pixels):
+    x = torch.tensor([[1e-4, 0.01, 128.0, 255.99, 256 - 1e-4]])
+    z, log_det = pixels(x)
+    exact, exact_det = pixels(x.double())
+    torch.testing.assert_close(z.double(), exact, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(log_det.double(), exact_det, rtol=1e-6, atol=1e-5)
+
+
+def test_gaussianised_pixels_are_a_bell():
+    """Their density under it is then the histogram's: the entropy of a pixel drawn alone."""
+    x = drawings(500)
+    pixels = Gaussianise().fit(x)
+    z, log_det = pixels(dequantise(x, torch.Generator().manual_seed(0)).double())
+    values = z.flatten()
+    assert abs(values.mean()) < 0.02
+    assert abs(values.std() - 1) < 0.02
+    assert abs((values**3).mean()) < 0.05
+    bits = -(torch.distributions.Normal(0, 1).log_prob(z).flatten(1).sum(1) + log_det) / (100 * math.log(2))
+    shares = x.flatten().long().bincount(minlength=256) / x.numel()
+    entropy = -(shares * shares.clamp(min=1e-9).log2()).sum()
+    assert 0 <= bits.mean() - entropy < 0.015  # what a hundredth for all levels alike costs
+
+
+@pytest.mark.parametrize(
+    ("alpha", "cost"), [(1e-6, 0.594), (1e-3, 0.309), (0.05, 0.255), (None, 0.143)], ids=str
+)
+def test_what_the_shape_of_the_background_costs(alpha, cost):
+    """Bits lost on a pixel that is surely background by the best normal density: docs/paper-notes.md."""
+    u = (torch.arange(200_000).double() + 0.5) / 200_000
+    drawing = torch.cat([torch.zeros(813), torch.arange(1, 188)])  # the share of background in Omniglot
+    pixels = Logit(alpha=alpha) if alpha else Gaussianise().fit(drawing)
+    z, log_det = pixels(u.unsqueeze(1))
+    best_normal = 0.5 * math.log(2 * math.pi * math.e * z.var())
+    assert (best_normal - log_det.mean()) / math.log(2) == pytest.approx(cost, abs=1e-3)
+
+
+def test_a_level_that_fit_never_saw_keeps_a_place():
+    pixels = Gaussianise().fit(drawings(10))
+    assert pixels.shares[255] == pytest.approx(0.01 / 256)
+    assert pixels.shares.sum() == pytest.approx(1)
+    shares = pixels.shares.clone()
+    assert torch.equal(pixels.fit(255 - drawings(10)).shares, shares)  # once is for all
+    assert set(pixels.state_dict()) == {"shares", "fitted"}
+
+
+def test_density_of_pixels_includes_the_rescaling():
+    """A logistic latent makes pixels uniform on [0, 256): log p = −log 256, up to α."""
+    x = torch.tensor([[3.0], [100.0], [250.0]], dtype=torch.double)
+    z, log_det = Logit(alpha=1e-9)(x)
+    logistic = torch.nn.functional.logsigmoid(z) + torch.nn.functional.logsigmoid(-z)
+    torch.testing.assert_close(logistic.squeeze(1) + log_det, torch.full((3,), -math.log(256)).double())
+
+
+@pytest.mark.parametrize("far", [1e3, 1e30, torch.inf, torch.nan])
+def test_what_went_astray_is_put_back_and_counted(far):
+    inside, astray = Logit().clamped(torch.tensor([far, -far, 12.5]))
+    assert ((inside >= 0) & (inside < 256)).all()
+    assert astray.tolist() == [True, True, False]
+    assert inside[2] == 12.5
+    standard = Standardise((1,))
+    fixed, _ = standard.clamped(torch.tensor([far]))
+    assert fixed.isfinite().all() or far == torch.inf
+
+
+def test_tables_are_standardised():
+    x = 5 + 3 * torch.randn(500, 4, dtype=torch.double)
+    x[:, 2] = 7.0
+    standard = Standardise((4,)).fit(x)
+    z, _ = standard(x)
+    torch.testing.assert_close(z.mean(0), torch.zeros(4).double(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(z.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0, 1.0]).double())
+    assert "mean" in standard.state_dict()
+
+
+def test_times_of_our_days_keep_their_minutes():
+    times = 1.7e9 + 60 * torch.arange(1000, dtype=torch.double).unsqueeze(1)
+    y, _ = Standardise((1,)).fit(times)(times)
+    assert len(y.float().unique()) == 1000
+
+
+def test_what_is_absurdly_far_stays_where_squares_are_finite():
+    standardise = Standardise((2,)).fit(torch.randn(50, 2))
+    y, _ = standardise(torch.tensor([[3e38, -3e38], [1e5, 0.0]]))
+    assert y[0].tolist() == [1e9, -1e9]
+    torch.testing.assert_close(standardise.inverse(y)[0][1], torch.tensor([1e5, 0.0]).double())

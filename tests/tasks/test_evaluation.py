@@ -1,0 +1,119 @@
+import pytest
+import torch
+
+from bruno import Bruno
+from bruno.config import FlowConfig, ModelConfig, ProcessConfig
+from bruno.data import Examples
+from bruno.data.sampling import SetSampler
+from bruno.tasks.evaluation import measure_bits_per_dim
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def rows() -> Examples:
+    """Seven classes of four rows each: real numbers have no noise, and a set is all of its class."""
+    labels = torch.arange(7).repeat(4)
+    return Examples(3 * torch.randn(7, 4)[labels] + torch.randn(28, 4), labels, tuple("abcdefg"))
+
+
+@pytest.fixture
+def model(rows) -> Bruno:
+    flow, process = FlowConfig(kind="dense", couplings=2, units=8), ProcessConfig(dof=10.0, correlation=0.5)
+    model = Bruno.from_config(ModelConfig(shape=(4,), levels=0, flow=flow, process=process))
+    model.initialise(rows.elements)
+    return model
+
+
+def joint_bits(model: Bruno, rows: Examples) -> torch.Tensor:
+    """Of all of each class: the mean over positions, whatever their order."""
+    sets = torch.stack([rows.elements[rows.labels == label] for label in range(len(rows.names))])
+    return model.bits_per_dim(model.log_prob(sets)).mean(1).double().detach()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+def test_one_set_of_each_class_counts_every_class_once(model, rows, batch_size):
+    result = measure_bits_per_dim(
+        model, SetSampler(rows), sets=None, set_size=4, generator=seeded(), batch_size=batch_size
+    )
+    expected = joint_bits(model, rows)
+    assert result.sets == 7
+    assert result.mean == pytest.approx(expected.mean().item(), rel=1e-5)
+    assert result.error == pytest.approx(expected.std().item() / 7**0.5, rel=1e-4)
+
+
+def test_a_bit_is_a_question_of_two_equal_answers(model):
+    assert model.bits_per_dim(torch.tensor(0.5).log() * model.dim).item() == pytest.approx(1)
+
+
+def test_rounds_measure_every_class_so_often(model, rows):
+    once, thrice = (
+        measure_bits_per_dim(model, SetSampler(rows), sets=None, rounds=n, set_size=4, generator=seeded())
+        for n in (1, 3)
+    )
+    assert thrice.sets == 21
+    assert thrice.mean == pytest.approx(once.mean, rel=1e-5)
+
+
+def test_with_every_class_once_only_elements_are_left_to_chance(model, rows):
+    def means(sets: int | None) -> torch.Tensor:
+        sampler = SetSampler(rows)
+        return torch.tensor(
+            [
+                measure_bits_per_dim(model, sampler, sets=sets, set_size=4, generator=seeded(seed)).mean
+                for seed in range(8)
+            ]
+        )
+
+    assert means(None).std() < 1e-5
+    assert means(7).std() > 0.01
+
+
+def test_drawn_sets_come_close_to_every_class_once(model, rows):
+    drawn = measure_bits_per_dim(model, SetSampler(rows), sets=400, set_size=4, generator=seeded())
+    assert drawn.sets == 400
+    assert abs(drawn.mean - joint_bits(model, rows).mean().item()) < 4 * drawn.error
+
+
+def test_positions_average_to_the_mean_and_the_first_is_the_prior(model, rows):
+    for sets in (None, 30):
+        result = measure_bits_per_dim(model, SetSampler(rows), sets=sets, set_size=3, generator=seeded())
+        assert len(result.by_position) == 3
+        assert result.mean == pytest.approx(sum(result.by_position) / 3)
+        assert result.first == result.by_position[0]
+        assert result.by_position[2] < result.first
+
+
+def test_which_elements_come_first_is_not_left_to_chance(model, rows):
+    prior = model.bits_per_dim(model.prior().log_prob(rows.elements)).mean().item()
+    for seed in range(4):  # every element of every class is drawn, in another order
+        result = measure_bits_per_dim(model, SetSampler(rows), sets=None, set_size=4, generator=seeded(seed))
+        assert result.first == pytest.approx(prior, rel=1e-5)
+
+
+def test_turned_classes_count_too():
+    images = torch.zeros(6, 1, 2, 2, dtype=torch.uint8)
+    sampler = SetSampler(Examples(images, torch.arange(3).repeat(2), tuple("abc")), rotations=True)
+    model = Bruno.from_config(
+        ModelConfig(shape=(1, 2, 2), flow=FlowConfig(kind="dense", couplings=2, units=4))
+    )
+    assert measure_bits_per_dim(model, sampler, sets=None, set_size=2, generator=seeded()).sets == 12
+
+
+def test_one_set_tells_no_error(model, rows):
+    with pytest.raises(ValueError, match=r"`sets` must be at least 2, .*; got 1\."):
+        measure_bits_per_dim(model, SetSampler(rows), sets=1, set_size=2, generator=seeded())
+    alone = SetSampler(rows.of_classes([3]))
+    assert (
+        measure_bits_per_dim(model, alone, sets=None, set_size=2, rounds=5, generator=seeded()).error is None
+    )
+
+
+def test_sets_of_the_same_elements_do_not_make_an_error_smaller(model, rows):
+    once, often = (
+        measure_bits_per_dim(model, SetSampler(rows), sets=None, rounds=n, set_size=4, generator=seeded())
+        for n in (1, 50)
+    )
+    assert often.error == pytest.approx(once.error, rel=1e-4)  # all of each class, in another order
