@@ -59,7 +59,6 @@ ORDER = [
     "bruno.reporting.plots",
     "bruno.reporting.results",
     "bruno.reporting",
-    "bruno.reporting.results",
     "bruno.cli.options",
     "bruno.cli.opening",
     "bruno.cli.training",

@@ -45,7 +45,7 @@ def known():
 @pytest.fixture(scope="module")
 def new(model):
     paths = sorted((ROOT / "examples" / "new").glob("*.png"))
-    return ElementReader(model.shape, model.levels).all(paths)[0], [path.name[0] for path in paths]
+    return ElementReader(model.shape, model.levels).read_all(paths)[0], [path.name[0] for path in paths]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,7 +86,7 @@ def test_what_the_readme_says_of_its_scores():
 
 
 def test_strangers_in_a_stream_are_noticed(model):
-    stream, _ = ElementReader(model.shape, model.levels).all([ROOT / "examples" / "stream"])
+    stream, _ = ElementReader(model.shape, model.levels).read_all([ROOT / "examples" / "stream"])
     scores = [scored.score for scored in Detector(model, 0.0).watch(stream)]
     assert [i for i, score in enumerate(scores, 1) if score < 0] == [8, 11]
 

@@ -19,7 +19,7 @@ from bruno.data.augmentation import (
 )
 from bruno.data.readers import decode
 from bruno.data.sampling import SetSampler
-from bruno.training.trainer import Trainer
+from bruno.training import Trainer, train_steps
 
 
 def seeded(seed: int = 0) -> torch.Generator:

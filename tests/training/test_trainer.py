@@ -9,7 +9,7 @@ from bruno.config import TrainConfig, from_dict
 from bruno.data import Examples, load_examples
 from bruno.data.sampling import SetSampler
 from bruno.training.schedule import augmentation_factor, learning_rate_factor, make_optimiser
-from bruno.training.trainer import Objective, Trainer, episode_log_probs
+from bruno.training.trainer import Objective, Trainer, episode_log_probs, train_steps
 
 TINY = ModelConfig(
     (1, 8, 8), flow=FlowConfig("dense", couplings=4, units=32), process=ProcessConfig(dof=50.0)

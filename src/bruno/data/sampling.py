@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Generator, Tensor
 
-from bruno.data import Examples
+from bruno.data.examples import Examples
 
 _MOST_KEYS = 2**13  # random numbers for a set, of which the largest are chosen: in larger classes, one by one
 
