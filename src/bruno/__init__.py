@@ -1,23 +1,80 @@
-"""BRUNO: exact, exchangeable deep models of sets."""
+"""BRUNO: exact, exchangeable deep models of sets.
 
-import bruno.threads  # noqa: F401  # isort: split
-from bruno.checkpoint import load, save
-from bruno.config import FlowConfig, ModelConfig, ProcessConfig
-from bruno.model import Bruno, Posterior
-from bruno.process import Evidence, GaussianProcess, StudentTProcess
-from bruno.weights import pretrained
+Names are imported on first use: `import bruno` is cheap, and only what computes imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bruno.checkpoint import load, save
+    from bruno.config import FlowConfig, ModelConfig, ProcessConfig, Recipe, TrainConfig, load_recipe
+    from bruno.data import Examples
+    from bruno.fit import finetune, train
+    from bruno.model import Bruno, Posterior
+    from bruno.process import Evidence, GaussianProcess, StudentTProcess
+    from bruno.trained import Trained, open
+    from bruno.weights import pretrained
+
+__version__ = "0.2.0"
+
+_HOME = {  # the module that defines each public name
+    "Bruno": "model",
+    "Evidence": "process",
+    "Examples": "data",
+    "FlowConfig": "config",
+    "GaussianProcess": "process",
+    "ModelConfig": "config",
+    "Posterior": "model",
+    "ProcessConfig": "config",
+    "Recipe": "config",
+    "StudentTProcess": "process",
+    "TrainConfig": "config",
+    "Trained": "trained",
+    "finetune": "fit",
+    "load": "checkpoint",
+    "load_recipe": "config",
+    "open": "trained",
+    "pretrained": "weights",
+    "save": "checkpoint",
+    "train": "fit",
+}
+_PACKAGES = ("config", "data", "flow", "process", "reporting", "tasks", "training")
 
 __all__ = [
     "Bruno",
     "Evidence",
+    "Examples",
     "FlowConfig",
     "GaussianProcess",
     "ModelConfig",
     "Posterior",
     "ProcessConfig",
+    "Recipe",
     "StudentTProcess",
+    "TrainConfig",
+    "Trained",
+    "finetune",
     "load",
+    "load_recipe",
+    "open",
     "pretrained",
     "save",
+    "train",
 ]
-__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"bruno.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'bruno' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"bruno.{_HOME[name]}"), name)
+    globals()[name] = value  # found directly from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_PACKAGES, "__version__"})

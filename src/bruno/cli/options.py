@@ -1,55 +1,32 @@
-"""What the commands have in common: their options, what these may be, the device, and how they speak."""
+"""Options that several commands share, as dataclasses whose fields become options of a command."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-import os
-import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import torch
-import torch.distributed.nn  # before a group is there: its functions hold the group they are imported with
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
-from torch import distributed
 
-from bruno.data import ElementReader
-from bruno.reporting.results import Result
+import bruno
 
-# In a group of processes the first one speaks for all.
-console = Console(quiet=int(os.environ.get("RANK", "0")) > 0, markup=False)
+if TYPE_CHECKING:
+    from bruno.trained import Trained
 
-_MOST_NUMBERS = 10_000  # that a range may name
+_MOST_NUMBERS = 10_000  # that a range may have
 
-ModelName = Annotated[
-    str, typer.Argument(help="A run's folder, a model's file, or a model that comes with the package.")
+DataDir = Annotated[
+    Path | None, typer.Option(help="The folder of published data sets; $BRUNO_DATA by default.")
 ]
-OtherData = Annotated[
-    str | None, typer.Option(help="Not the run's data: a named set, or your own folder of class folders.")
-]
-Split = Annotated[
-    str | None,
-    typer.Option(help="Which part of the run's data: train, validation, trainval, all, or test if left out."),
-]
-Invert = Annotated[
-    bool | None,
-    typer.Option(
-        "--invert/--no-invert",
-        help="Of your own images: dark ink on bright paper becomes bright ink; as in training if left out.",
-    ),
-]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read.")]
-Temperature = Annotated[float, typer.Option(help="Below 1, samples stay closer to the mean of the latents.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where data sets are; $BRUNO_DATA if left out.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where there is one.")]
-Checkpoint = Annotated[str, typer.Option(help="Which one of the run: last, or best on validation.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:NUMBER, or auto for a GPU if there is one.")]
 Seed = Annotated[int, typer.Option(help="The seed of all random numbers.", min=0, max=2**63 - 1)]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip what cannot be read.")]
+Temperature = Annotated[float, typer.Option(help="Below 1, samples are closer to the mean of the latents.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -58,100 +35,177 @@ Settings = Annotated[
 ]
 
 
-def choose_device(name: str) -> str:
-    """The device to work on; a process that torchrun started gets a GPU of its own and joins the others."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
-        raise ValueError(f"`--device` must be auto, cpu, cuda or cuda:NUMBER; got {name!r}.")
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= there:
-        last = f"the last is cuda:{there - 1}" if there else "there is no GPU. Use cpu"
-        raise ValueError(f"`--device` must be one that is there; got {name}, and {last}.")
-    if name == "auto":
-        name = "cuda" if there else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
-    if name.startswith("cuda:"):
-        torch.cuda.set_device(name)  # streams and graphs are made on the current one
-    if "LOCAL_RANK" in os.environ and not distributed.is_initialized():
-        # NCCL's watchdog must not ask a stream how it is while a step is captured there.
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        distributed.init_process_group("nccl" if name.startswith("cuda") else "gloo")
-    return name
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and where to compute."""
+
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A run folder, a model file, or the name of a pretrained model."),
+    ]
+    checkpoint: Annotated[str, typer.Option(help="Of a run: last, or best on validation.")] = "last"
+    data_dir: DataDir = None
+    device: Device = "auto"
+    seed: Seed = 0
+
+    def open(self) -> Trained:
+        """The trained model."""
+        return bruno.open(
+            self.model, checkpoint=self.checkpoint, device=self.device, data_dir=self.data_dir
+        )
 
 
-@contextmanager
-def console_aside(aside: bool = True) -> Iterator[None]:
-    """What people read goes to standard error, so that standard output is for programs alone."""
-    console.stderr = aside
-    try:
-        yield
-    finally:
-        console.stderr = False
+@dataclass(frozen=True)
+class DataOptions:
+    """Which examples to use instead of the model's own test split."""
+
+    data: Annotated[
+        str | None,
+        typer.Option(help="Instead of the model's data: a known data set, or a folder of class folders."),
+    ] = None
+    split: Annotated[
+        str | None, typer.Option(help="train, validation, trainval, all, or test (the default).")
+    ] = None
+    invert: Annotated[
+        bool | None,
+        typer.Option(
+            "--invert/--no-invert",
+            help="Your images: turn dark ink on bright paper into bright ink; as in training by default.",
+        ),
+    ] = None
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """The arguments that every job of a trained model takes."""
+        return {"data": self.data, "split": self.split, "invert": self.invert}
 
 
-@contextmanager
-def progress_bar(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A function to be told (done, total); a bar on a terminal, nothing elsewhere."""
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
-        task = bar.add_task(unit, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How to read the user's own files."""
+
+    invert: Annotated[
+        bool | None,
+        typer.Option(
+            "--invert/--no-invert",
+            help="Your images: turn dark ink on bright paper into bright ink; as in training by default.",
+        ),
+    ] = None
+    skip_bad: SkipBad = False
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The arguments that every job on files takes."""
+        return {"invert": self.invert, "skip_bad": self.skip_bad}
 
 
-def say_passed_over(reader: ElementReader) -> None:
-    """What a reader could not read, and was told to leave out."""
-    for name in reader.skipped:
-        console.print(f"passed over {name}", soft_wrap=True)
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is trained."""
+
+    settings: Settings = None
+    out: Annotated[Path | None, typer.Option(help="The run folder; by default runs/PRESET.")] = None
+    steps: Annotated[int | None, typer.Option(help="Number of steps; by default the recipe's.")] = None
+    minutes: Annotated[
+        float | None, typer.Option(help="Duration instead: the schedule is planned to end on time.")
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False
+    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.minutes is not None:
+            raise ValueError(
+                f"`--steps` and `--minutes` exclude each other; got {self.steps} and {self.minutes}."
+            )
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ValueError(f"`--minutes` must be above 0 and finite; got {self.minutes}.")
+        check_number("--save-every", self.save_every, 0)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The settings of --set, --steps and --minutes, as `bruno.train` takes them."""
+        settings = parse_settings(self.settings or [])
+        for name in ("steps", "minutes"):
+            if (value := getattr(self, name)) is not None:
+                settings.setdefault("train", {})[name] = value
+        return settings
 
 
-def numbers(option: str, text: str) -> tuple[int, ...]:
+def command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as typer takes it: the fields of its dataclass parameters are parameters of their own."""
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in groups:
+            own = get_type_hints(groups[parameter.name], include_extras=True)
+            for field in fields(groups[parameter.name]):
+                default = inspect.Parameter.empty if field.default is MISSING else field.default
+                parameters.append((field.name, own[field.name], default))
+        else:
+            parameters.append((parameter.name, hints[parameter.name], parameter.default))
+    # Arguments without a default come first, in the order they are written.
+    parameters.sort(key=lambda one: one[2] is not inspect.Parameter.empty)
+
+    @functools.wraps(function)
+    def flat(**values: Any) -> Any:
+        grouped = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        return function(**grouped, **values)
+
+    del flat.__wrapped__  # typer would look through to the function's own signature
+    flat.__annotations__ = {name: hint for name, hint, _ in parameters}
+    flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+            for name, hint, default in parameters
+        ]
+    )
+    return flat
+
+
+def parse_settings(settings: list[str]) -> dict[str, Any]:
+    """Nested settings from ``section.key=value`` as a person types it: a word needs no quotes."""
+    nested: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        *path, last = key.strip().split(".")
+        section = nested
+        for name in path:
+            section = section.setdefault(name, {})
+        if not equals or not last or len(path) > 1 or not isinstance(section, dict):
+            raise ValueError(f"`--set` takes section.key=value, as train.steps=500; got {setting!r}.")
+        try:
+            section[last] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            section[last] = text.strip()
+    return nested
+
+
+def parse_numbers(option: str, text: str) -> tuple[int, ...]:
     """1,5 or 480-500 as a person types it."""
     try:
-        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
-        if any(len(part) > 2 or part[-1] < part[0] for part in ends):
+        ranges = [[int(end) for end in part.split("-")] for part in text.split(",")]
+        if any(len(part) > 2 or part[-1] < part[0] for part in ranges):
             raise ValueError("a range has two ends, the lower one first")
     except ValueError as error:
         raise ValueError(f"`{option}` takes numbers, as 1,5 or 480-500; got {text!r}.") from error
-    if sum(part[-1] - part[0] for part in ends) > _MOST_NUMBERS:
+    if sum(part[-1] - part[0] for part in ranges) > _MOST_NUMBERS:
         raise ValueError(f"`{option}` takes at most {_MOST_NUMBERS:,} numbers; got {text!r}.")
-    return tuple(n for part in ends for n in range(part[0], part[-1] + 1))
+    return tuple(n for part in ranges for n in range(part[0], part[-1] + 1))
 
 
-def short_names(names: Sequence[str]) -> list[str]:
-    """Of files: without their folders, if that leaves no two alike."""
-    short = [Path(name).name for name in names]
-    return short if len(set(short)) == len(set(names)) else list(names)
-
-
-def refuse(what: str, others: dict[str, Any]) -> None:
-    """Raise if any of these options is given, beside one of which `what` tells why that cannot be."""
+def reject(reason: str, others: Mapping[str, Any]) -> None:
+    """Raise if any of these options is given; `reason` says why it cannot be."""
     given = [name for name, value in others.items() if not (value in (None, "", []) or value is False)]
     if given:
-        raise ValueError(f"{what} leave out {' and '.join(given)}.")
+        raise ValueError(f"{reason} leave out {' and '.join(given)}.")
 
 
 def check_number(option: str, value: float, least: float = -math.inf, most: float = math.inf) -> None:
-    """An option's number must be one, and within its limits."""
+    """Raise unless an option's number is finite and within its limits."""
     if not (math.isfinite(value) and least <= value <= most):
         limits = [f"at least {least:g}"] * (least > -math.inf) + [f"at most {most:g}"] * (most < math.inf)
         raise ValueError(f"`{option}` must be {' and '.join(limits) or 'a finite number'}; got {value}.")
-
-
-def keep(result: Result, folder: Path, config: dict[str, Any], seed: int) -> None:
-    """Show a result and write it to a folder."""
-    say(result)
-    path = result.write(folder, config=config, seed=seed)
-    picture = f" and {path.with_suffix('.png').name}" if result.picture else ""
-    console.print(f"written: {path}{picture}", soft_wrap=True)
-
-
-def say(result: Result) -> None:
-    """A result's table and how to read it, for people."""
-    if result.rows:
-        columns = (Column(column, overflow="fold") for column in result.columns)  # a path is told whole
-        table = Table(*columns, title=result.title, title_justify="left")
-        for row in result.rows:
-            table.add_row(*row)
-        console.print(table)
-    if result.note:
-        console.print(result.note)

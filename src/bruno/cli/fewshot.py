@@ -1,0 +1,50 @@
+"""`bruno fewshot`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bruno.cli.options import DataOptions, ModelOptions, check_number, parse_numbers
+from bruno.cli.output import progress_bar, show
+
+
+def fewshot(
+    model: ModelOptions,
+    data: DataOptions,
+    way: Annotated[
+        str, typer.Option(help="Numbers of classes; by default 5,20, or all classes if there are fewer.")
+    ] = "",
+    shot: Annotated[str, typer.Option(help="Numbers of support elements of each class.")] = "1,5",
+    trials: Annotated[int, typer.Option(help="Trials; each asks for every class once.")] = 20,
+    threshold: Annotated[
+        float | None, typer.Option(help="Use only latent dimensions with a correlation above this.")
+    ] = None,
+    noise: Annotated[
+        bool, typer.Option(help="Dequantise with fresh noise, as the protocol does, or with ½.")
+    ] = True,
+    rotations: Annotated[
+        bool | None, typer.Option(help="Count rotated classes as classes; as in training by default.")
+    ] = None,
+) -> None:
+    """Measure n-shot k-way accuracy, beside nearest neighbours in pixels or columns on the same episodes."""
+    ways, shots = parse_numbers("--way", way) if way else None, parse_numbers("--shot", shot)
+    for option, value, least in (("--way", min(ways or (2,)), 2), ("--shot", min(shots), 1), ("--trials", trials, 2)):
+        check_number(option, value, least)
+    if threshold is not None:
+        check_number("--threshold", threshold, 0, 1)
+    trained = model.open()
+    with progress_bar("elements") as progress:
+        outcome = trained.few_shot(
+            ways=ways,
+            shots=shots,
+            trials=trials,
+            threshold=threshold,
+            noise=noise,
+            rotations=rotations,
+            seed=model.seed,
+            progress=progress,
+            **data.selection,
+        )
+    show(trained, outcome, model.seed)

@@ -1,0 +1,56 @@
+"""`bruno finetune`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import bruno
+from bruno.cli.options import ModelOptions, RunOptions
+from bruno.cli.output import console, progress_bar, show, stopped_by_signal, training_bar
+
+
+def finetune(
+    model: ModelOptions,
+    run: RunOptions,
+    way: Annotated[
+        int | None, typer.Option(help="Classes in an episode; by default 20, or all if there are fewer.")
+    ] = None,
+    shot: Annotated[int, typer.Option(help="Support elements of each class.")] = 1,
+    episodes: Annotated[int, typer.Option(help="Episodes in a step.")] = 16,
+    generative: Annotated[
+        float, typer.Option(help="Weight of bits/dim beside the cross-entropy of episodes; 0 for none.")
+    ] = 1.0,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Where the models before and after are compared; by default unseen classes."),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Few-shot trials of the comparison; 0 for none.")] = 5,
+) -> None:
+    """Train a model further on k-way n-shot episodes, beside its density, into a new run folder."""
+    settings = run.overrides
+    settings.setdefault("train", {}).setdefault("seed", model.seed)
+    with (
+        stopped_by_signal("--resume"),
+        progress_bar("elements of the comparison") as compare_progress,
+        training_bar() as progress,
+    ):
+        tuned = bruno.finetune(
+            model.open(),
+            run.out,
+            way=way,
+            shot=shot,
+            episodes=episodes,
+            generative=generative,
+            split=split,
+            trials=trials,
+            resume=run.resume,
+            save_every=run.save_every,
+            progress=progress,
+            compare_progress=compare_progress,
+            **settings,
+        )
+    console.print(f"the model is in {tuned.trained.folder / 'model.safetensors'}", soft_wrap=True)
+    if tuned.comparison is not None:
+        show(tuned.trained, tuned.comparison, model.seed)

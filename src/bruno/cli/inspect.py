@@ -1,0 +1,24 @@
+"""`bruno inspect`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bruno.cli.options import DataOptions, ModelOptions, check_number
+from bruno.cli.output import progress_bar, show
+
+
+def inspect(
+    model: ModelOptions,
+    data: DataOptions,
+    sets: Annotated[int, typer.Option(help="Sets to draw for predictions by position.")] = 200,
+) -> None:
+    """Show what a model has learnt: correlations, degrees of freedom, and gain from conditioning."""
+    check_number("--sets", sets, 2)
+    trained = model.open()
+    with progress_bar("sets") as progress:
+        found = trained.inspect(sets=sets, seed=model.seed, progress=progress, **data.selection)
+    for part in (found.correlations, found.dof, found.toy, found.positions):
+        show(trained, part, model.seed)

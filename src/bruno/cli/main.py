@@ -1,0 +1,135 @@
+"""The command `bruno`: its commands, and one line with exit code 2 for a user's mistake."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import bruno
+from bruno.cli import (
+    anomaly,
+    classify,
+    data,
+    demo,
+    evaluate,
+    export,
+    fewshot,
+    finetune,
+    inspect,
+    presets,
+    repeat,
+    report,
+    retrieve,
+    sample,
+    study,
+    train,
+)
+from bruno.cli.options import command
+from bruno.cli.output import LogHandler, print_message, print_warning
+
+app = typer.Typer(
+    help="Exact, exchangeable deep models of sets: given a few examples, the distribution of the next one.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        print(f"bruno {bruno.__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Options of `bruno` itself."""
+
+
+# Each command with an example of how to type it.
+COMMANDS: dict[str, tuple[Any, str]] = {
+    "demo": (demo.demo, "bruno demo"),
+    "train": (train.train, "bruno train omniglot --data-dir DIR --minutes 20 --set process.kind=gaussian"),
+    "finetune": (finetune.finetune, "bruno finetune runs/omniglot --data-dir DIR --minutes 5 --way 20"),
+    "evaluate": (evaluate.evaluate, "bruno evaluate runs/omniglot --split test --data-dir DIR"),
+    "sample": (sample.sample, "bruno sample runs/omniglot --given my-drawings --samples 8 --temperature 0.8"),
+    "repeat": (repeat.repeat, "bruno repeat runs/omniglot --given my-drawings"),
+    "fewshot": (fewshot.fewshot, "bruno fewshot runs/omniglot --way 5,20 --shot 1,5"),
+    "classify": (classify.classify, "bruno classify runs/omniglot photo.png --support my-classes --invert"),
+    "anomaly watch": (anomaly.watch, "bruno anomaly watch runs/omniglot my-stream --typical my-set --rate 0.01"),
+    "anomaly batch": (anomaly.batch, "bruno anomaly batch runs/omniglot my-images --rate 0.01"),
+    "anomaly measure": (anomaly.measure, "bruno anomaly measure runs/omniglot --sets 200"),
+    "retrieve search": (
+        retrieve.search,
+        "bruno retrieve search runs/omniglot --query my-examples --collection my-images --top 40",
+    ),
+    "retrieve measure": (retrieve.measure, "bruno retrieve measure runs/omniglot --shot 1,5"),
+    "inspect": (inspect.inspect, "bruno inspect runs/omniglot --data-dir DIR"),
+    "study": (study.study, "bruno study --data digits,fashion-mnist --data-dir DIR"),
+    "report": (report.report, "bruno report runs/omniglot"),
+    "export": (export.export, "bruno export runs/omniglot omniglot.safetensors --half"),
+    "presets": (presets.presets, "bruno presets omniglot"),
+    "data": (data.data, "bruno data --data-dir DIR"),
+}
+GROUPS = {
+    "anomaly": "Find outliers: in a stream, in a batch, or measure how well that works.",
+    "retrieve": "Rank a collection by how well it fits some examples, or measure how well that works.",
+}
+
+_apps = {"": app}
+for _group, _help in GROUPS.items():
+    _apps[_group] = typer.Typer(help=_help, no_args_is_help=True, rich_markup_mode="rich")
+    app.add_typer(_apps[_group], name=_group)
+for _name, (_function, _example) in COMMANDS.items():
+    *_path, _last = _name.split()
+    _apps["".join(_path)].command(_last, epilog=f"Example: [bold]{_example}[/bold]")(command(_function))
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user is one line and exit code 2, not a traceback."""
+    warnings.showwarning = print_warning
+    logger = logging.getLogger("bruno")
+    logger.addHandler(LogHandler())
+    logger.setLevel(logging.INFO)
+    try:
+        code = app(standalone_mode=False)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(_error(error, 2))
+    except PermissionError as error:
+        where = Path(error.filename or ".").resolve()
+        sys.exit(_error(f"{where}: permission denied. Choose a folder that you can read and write.", 1))
+    except OSError as error:
+        sys.exit(_error(error, 1))
+    except Exception as error:
+        if type(error).__name__ == "TrainingFailedError":
+            sys.exit(_error(error, 1))
+        if not hasattr(error, "format_message"):
+            raise
+        sys.exit(_usage_error(error))
+    sys.exit(code or 0)
+
+
+def _usage_error(error: Any) -> int:
+    """What typer rejects, on one line too; `bruno` without arguments shows its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return int(error.exit_code)
+    where = error.ctx.command_path if getattr(error, "ctx", None) else "bruno"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return _error(f"{message}. See {where} --help.", error.exit_code)
+
+
+def _error(error: object, code: int) -> int:
+    print_message("error", error, "red")
+    return code

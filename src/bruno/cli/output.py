@@ -1,0 +1,139 @@
+"""How commands speak: results, progress bars, warnings and log messages on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column, Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from bruno.reporting.results import Result
+    from bruno.trained import Trained
+    from bruno.training import LogEntry
+
+# In a group of processes only the first one prints.
+console = Console(quiet=os.environ.get("RANK", "0") != "0", markup=False)
+
+
+def show(trained: Trained, outcome: Any, seed: int) -> Result:
+    """Save the result of a job beside the model, and print it."""
+    from bruno.reporting.summaries import summarise
+
+    result = summarise(outcome)
+    path = trained.save_result(result, seed)
+    print_result(result)
+    picture = f" and {path.with_suffix('.png').name}" if result.picture else ""
+    console.print(f"written: {path}{picture}", soft_wrap=True)
+    return result
+
+
+def print_result(result: Result) -> None:
+    """A result's table and note."""
+    if result.rows:
+        columns = (Column(column, overflow="fold") for column in result.columns)  # paths are never cut
+        table = Table(*columns, title=result.title, title_justify="left")
+        for row in result.rows:
+            table.add_row(*row)
+        console.print(table)
+    if result.note:
+        console.print(result.note)
+
+
+@contextmanager
+def to_stderr(wanted: bool = True) -> Iterator[None]:
+    """Send what people read to standard error, so that standard output is for programs alone."""
+    console.stderr = wanted
+    try:
+        yield
+    finally:
+        console.stderr = False
+
+
+@contextmanager
+def progress_bar(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A function to call with (done, total); a bar on a terminal, nothing elsewhere."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task(unit, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def training_bar() -> Iterator[Callable[[LogEntry], None]]:
+    """A function to call with each log entry of a training; a bar on a terminal, a summary at the end."""
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+    last: list[LogEntry] = []
+    with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def update(entry: LogEntry) -> None:
+            last[:] = [entry]
+            fraction = entry.seconds / max(1e-9, entry.seconds + entry.seconds_left)
+            words = [f"step {entry.index:,}", f"{entry.elements_per_second:,.0f}/s", _memory(entry.memory)]
+            words += [f"{entry.bits_per_dim:.3f} bits/dim"] * (entry.bits_per_dim == entry.bits_per_dim)
+            words += [f"{100 * entry.accuracy:.0f} % correct"] * (entry.accuracy == entry.accuracy)
+            words += [f"{_duration(entry.seconds_left)} left"]
+            bar.update(task, completed=fraction, description=" · ".join(words))
+
+        yield update
+    for entry in last:
+        steps = f"{entry.index:,} step{'s' * (entry.index != 1)} in {_duration(entry.seconds)}"
+        speed = f"{1000 * entry.step_seconds:.0f} ms a step, {entry.elements_per_second:,.0f} elements/s"
+        console.print(f"{steps}; last: {speed}, {_memory(entry.memory)}")
+
+
+@contextmanager
+def stopped_by_signal(resume: str) -> Iterator[None]:
+    """Say how to resume a training that a signal stopped, and exit with the signal's code."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not hasattr(error, "step"):
+            raise
+        console.print(f"stopped after step {error.step:,} and saved; resume with {resume}", soft_wrap=True)
+        raise typer.Exit(128 + error.signal) from error
+
+
+class LogHandler(logging.Handler):
+    """Prints the log messages of the package."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One message, one line."""
+        console.print(record.getMessage(), soft_wrap=True, highlight=False)
+
+
+def print_warning(message: Warning | str, *where: Any, **further: Any) -> None:
+    """A warning as one line on standard error; takes the place of `warnings.showwarning`."""
+    if not console.quiet:
+        print_message("warning", message, "yellow")
+
+
+def print_message(kind: str, message: object, colour: str) -> None:
+    """One line on standard error, whatever brackets are in it."""
+    Console(stderr=True).print(Text.assemble((f"{kind}:", colour), f" {message}"), soft_wrap=True)
+
+
+def _memory(amount: int) -> str:
+    return f"{amount / 2**30:.1f} GiB"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,29 @@
+"""`bruno presets`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from bruno.cli.output import console
+
+
+def presets(
+    name: Annotated[
+        str | None, typer.Argument(help="A preset or a TOML file: show all its settings.")
+    ] = None,
+) -> None:
+    """List the recipes that come with the package, or all settings of one, as --set takes them."""
+    from bruno import config
+
+    if name is not None:
+        for key, value in config.flat(config.to_dict(config.load_recipe(name))).items():
+            console.print(f"{key}={json.dumps(value)}", highlight=False, soft_wrap=True)
+        return
+    table = Table("preset", "description")
+    for preset, title in config.presets().items():
+        table.add_row(preset, title)
+    console.print(table)

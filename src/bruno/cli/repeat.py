@@ -1,0 +1,47 @@
+"""`bruno repeat`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bruno.cli.options import DataOptions, ModelOptions, SkipBad, Temperature, check_number, reject
+from bruno.cli.output import console, show
+
+
+def repeat(
+    model: ModelOptions,
+    data: DataOptions,
+    given: Annotated[
+        list[Path] | None, typer.Option(help="Your own images or rows, or a folder of them; may be repeated.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Samples for each number of repeats.")] = 8,
+    set_size: Annotated[
+        int | None, typer.Option(help="Elements to draw from the data; 8 by default.")
+    ] = None,
+    temperature: Temperature = 1.0,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Sample after the same element was seen 1 to 20 times: the more often, the smaller the spread."""
+    if given:
+        reject(
+            "`--given` are the elements to repeat;",
+            {"--data": data.data, "--split": data.split, "--set-size": set_size},
+        )
+    check_number("--samples", samples, 1)
+    check_number("--temperature", temperature, 0)
+    trained = model.open()
+    outcome = trained.sample_repeats(
+        given,
+        samples=samples,
+        set_size=set_size,
+        temperature=temperature,
+        skip_bad=skip_bad,
+        seed=model.seed,
+        **data.selection,
+    )
+    result = show(trained, outcome, model.seed)
+    for path in trained.save_samples(outcome, result.name):
+        console.print(f"samples: {path}", soft_wrap=True)

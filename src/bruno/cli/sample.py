@@ -1,0 +1,66 @@
+"""`bruno sample`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bruno.cli.options import (
+    DataOptions,
+    ModelOptions,
+    SkipBad,
+    Temperature,
+    check_number,
+    parse_numbers,
+    reject,
+)
+from bruno.cli.output import console, show
+
+
+def sample(
+    model: ModelOptions,
+    data: DataOptions,
+    given: Annotated[
+        list[Path] | None, typer.Option(help="Your own images or rows, or a folder of them; may be repeated.")
+    ] = None,
+    prior: Annotated[bool, typer.Option("--prior", help="Sample from the prior: given nothing.")] = False,
+    samples: Annotated[int, typer.Option(help="Samples of each set and prefix.")] = 8,
+    sets: Annotated[int | None, typer.Option(help="Sets to draw from the data; 1 by default.")] = None,
+    set_size: Annotated[
+        int | None, typer.Option(help="Elements of each set drawn from the data; 8 by default.")
+    ] = None,
+    prefixes: Annotated[
+        str, typer.Option(help="Numbers of elements to condition on, as 0,1,5 or 480-500; by default all.")
+    ] = "",
+    temperature: Temperature = 1.0,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Sample more of the same: after each element of a set of the data or of your own, or from the prior."""
+    drawn: dict[str, Any] = {"--sets": sets, "--set-size": set_size, "--data": data.data, "--split": data.split}
+    if prior:
+        reject("`--prior` conditions on nothing;", {"--given": given, "--prefixes": prefixes, **drawn})
+    if given:
+        reject("`--given` is the set to condition on;", drawn)
+    for option, number in (("--samples", samples), ("--sets", sets), ("--set-size", set_size)):
+        check_number(option, 1 if number is None else number, 1)
+    check_number("--temperature", temperature, 0)
+    trained = model.open()
+    options: dict[str, Any] = {"temperature": temperature, "seed": model.seed}
+    if prior:
+        outcome: Any = trained.sample_prior(samples, **options)
+    else:
+        outcome = trained.sample(
+            given,
+            samples=samples,
+            sets=sets or 1,
+            set_size=set_size,
+            prefixes=parse_numbers("--prefixes", prefixes) if prefixes else None,
+            skip_bad=skip_bad,
+            **data.selection,
+            **options,
+        )
+    result = show(trained, outcome, model.seed)
+    for path in trained.save_samples(outcome, result.name):
+        console.print(f"samples: {path}", soft_wrap=True)

@@ -1,0 +1,41 @@
+"""`bruno study`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import bruno
+from bruno.cli.options import DataDir, Device, Seed, check_number
+from bruno.cli.output import console, print_result, progress_bar
+
+
+def study(
+    out: Annotated[Path, typer.Option(help="The folder of the results.")] = Path("runs/study"),
+    data: Annotated[str, typer.Option(help="Data sets to train on, as digits,fashion-mnist.")] = "digits",
+    steps: Annotated[int, typer.Option(help="Training steps of each of the twelve models.")] = 500,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Train Student-t and Gaussian processes under stress, as in appendix G of the paper."""
+    from bruno.devices import resolve_device
+    from bruno.reporting.summaries import summarise
+    from bruno.tasks.stability import run_stability_study
+
+    check_number("--steps", steps, 1)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"`--out` must be a folder; {out} is a file.")
+    device = resolve_device(device)
+    for name in data.split(","):
+        examples = bruno.data.load_examples(name, data_dir=data_dir)
+        with progress_bar("steps") as progress:
+            found = run_stability_study(
+                examples, name=Path(name).stem, steps=steps, seeds=(seed,), device=device, progress=progress
+            )
+        result = summarise(found)
+        path = result.write(out, config=found.config, seed=seed)
+        print_result(result)
+        console.print(f"written: {path}", soft_wrap=True)

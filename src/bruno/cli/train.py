@@ -1,0 +1,46 @@
+"""`bruno train`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import bruno
+from bruno.cli.options import DataDir, Device, RunOptions, SkipBad
+from bruno.cli.output import console, stopped_by_signal, training_bar
+
+
+def train(
+    preset: Annotated[str, typer.Argument(help="A preset (see `bruno presets`) or a TOML file.")],
+    run: RunOptions,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="The seed of all random numbers; by default the recipe's.", min=0, max=2**63 - 1),
+    ] = None,
+    validate: Annotated[
+        int, typer.Option(help="Validation sets at every checkpoint, to keep the best; 0 for none.")
+    ] = 64,
+    skip_bad: SkipBad = False,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+) -> None:
+    """Train a preset, or a recipe of your own, into a run folder from which it can be resumed."""
+    settings = run.overrides
+    if seed is not None:
+        settings.setdefault("train", {})["seed"] = seed
+    if skip_bad:
+        settings.setdefault("data", {})["skip_bad"] = True
+    with stopped_by_signal("--resume"), training_bar() as progress:
+        trained = bruno.train(
+            preset,
+            run.out,
+            resume=run.resume,
+            data_dir=data_dir,
+            device=device,
+            validation_sets=validate,
+            save_every=run.save_every,
+            progress=progress,
+            **settings,
+        )
+    console.print(f"the model is in {trained.folder / 'model.safetensors'}", soft_wrap=True)

@@ -1,0 +1,338 @@
+"""Train a recipe into a run folder, or fine-tune a trained model into another."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bruno.config import Recipe, check_same, from_dict, load_recipe, to_dict
+from bruno.data import Examples, SetSampler
+from bruno.devices import process_group, resolve_device
+from bruno.model import Bruno
+from bruno.recipe_data import (
+    RecipeData,
+    fitted_to,
+    is_path,
+    unseen_split,
+    warn_of_far_numbers,
+    with_absolute_path,
+)
+from bruno.tasks import FewShotProtocol, Progress, measure_bits_per_dim, measure_few_shot
+from bruno.tasks.evaluation import BitsPerDim, default_sets_per_class
+from bruno.tasks.few_shot import FewShotResult
+from bruno.trained import Trained
+from bruno.trained import open as open_trained
+from bruno.training import LogEntry, Run, Trainer
+
+_log = logging.getLogger(__name__)
+
+_FINETUNING_WAY = 20
+_FINETUNING_RATE = 0.1  # of the learning rate of the training before: at the full rate, a new optimiser
+# undoes in a few steps what the model has learnt
+_FINETUNING_WARMUP = 0.1
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM stopped a training after its step and checkpoint; `train(resume=True)` continues it.
+
+    Attributes:
+        signal: the number of the signal.
+        step: the last step, which is saved.
+        folder: of the run.
+    """
+
+    def __init__(self, signal: int, step: int, folder: Path) -> None:
+        super().__init__(signal)
+        self.signal, self.step, self.folder = signal, step, folder
+
+    def __str__(self) -> str:
+        return f"stopped by signal {self.signal} after step {self.step:,}, saved in {self.folder}"
+
+
+def train(
+    recipe: Recipe | str,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    validation_sets: int = 64,
+    save_every: float = 60.0,
+    progress: Callable[[LogEntry], None] | None = None,
+    **settings: Any,
+) -> Trained:
+    """Train a recipe into a run folder, and return the trained model.
+
+    ``bruno.train("digits", steps=200, flow={"units": 64})``
+
+    Args:
+        recipe: a `Recipe`, the name of a preset, or the path of a TOML file.
+        out: the run folder; runs/PRESET by default.
+        resume: continue from the last checkpoint in `out`.
+        data_dir: the folder of published data sets; $BRUNO_DATA by default.
+        device: "auto", "cpu", "cuda" or "cuda:NUMBER".
+        validation_sets: held-out sets to measure bits/dim on at each checkpoint, to keep the best; 0 for none.
+        save_every: seconds between checkpoints.
+        progress: called with a log entry after every step, or every few on a GPU.
+        settings: override those of the recipe: a section as a dictionary, ``data={"name": "table.csv"}``, or
+            settings of training by their names, ``minutes=5``.
+
+    Raises:
+        ValueError: if a setting is invalid, or `out` has a run and `resume` is not asked for.
+        TrainingInterrupted: after SIGINT or SIGTERM, once a checkpoint is saved.
+        TrainingFailedError: if gradients stay non-finite, at smaller learning rates too.
+    """
+    if validation_sets < 0 or validation_sets == 1:
+        raise ValueError(f"`validation_sets` must be at least 2, or 0 for none; got {validation_sets}.")
+    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
+    recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    recipe, explicit = with_settings(recipe, settings)
+    run = Run(out or Path("runs") / name)
+    if resume:
+        recipe = _with_planned_length(recipe, run, explicit)
+    device = resolve_device(device)
+    data = RecipeData(recipe, data_dir)
+    examples = data.training()
+    if is_path(recipe.data.name):
+        recipe = fitted_to(recipe, examples, explicit)
+        recipe = replace(recipe, data=replace(recipe.data, columns=examples.columns))
+        warn_of_far_numbers(examples)
+    with process_group(device):
+        torch.manual_seed(recipe.train.seed)
+        element = data.split(recipe.data.split) if recipe.data.original else examples
+        model = Bruno.from_config(recipe.model(element.shape, element.levels)).to(device)
+        measure = _validation(recipe, data, device, validation_sets)
+        model = _run(run, recipe, model, examples, resume, measure, save_every, progress)
+    return Trained(model, recipe, run.folder, data_dir=data_dir)
+
+
+@dataclass(frozen=True)
+class FineTuningComparison:
+    """Bits/dim and few-shot accuracy before and after fine-tuning, on classes that neither training saw.
+
+    Attributes:
+        split: of the data.
+        trials: of few-shot classification.
+        bits: by "before" and "after".
+        few_shot: likewise; empty if the split has a single class, or classes of a single element.
+    """
+
+    split: str
+    trials: int
+    bits: dict[str, BitsPerDim]
+    few_shot: dict[str, tuple[FewShotResult, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class FineTuned:
+    """A fine-tuned model, and how it compares with the model before."""
+
+    trained: Trained
+    comparison: FineTuningComparison | None
+
+
+def finetune(
+    trained: Trained | str,
+    out: str | Path | None = None,
+    *,
+    way: int | None = None,
+    shot: int = 1,
+    episodes: int = 16,
+    generative: float = 1.0,
+    split: str | None = None,
+    trials: int = 5,
+    resume: bool = False,
+    save_every: float = 60.0,
+    progress: Callable[[LogEntry], None] | None = None,
+    compare_progress: Progress | None = None,
+    **settings: Any,
+) -> FineTuned:
+    """Train a model further on k-way n-shot episodes, beside its density, into a new run folder.
+
+    Args:
+        trained: the model to start from, or what `bruno.open` takes.
+        out: the run folder; the model's folder with -finetuned appended by default.
+        way: classes in an episode; 20, or all if there are fewer, by default.
+        shot: support elements of each class.
+        episodes: in a step.
+        generative: weight of bits/dim beside the cross-entropy of the episodes.
+        split: where the models before and after are compared; unseen classes by default.
+        trials: of the few-shot comparison; 0 for no comparison.
+        resume: continue from the last checkpoint in `out`.
+        save_every: seconds between checkpoints.
+        progress: called with a log entry after every step, or every few on a GPU.
+        compare_progress: called as progress(done, total) during the comparison.
+        settings: override those of the model's recipe, as in `train`; ``data={"name": "folder"}`` fine-tunes on
+            user data, resized to the model's shape.
+    """
+    if trials < 0 or trials == 1:
+        raise ValueError(f"`trials` must be at least 2 to estimate a spread, or 0 for none; got {trials}.")
+    before = open_trained(trained) if isinstance(trained, str) else trained
+    if before.recipe is None:
+        raise ValueError(f"`trained` must have a recipe; {before.folder} has none.")
+    plan = {"episodes": episodes, "way": _FINETUNING_WAY, "shot": shot, "queries": 1, "shared": False}
+    plan |= {"discriminative": 1.0, "onset": 0.0, "generative": generative, "minutes": 0.0, "seed": 0}
+    plan |= {"rate": _FINETUNING_RATE * before.recipe.train.rate, "warmup": _FINETUNING_WARMUP}
+    started, _ = with_settings(before.recipe, plan)
+    recipe, explicit = with_settings(started, settings if way is None else {**settings, "way": way})
+    if recipe.data.name != before.recipe.data.name:
+        recipe = _with_shape_of(before.model, recipe, explicit)
+    model_settings = ("pixels", "alpha", "flow", "process")
+    check_same(str(before.folder), *({k: to_dict(r)[k] for k in model_settings} for r in (before.recipe, recipe)))
+    run = Run(out or before.folder.with_name(f"{before.folder.name}-finetuned"))
+    if resume:
+        recipe = _with_planned_length(recipe, run, explicit)
+    data, levels = RecipeData(recipe, before.data_dir), before.model.levels
+    split = split or unseen_split(before.recipe, recipe)
+    held_out = data.split(split).with_levels(levels) if trials else None
+    if held_out is not None and held_out.shape != before.model.shape:
+        raise ValueError(
+            f"`data` must have elements of the model's shape {before.model.shape}; got {held_out.shape}."
+        )
+    examples = data.training().with_levels(levels)
+    before.warn_if_unfamiliar(examples.elements, remedy="data.invert")
+    if len(examples.names) < 2:
+        raise ValueError(f"`data` must have at least 2 classes; {recipe.data.name} has {len(examples.names)}.")
+    recipe, device = fitted_to(recipe, examples, explicit), str(before.device)
+    with process_group(device):
+        model = _run(run, recipe, copy.deepcopy(before.model), examples, resume, None, save_every, progress)
+    after = Trained(model, recipe, run.folder, data_dir=before.data_dir)
+    if held_out is None:
+        return FineTuned(after, None)
+    return FineTuned(after, _compared(before, after, held_out, split, trials, compare_progress))
+
+
+def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, set[str]]:
+    """A recipe with settings put over it, and the names of these settings, as "train.steps".
+
+    A section is a dictionary; a setting without a section is one of training. A number of steps replaces
+    minutes. For user data, `data.original` of a preset does not apply: user images come in any size.
+    """
+    values, explicit = to_dict(recipe), set()
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and isinstance(values.get(name, {}), dict):
+            values[name] = values.get(name, {}) | dict(value)
+            explicit |= {f"{name}.{key}" for key in value}
+        elif name in values:
+            values[name] = value
+            explicit.add(name)
+        else:
+            values["train"][name] = value
+            explicit.add(f"train.{name}")
+    if "train.steps" in explicit and "train.minutes" not in explicit:
+        values["train"]["minutes"] = 0.0
+    if "data.name" in explicit and "data.original" not in explicit and is_path(values["data"]["name"]):
+        values["data"]["original"] = False
+    return with_absolute_path(from_dict(Recipe, values)), explicit
+
+
+def _run(
+    run: Run,
+    recipe: Recipe,
+    model: Bruno,
+    examples: Examples,
+    resume: bool,
+    measure: Callable[[Bruno], float] | None,
+    save_every: float,
+    progress: Callable[[LogEntry], None] | None,
+) -> Bruno:
+    """Train to the end; the trained model, with its moving average if it has one, frozen."""
+    sampler = SetSampler(examples, rotations=recipe.data.rotations, device=model.device)
+    trainer = Trainer(model, sampler, recipe.train)
+    entries = run.fit(trainer, recipe, resume=resume, measure=measure, save_every=save_every)
+    _watch(entries, trainer, progress)
+    if run.stop_signal:
+        raise TrainingInterrupted(run.stop_signal, trainer.index, run.folder)
+    return trainer.trained().requires_grad_(False)
+
+
+def _watch(
+    entries: Iterator[LogEntry], trainer: Trainer, progress: Callable[[LogEntry], None] | None
+) -> None:
+    skipped, steps = 0, trainer.index
+    for entry in entries:
+        skipped += entry.skipped
+        if entry.note:
+            warnings.warn(entry.note, stacklevel=2)
+        if progress is not None:
+            progress(entry)
+    if skipped:
+        warnings.warn(f"skipped {skipped} steps with a non-finite gradient.", stacklevel=2)
+    if trainer.index == steps:
+        _log.info("the run was complete after %d steps; for more, set steps or minutes", steps)
+
+
+def _with_planned_length(recipe: Recipe, run: Run, explicit: set[str]) -> Recipe:
+    """The recipe with the steps or minutes that a run to be resumed was planned with, unless given anew."""
+    if not run.checkpoints or explicit & {"train.steps", "train.minutes"}:
+        return recipe
+    planned = run.recipe.train
+    return replace(recipe, train=replace(recipe.train, steps=planned.steps, minutes=planned.minutes))
+
+
+def _with_shape_of(model: Bruno, recipe: Recipe, explicit: set[str]) -> Recipe:
+    """The recipe with user images resized to the model, unless the user set how to read them."""
+    shape = model.shape
+    chosen = explicit & {"data.size", "data.original", "data.colour"}
+    if chosen or not is_path(recipe.data.name) or len(shape) != 3 or shape[1] != shape[2]:
+        return recipe
+    data = replace(recipe.data, size=shape[1], colour=shape[0] == 3, original=False)
+    return replace(recipe, data=data)
+
+
+def _validation(
+    recipe: Recipe, data: RecipeData, device: str, sets: int
+) -> Callable[[Bruno], float] | None:
+    """Bits/dim on the same held-out sets each time; None if training uses the validation classes too."""
+    if not sets or recipe.data.split == "trainval":
+        return None
+    sampler = SetSampler(data.split("validation"), device=device)
+    set_size = min(recipe.train.set_size, sampler.min_count)
+
+    def measure(model: Bruno) -> float:
+        generator = torch.Generator(device).manual_seed(0)
+        return measure_bits_per_dim(model, sampler, sets=sets, set_size=set_size, generator=generator).mean
+
+    return measure
+
+
+def _compared(
+    before: Trained,
+    after: Trained,
+    examples: Examples,
+    split: str,
+    trials: int,
+    progress: Progress | None,
+) -> FineTuningComparison:
+    assert after.recipe is not None
+    recipe, smallest = after.recipe, int(examples.counts.min())
+    bits: dict[str, BitsPerDim] = {}
+    few_shot: dict[str, tuple[FewShotResult, ...]] = {}
+    for name, trained in (("before", before), ("after", after)):
+        bits[name] = measure_bits_per_dim(
+            trained.model,
+            SetSampler(examples, device=trained.device),
+            sets=None,
+            sets_per_class=default_sets_per_class(len(examples.names)),
+            set_size=min(recipe.train.set_size, smallest),
+            generator=torch.Generator(trained.device).manual_seed(recipe.train.seed),
+        )
+        if len(examples.names) > 1 and smallest > 1:
+            protocol = FewShotProtocol(
+                ways=tuple(sorted({min(way, len(examples.names)) for way in (5, 20)})),
+                shots=tuple(sorted({min(shot, smallest - 1) for shot in (1, 5)})),
+                trials=trials,
+                rotations=recipe.data.rotations,
+            )
+            generator = torch.Generator().manual_seed(recipe.train.seed)
+            few_shot[name] = measure_few_shot(
+                trained.model, examples, protocol, generator=generator, progress=progress
+            )
+    return FineTuningComparison(split, trials, bits, few_shot)

@@ -1,0 +1,149 @@
+"""The examples of a recipe: its training data, its held-out splits, and a recipe that fits the data."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Collection
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from bruno.config import Recipe
+from bruno.data import DATASETS, Examples, load_examples
+from bruno.data.datasets import split_by_class
+
+_log = logging.getLogger(__name__)
+_FAR = 100  # a column's standard deviation in units of its central 90 %, above which it is reported
+
+
+def is_path(data: str | None) -> bool:
+    """Whether a data argument is the path of user data, not the name of a known data set."""
+    return data is not None and data not in DATASETS
+
+
+def unseen_split(*recipes: Recipe) -> str:
+    """The split whose classes none of the recipes trains on."""
+    return "test" if any(recipe.data.split == "trainval" for recipe in recipes) else "validation"
+
+
+class RecipeData:
+    """The data of a recipe, read once, whichever splits are asked for.
+
+    Args:
+        recipe: names the data and how to read them.
+        data_dir: the folder of published data sets; $BRUNO_DATA by default.
+    """
+
+    def __init__(self, recipe: Recipe, data_dir: str | Path | None = None) -> None:
+        self.recipe, self.data_dir = recipe, data_dir
+
+    def split(self, split: str, *, original: bool = False) -> Examples:
+        """The examples of a split, in the size of the model or in their `original` size.
+
+        `data.classes` limits what is trained on, not what is measured: held-out splits have all classes.
+        """
+        examples, data = self._original if original else self._resized, self.recipe.data
+        if split != "all":
+            divide = split_by_class if is_path(data.name) else DATASETS[data.name].split
+            examples = divide(examples, split)
+        if data.skip_bad and is_path(data.name):
+            examples = examples.with_at_least(self.recipe.train.min_count)
+        if data.classes and split.startswith("train"):
+            examples = examples.select(data.classes)
+        return examples
+
+    def training(self) -> Examples:
+        """The examples to train on; with `data.original`, larger than the model's and downsampled in a step."""
+        return self.split(self.recipe.data.split, original=self.recipe.data.original)
+
+    @cached_property
+    def _resized(self) -> Examples:
+        return self._read(original=False)
+
+    @cached_property
+    def _original(self) -> Examples:
+        return self._read(original=True)
+
+    def _read(self, *, original: bool) -> Examples:
+        data = self.recipe.data
+        examples = load_examples(
+            data.name,
+            "all",
+            data_dir=self.data_dir,
+            size=data.size or None,
+            original=original,
+            grey=not data.colour,
+            group=data.group,
+            columns=data.columns,
+            skip_bad=data.skip_bad,
+        )
+        # Small classes are skipped after the split, so that the others stay in their split.
+        skip_small = data.skip_bad and is_path(data.name)
+        warn_of_skipped(examples.with_at_least(self.recipe.train.min_count) if skip_small else examples)
+        return examples.inverted() if data.invert else examples
+
+
+def with_absolute_path(recipe: Recipe) -> Recipe:
+    """The recipe with the absolute path of user data: a run can be used from any folder."""
+    if not is_path(recipe.data.name):
+        return recipe
+    return replace(recipe, data=replace(recipe.data, name=str(Path(recipe.data.name).resolve())))
+
+
+def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()) -> Recipe:
+    """The recipe with no more classes in an episode and elements in a set than the examples have.
+
+    Settings that the user gave, `explicit` as in "train.way", stay; training then raises if they do not fit.
+    """
+    train = recipe.train
+    if "train.way" not in explicit:
+        train = replace(train, way=max(2, min(train.way, len(examples.names))))
+    smallest = int(examples.counts.min())
+    if smallest < train.set_size and "train.set_size" not in explicit:
+        name = examples.names[int(examples.counts.argmin())]
+        remedy = "skip small classes" + " (data.skip_bad=true)" * (not recipe.data.skip_bad)
+        if smallest < 2:
+            raise ValueError(
+                f"`data` must have at least 2 elements in every class; {name!r} has {smallest}. Add more, or "
+                f"{remedy}."
+            )
+        _log.info(
+            "set size %d instead of %d: class %r has %d elements; to train on larger sets, %s",
+            smallest,
+            train.set_size,
+            name,
+            smallest,
+            remedy,
+        )
+        train = replace(train, set_size=smallest)
+    return replace(recipe, train=train)
+
+
+def warn_of_skipped(examples: Examples) -> None:
+    """Warn of files, rows and classes that a reader skipped."""
+    small = [name for name in examples.skipped if re.search(r" \(only \d+\)$", name)]
+    bad = [name for name in examples.skipped if name not in small]
+    if bad:
+        warnings.warn(f"skipped {len(bad)} that could not be read, first {bad[0]}.", stacklevel=2)
+    if small:
+        plural = "es" * (len(small) > 1)
+        warnings.warn(f"skipped {len(small)} class{plural} with too few elements, first {small[0]}.", stacklevel=2)
+
+
+def warn_of_far_numbers(rows: Examples) -> None:
+    """Warn of columns whose scale a few extreme values determine, such as −999 for a missing value."""
+    if rows.levels:
+        return
+    ordered, margin = rows.elements.sort(0).values, len(rows) // 20
+    central = ordered[-1 - margin] - ordered[margin]
+    far = (central > 0) & (ordered.std(0) > _FAR * central)
+    names = rows.columns or tuple(map(str, range(1, len(far) + 1)))
+    for i in far.nonzero().flatten().tolist():
+        extreme = ordered[:, i][ordered[:, i].abs().argmax()].item()
+        warnings.warn(
+            f"column {names[i]!r} has a few extreme values, such as {extreme:g}, next to which all others look "
+            "equal. If they mark missing values, remove those rows.",
+            stacklevel=2,
+        )

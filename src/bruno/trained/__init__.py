@@ -1,0 +1,17 @@
+"""A trained model with its recipe and data, and the jobs it does: what commands and users open."""
+
+from bruno.trained.data import Elements, UnfamiliarDataWarning
+from bruno.trained.files import export, open, results_folder
+from bruno.trained.jobs import Evaluation, Trained
+from bruno.trained.watch import Watch
+
+__all__ = [
+    "Elements",
+    "Evaluation",
+    "Trained",
+    "UnfamiliarDataWarning",
+    "Watch",
+    "export",
+    "open",
+    "results_folder",
+]

@@ -1,0 +1,260 @@
+"""A trained model with its recipe, and access to its data and to the user's."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bruno.arrays import ArrayLike, as_tensor
+from bruno.config import Recipe
+from bruno.data import Element, ElementReader, Examples, is_available, load_examples, load_path
+from bruno.model import Bruno
+from bruno.recipe_data import RecipeData, is_path, unseen_split, warn_of_skipped
+from bruno.tasks.familiarity import Familiarity
+
+_log = logging.getLogger(__name__)
+
+Source = str | Path | Sequence[str | Path] | ArrayLike  # paths of files and folders, or the elements
+
+
+class UnfamiliarDataWarning(UserWarning):
+    """Images differ from those the model was trained on; its answers will be confident all the same."""
+
+
+class Elements(NamedTuple):
+    """Elements (n, *shape) on the CPU, and their names: paths, lines of a table, or positions."""
+
+    x: Tensor
+    names: tuple[str, ...]
+
+
+class Selection(NamedTuple):
+    """Examples to work on, and the name of results on them."""
+
+    examples: Examples
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedData:
+    """A trained model with its recipe and its data.
+
+    Attributes:
+        model: frozen, on the device it was opened on.
+        recipe: what it was trained from; None for a model file without one.
+        folder: where its results go.
+        is_pretrained: whether it comes with the package.
+        data_dir: the folder of published data sets; $BRUNO_DATA if None.
+    """
+
+    model: Bruno
+    recipe: Recipe | None
+    folder: Path
+    is_pretrained: bool = False
+    data_dir: str | Path | None = None
+
+    # --- the model ---------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    @property
+    def rotations(self) -> bool:
+        """Whether rotated classes counted as classes in training."""
+        return self.recipe is not None and self.recipe.data.rotations
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Column names of the rows in training, if they had names."""
+        return self.recipe.data.columns if self.recipe else ()
+
+    @property
+    def group(self) -> str:
+        """The column that named the set of a row in training, if there was one."""
+        return self.recipe.data.group if self.recipe else ""
+
+    @property
+    def unseen(self) -> str:
+        """The split whose classes training has not seen."""
+        return unseen_split(self.recipe) if self.recipe else "validation"
+
+    # --- its data ----------------------------------------------------------------------------------------
+
+    def examples(
+        self,
+        split: str | None = None,
+        *,
+        data: str | None = None,
+        invert: bool | None = None,
+        min_classes: int = 1,
+    ) -> Examples:
+        """Examples with the model's shape and levels.
+
+        Args:
+            split: of the data: train, validation, trainval, all, or test, the default.
+            data: use this instead of the model's own data: a known data set, or the path of user data, of
+                which all classes are used.
+            invert: turn dark ink into bright ink in user images; as in training by default.
+            min_classes: raise if there are fewer classes.
+
+        Raises:
+            ValueError: if the model has no data of its own, or the elements do not fit the model.
+        """
+        return self._select(split, data, invert, min_classes).examples
+
+    def reader(self, *, invert: bool | None = None, skip_bad: bool = False) -> ElementReader:
+        """A reader of image files or table rows as the model takes them."""
+        return ElementReader(
+            self.model.shape,
+            self.model.levels,
+            invert=self._inverts(invert),
+            skip_bad=skip_bad,
+            group=self.group,
+            columns=self.columns,
+        )
+
+    def read(
+        self, source: Source | Iterable[Element], *, invert: bool | None = None, skip_bad: bool = False
+    ) -> Elements:
+        """Elements from files and folders, from a reader, or from arrays, tensors and PIL images.
+
+        Warns of files that were skipped, and of images unlike those of training.
+        """
+        if are_paths(source):
+            paths = [source] if isinstance(source, str | Path) else list(source)
+            reader = self.reader(invert=invert, skip_bad=skip_bad)
+            elements = Elements(*reader.read_all(paths))
+            warn_of_unreadable(reader)
+        elif isinstance(source, list) and source and isinstance(source[0], Element):
+            elements = Elements(torch.stack([one.x for one in source]).cpu(), tuple(one.name for one in source))
+        else:
+            x = as_tensor(source, "source", kind=self.model.kind)
+            x = x.unsqueeze(0) if tuple(x.shape) == self.model.shape else x
+            elements = Elements(x.cpu(), tuple(map(str, range(1, len(x) + 1))))
+        self.warn_if_unfamiliar(elements.x)
+        return elements
+
+    @cached_property
+    def familiarity(self) -> Familiarity:
+        """The check whether images look like those of training."""
+        return Familiarity(self.model)
+
+    def warn_if_unfamiliar(
+        self, *images: Tensor, what: str = "these images are", remedy: str = "--invert, --no-invert"
+    ) -> None:
+        """Warn if images are unlike those of training: the model's answers would not show it."""
+        for some in images:
+            if reason := self.familiarity.check(some):
+                warnings.warn(
+                    f"{what} unlike those of training: {reason}. The answers will be confident all the same. "
+                    f"Check whether ink is dark ({remedy}), contrast low, or the pen thin or thick.",
+                    UnfamiliarDataWarning,
+                    stacklevel=3,
+                )
+                return
+
+    def _select(
+        self, split: str | None, data: str | None, invert: bool | None, min_classes: int = 1
+    ) -> Selection:
+        if invert and not is_path(data):
+            raise ValueError("`invert` is for your own images; name them with `data`, or leave it out.")
+        if split and is_path(data):
+            raise ValueError(f"`split` is for known data sets; all of {data} is used. Leave out {split}.")
+        data, split = self._available(data), split or "test"
+        if data is not None:
+            examples = self._other_examples(data, split, invert)
+        elif self.recipe is not None:
+            examples = self._recipe_data.split(split)
+        else:
+            raise ValueError(f"`data` must be given: {self.folder} does not say what it was trained on.")
+        if len(examples.names) < min_classes:
+            raise ValueError(
+                f"`data` must have at least {min_classes} classes; {data or f'the {split} split'} has "
+                f"{len(examples.names)}. Name other data, or a larger split."
+            )
+        examples = examples.with_levels(self.model.levels)
+        if is_path(data):
+            self.warn_if_unfamiliar(examples.elements)
+        name = split if data is None else Path(data).stem if is_path(data) or data == "drawn" else f"{data}-{split}"
+        return Selection(examples, name)
+
+    @cached_property
+    def _recipe_data(self) -> RecipeData:
+        assert self.recipe is not None
+        return RecipeData(self.recipe, self.data_dir)
+
+    def _available(self, data: str | None) -> str | None:
+        """The data asked for, None for the model's own.
+
+        A pretrained model can be tried without its data set: built-in characters take its place.
+        """
+        if data is None and self.is_pretrained and self.recipe:
+            name = self.recipe.data.name
+            if not is_available(name, None if self.data_dir is None else Path(self.data_dir)):
+                _log.info(
+                    "%s is not on this machine; using the built-in characters (data drawn). Name data %s to "
+                    "download it, or a data folder that has it.",
+                    name,
+                    name,
+                )
+                return "drawn"
+        return data
+
+    def _other_examples(self, data: str, split: str, invert: bool | None) -> Examples:
+        """Examples of other data than the model's own, if they have the model's shape."""
+        if data == "drawn" and not (self.recipe and self.recipe.data.name == data):
+            split = "all"  # the model has seen none of them
+        if is_path(data):
+            examples = self._user_examples(Path(data), invert)
+        else:
+            examples = load_examples(data, split, data_dir=self.data_dir)
+        if examples.shape != self.model.shape:
+            raise ValueError(
+                f"`data` must have elements of the model's shape {self.model.shape}; {data} has "
+                f"{examples.shape}."
+            )
+        return examples
+
+    def _user_examples(self, path: Path, invert: bool | None) -> Examples:
+        kind = self.model.kind
+        examples = load_path(
+            path,
+            size=kind.size if kind.is_images else None,
+            grey=kind.is_images and kind.is_grey,
+            group=self.group,
+            columns=self.columns,
+            skip_bad=self.recipe is not None and self.recipe.data.skip_bad,
+        )
+        warn_of_skipped(examples)
+        return examples.inverted() if self._inverts(invert) else examples
+
+    def _generator(self, seed: int) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(seed)
+
+    def _inverts(self, invert: bool | None) -> bool:
+        return (self.recipe is not None and self.recipe.data.invert) if invert is None else invert
+
+
+def are_paths(source: object) -> bool:
+    """Whether a source is a path, or a list of paths."""
+    if isinstance(source, str | Path):
+        return True
+    return isinstance(source, list | tuple) and all(isinstance(part, str | Path) for part in source)
+
+
+def warn_of_unreadable(reader: ElementReader) -> None:
+    """Warn of what a reader skipped."""
+    if reader.skipped:
+        warnings.warn(
+            f"skipped {len(reader.skipped)} that could not be read, first {reader.skipped[0]}.", stacklevel=3
+        )

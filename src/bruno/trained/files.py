@@ -1,0 +1,88 @@
+"""Opening trained models: run folders, model files, and the models that come with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bruno.checkpoint import load_with_metadata, save
+from bruno.config import Recipe, from_dict
+from bruno.devices import resolve_device
+from bruno.trained.jobs import Trained
+from bruno.training import Run
+from bruno.weights import pretrained_names, pretrained_path
+
+
+def open(
+    path: str | Path,
+    *,
+    checkpoint: str = "last",
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+) -> Trained:
+    """Open a trained model with its recipe and data.
+
+    Args:
+        path: a run folder, a model file, or the name of a pretrained model.
+        checkpoint: of a run: "last", or "best" on validation.
+        device: "auto", "cpu", "cuda" or "cuda:NUMBER".
+        data_dir: the folder of published data sets; $BRUNO_DATA by default.
+    """
+    name, device, folder = str(path), resolve_device(device), results_folder(path)
+    if _is_run(name):
+        run = Run(folder)
+        return Trained(run.model(checkpoint, device), run.recipe, folder, data_dir=data_dir)
+    model, about = load_with_metadata(_model_file(name, checkpoint), device=device)
+    recipe = from_dict(Recipe, about["recipe"]) if about.get("recipe") else None
+    return Trained(model, recipe, folder, is_pretrained=_is_pretrained(name), data_dir=data_dir)
+
+
+def export(path: str | Path, out: str | Path, *, half: bool = False, checkpoint: str = "last") -> Path:
+    """Write a model to one file, with its recipe and provenance; returns the path of the file.
+
+    Args:
+        path: a run folder, a model file, or the name of a pretrained model.
+        out: the file to write.
+        half: store the weights of the flow in half precision.
+        checkpoint: of a run: "last", or "best" on validation.
+    """
+    name, out = str(path), Path(out)
+    if out.is_dir() or not out.parent.is_dir():
+        raise ValueError(f"`out` must be a file in an existing folder; got {out}.")
+    if _is_run(name):
+        Run(name).export(out, checkpoint, half=half)
+    else:
+        model, about = load_with_metadata(_model_file(name, checkpoint))
+        save(model, out, half=half, about=about)
+    return out
+
+
+def results_folder(path: str | Path) -> Path:
+    """Where the results of a model go: its run folder, or a folder beside its file."""
+    name = str(path)
+    if _is_pretrained(name):
+        return Path("runs") / f"pretrained-{name}"
+    path = Path(path) if Path(path).name else Path(path).resolve()  # "." has no name
+    if not path.is_file():
+        return path
+    return path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-results")
+
+
+def _is_run(name: str) -> bool:
+    return Path(name).is_dir() and not _is_pretrained(name)
+
+
+def _is_pretrained(name: str) -> bool:
+    """Whether a name is that of a pretrained model; a run folder of the same name takes precedence."""
+    return name in pretrained_names() and not Run(name).checkpoints
+
+
+def _model_file(name: str, checkpoint: str) -> Path:
+    path = pretrained_path(name) if _is_pretrained(name) else Path(name)
+    if not path.is_file():
+        known = ", ".join(pretrained_names()) or "none"
+        raise ValueError(
+            f"`path` must be a run folder, a model file or a pretrained model ({known}); {name} does not exist."
+        )
+    if checkpoint != "last":
+        raise ValueError(f"`checkpoint` is for run folders; {name} is one model. Leave it out.")
+    return path
