@@ -1,0 +1,90 @@
+"""What all plots share: colours, axes, PNG, and a few helpers."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")
+INK, PALE = "#1a202c", "#a0aec0"
+GRID: dict[str, Any] = {"color": "#e2e8f0", "linewidth": 0.8}
+WIDTH, HEIGHT = 7.0, 3.6  # inches
+Values = Sequence[float] | np.ndarray
+
+
+def new_figure(width: float = WIDTH, height: float = HEIGHT) -> Figure:
+    """An empty figure of a size in inches, apart from pyplot and its global state."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=130, layout="constrained")
+
+
+def new_axes(xlabel: str, ylabel: str, width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, Axes]:
+    """A figure with a single plot."""
+    figure = new_figure(width, height)
+    axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
+    axes.grid(**GRID)
+    open_frame(axes)
+    return figure, axes
+
+
+def open_frame(axes: Axes) -> None:
+    """Hide the frame above and to the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def legend_above(figure: Figure, axes: Axes, columns: int = 4) -> None:
+    """A legend above the plots, where it covers nothing."""
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=columns, frameon=False)
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as PNG."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
+
+
+def set_log_axes(axes: Axes, which: str) -> None:
+    """Logarithmic axes ("x", "y" or "xy") with plain tick labels: 0.5, not 5 · 10⁻¹."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
+    for name in which:
+        getattr(axes, f"set_{name}scale")("log")
+        axis = getattr(axes, f"{name}axis")
+        axis.set_major_formatter(Plain())
+        axis.set_minor_formatter(Plain(minor_thresholds=(1.5, 0.4)))
+
+
+def smoothed(values: Values, width: int) -> np.ndarray:
+    """Mean over a window of ± `width` values around each, cut at the ends."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    centre = np.arange(len(values))
+    low, high = np.maximum(centre - width, 0), np.minimum(centre + width + 1, len(values))
+    mean: np.ndarray = (total[high] - total[low]) / (high - low)
+    return mean if math.isfinite(total[-1]) else np.array(values)
+
+
+def shortened(text: str, length: int = 17) -> str:
+    """Text cut in the middle to `length` characters: names often differ at the end."""
+    return text if len(text) <= length else f"{text[: length // 2]}…{text[len(text) - (length - 1) // 2 :]}"
+
+
+def check_lengths(labels: Sized, series: Mapping[str, Sized]) -> None:
+    """Raise unless every series has one value per label."""
+    for name, values in series.items():
+        if len(values) != len(labels):
+            raise ValueError(f"`{name}` must have {len(labels)} values, one per label; got {len(values)}.")
