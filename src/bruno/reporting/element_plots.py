@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from bruno.reporting.figure import (
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 STRIP = 12  # images in a strip above a timeline
 _STRIP_HEIGHT = 0.8  # inches
+_DOTS = 300  # longer timelines are drawn as lines without dots
 
 
 def class_probabilities(
@@ -54,19 +55,21 @@ def class_probabilities(
     if images is not None:
         for cell, image in zip(cells[:, ::2].flat, images, strict=False):
             _show(cell, image)
+            cell.set_anchor("NW")
+    for cell, title in zip(cells[:, :: len(widths)].flat, titles, strict=False):
+        cell.set_title(shortened(title, 24), fontsize=8, loc="left", parse_math=False)
     bars = cells[:, len(widths) - 1 :: len(widths)].flat  # right of the image, if any
-    for cell, title, classes in zip(bars, titles, probabilities, strict=False):
-        _draw_probabilities(cell, title, classes, lines)
+    for cell, classes in zip(bars, probabilities, strict=False):
+        _draw_probabilities(cell, classes, lines)
     return to_png(figure)
 
 
-def _draw_probabilities(axes: Axes, title: str, classes: Sequence[tuple[str, float]], lines: int) -> None:
+def _draw_probabilities(axes: Axes, classes: Sequence[tuple[str, float]], lines: int) -> None:
     names, values = zip(*classes, strict=True)
     axes.set_axis_on()
     axes.barh(range(len(values)), values, color=[COLOURS[0], *[PALE] * (len(values) - 1)])
     for y, value in enumerate(values):
         axes.text(value + 0.02, y, f"{100 * value:.1f} %", va="center", fontsize=7)
-    axes.set_title(shortened(title, 24), fontsize=8, loc="left", parse_math=False)
     axes.set_yticks(range(len(names)), [shortened(name) for name in names], fontsize=8, parse_math=False)
     axes.set_ylim(lines - 0.5, -0.5)  # most probable at the top
     axes.set_xlim(0, 1.3)  # room for the number
@@ -89,7 +92,7 @@ def score_timeline(
     """Scores along a stream or batch, with outliers marked and some images above.
 
     Scores of out-of-distribution elements are extreme and would flatten the rest: a triangle at the lowest
-    other score stands for them.
+    other score or threshold stands for them.
 
     Args:
         scores: one per element.
@@ -112,26 +115,40 @@ def score_timeline(
     *above, axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
     for strip, (name, images, colour) in zip(above, strips, strict=True):
         _draw_strip(strip, name, images, colour)
-    place = np.arange(first, first + len(scores))
-    beyond = np.array(out_of_distribution)
-    marked = np.array(flagged) & ~beyond
-    shown = np.where(beyond, math.nan, scores)
-    limit = np.array([math.nan if threshold is None else threshold for threshold in thresholds])
-    axes.plot(place, shown, "o-", color=COLOURS[0], markersize=3, linewidth=0.8)
-    if np.isfinite(limit).any():
-        axes.plot(place, limit, "--", color=COLOURS[5], linewidth=0.8, label="threshold")
-    if marked.any():
-        axes.plot(place[marked], shown[marked], "o", color=COLOURS[1], label="outlier")
-    if beyond.any():
-        lowest = np.full(beyond.sum(), 0.0 if beyond.all() else np.nanmin(shown))
-        axes.plot(place[beyond], lowest, "v", color=COLOURS[1], label="out of distribution")
-    axes.locator_params(axis="x", integer=True)
+    limits = [math.nan if threshold is None else threshold for threshold in thresholds]
+    _draw_scores(
+        axes, first, np.array(scores), np.array(limits), np.array(flagged), np.array(out_of_distribution)
+    )
     axes.set(xlabel=xlabel, ylabel="score (nats)")
+    return to_png(figure)
+
+
+def _draw_scores(
+    axes: Axes,
+    first: int,
+    scores: Float[np.ndarray, " n"],
+    limits: Float[np.ndarray, " n"],
+    flagged: Bool[np.ndarray, " n"],
+    beyond: Bool[np.ndarray, " n"],
+) -> None:
+    place, margin = np.arange(first, first + len(scores)), max(0.5, 0.015 * len(scores))
+    marked, shown = flagged & ~beyond, np.where(beyond, math.nan, scores)
+    line = "o-" if len(scores) <= _DOTS else "-"
+    axes.plot(place, shown, line, color=COLOURS[0], markersize=3, linewidth=0.8)
+    if np.isfinite(limits).any():
+        axes.plot(place, limits, "--", color=COLOURS[5], linewidth=0.8, label="threshold")
+    if marked.any():
+        axes.plot(place[marked], shown[marked], "o", color=COLOURS[1], markersize=5, label="outlier")
+    if beyond.any():
+        finite = [value for value in (*shown, *limits) if math.isfinite(value)]
+        lowest = np.full(beyond.sum(), min(finite, default=0.0))
+        axes.plot(place[beyond], lowest, "v", color=COLOURS[1], label="out of distribution")
+    axes.set_xlim(place[0] - margin, place[-1] + margin)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     axes.grid(**GRID)
     open_frame(axes)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
-    return to_png(figure)
+    if axes.get_legend_handles_labels()[1]:  # between images and scores, where it covers nothing
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
 
 
 def _draw_strip(

@@ -41,10 +41,14 @@ def open_frame(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend_above(figure: Figure, axes: Axes, columns: int = 4) -> None:
-    """A legend above the plots, where it covers nothing."""
-    handles = axes.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=columns, frameon=False)
+def legend_above(figure: Figure, axes: Axes) -> None:
+    """Add a legend above all plots, where it covers nothing, with as many columns as fit the width."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        widths = [0.6 + 0.08 * len(label) for label in labels]  # inches, roughly
+        room = figure.get_figwidth()
+        columns = len(labels) if sum(widths) < room else max(1, int(room / max(widths)))
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
 
 
 def to_png(figure: Figure) -> bytes:

@@ -137,13 +137,16 @@ def contact_sheet(
     if len(scores) != len(found):
         raise ValueError(f"`scores` must have {len(found)} values, one per image found; got {len(scores)}.")
     font = _font()
-    labels = [(str(rank), f"{score:+.1f}") for rank, score in enumerate(scores, start=1)]
+    labels = [(str(rank), f"{score:+.1f}".replace("-", "−")) for rank, score in enumerate(scores, start=1)]
     high, wide = query.shape[-2:]
     columns = min(columns, max(len(query), len(found)))
     factor = max(1, (_WIDTH - columns * _GAP) // (columns * max(high, wide)))
     text = math.ceil(max((font.getlength("  ".join(label)) for label in labels), default=0))
     cell_width, line = max(factor * wide, text) + _GAP, _LETTER + 8
-    parts = (("query", query, factor * high + _GAP), ("found: rank, score (nats)", found, factor * high + line))
+    parts = (
+        ("query", query, factor * high + _GAP),
+        ("found: rank, score (nats)", found, factor * high + line + 4),
+    )
     heights = [line + math.ceil(len(images) / columns) * height for _, images, height in parts]
     sheet = Image.new("RGB", (columns * cell_width + _GAP, sum(heights) + _GAP), "white")
     pen, top = ImageDraw.Draw(sheet), 0

@@ -89,9 +89,9 @@ def line_plot(
         lowest = min(min(ys) for _, ys in lines.values())
         axes.set_ylim(lowest - 0.05 * (ymax - lowest), ymax)
     if not log and all(float(x).is_integer() for xs, _ in lines.values() for x in xs):
-        axes.locator_params(axis="x", integer=True)
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     if len(lines) > 1:
-        axes.legend(frameon=False)
+        legend_above(figure, axes)
     return to_png(figure)
 
 
@@ -121,6 +121,7 @@ def bar_plot(
     axes.set_xticks(place, groups)
     margin = max(len(groups), 3) / 2  # keeps a single bar from filling the plot
     axes.set_xlim(place.mean() - margin, place.mean() + margin)
+    axes.margins(y=0.1)  # room for the values
     axes.grid(visible=False, axis="x")
     axes.set_axisbelow(True)
     legend_above(figure, axes)
@@ -199,14 +200,14 @@ def predictive_bands(observations: Values, predictions: Mapping[str, tuple[Value
     place = np.arange(1, len(observations) + 1)
     for i, (axes, (name, (mean, variance))) in enumerate(zip(panels, predictions.items(), strict=True)):
         centre, band, colour = np.array(mean), 2 * np.sqrt(variance), COLOURS[i % len(COLOURS)]
-        axes.fill_between(
-            place, centre - band, centre + band, color=colour, alpha=0.2, linewidth=0, label="± 2 sd"
-        )
-        axes.plot(place, centre, color=colour, linewidth=1)
-        axes.plot(place, observations, ".", color=COLOURS[5], markersize=3)
+        low, high, label = centre - band, centre + band, "± 2 standard deviations"
+        axes.plot(place, observations, ".", color=COLOURS[5], markersize=3, label="observation")
+        axes.plot(place, centre, color=colour, linewidth=1, label="predictive mean")
+        axes.fill_between(place, low, high, color=colour, alpha=0.2, linewidth=0, label=label)
         axes.set_title(name, fontsize=9, loc="left")
         open_frame(axes)
-    panels[-1].set_xlabel("observation")
+    panels[-1].set_xlabel("position in the sequence")
+    legend_above(figure, panels[0])
     return to_png(figure)
 
 
@@ -234,6 +235,8 @@ def training_curves(curves: Sequence[tuple[str, str, Values]]) -> bytes:
         open_frame(axes)
     for axes in panels.flat[len(variants) :]:
         axes.set_axis_off()
+    for axes in panels.flat[max(0, len(variants) - 2) : len(variants)]:
+        axes.tick_params(labelbottom=True)  # sharing the x axis hides them above an empty panel
     legend_above(figure, figure.axes[0])
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("bits/dim", fontsize=9)
