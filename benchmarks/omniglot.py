@@ -23,7 +23,7 @@ from statistics import mean
 from typing import Any
 
 from bruno.checkpoint import read_about
-from bruno.reporting.plots import curves
+from bruno.reporting.plots import line_plot
 from bruno.training.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -205,7 +205,7 @@ def draw_learning() -> None:
             minutes = [(line["seconds"] - first["seconds"]) / 60 for line in rest]
             steps = [line["index"] for line in rest]
             lines[name] = (minutes if x == "minutes" else steps, [line["bits_per_dim"] for line in rest])
-        picture = curves(lines, label, "bits/dim in training", logarithmic="x", top=HIGHEST)
+        picture = line_plot(lines, label, "bits/dim in training", log="x", ymax=HIGHEST)
         (RESULTS / f"learning-by-{x}.png").write_bytes(picture)
 
 

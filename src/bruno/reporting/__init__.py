@@ -1,1 +1,1 @@
-"""Results as files, plots and one page."""
+"""Results as files, plots and one page. Drawing libraries are imported on first use."""
