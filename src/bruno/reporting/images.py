@@ -137,32 +137,32 @@ def contact_sheet(
     if len(scores) != len(found):
         raise ValueError(f"`scores` must have {len(found)} values, one per image found; got {len(scores)}.")
     font = _font()
-    labels = [(str(rank), f"{score:+.1f}".replace("-", "−")) for rank, score in enumerate(scores, start=1)]
+    labels = [(str(i), f"{score:+.1f}".replace("-", "−")) for i, score in enumerate(scores, start=1)]
     high, wide = query.shape[-2:]
     columns = min(columns, max(len(query), len(found)))
     factor = max(1, (_WIDTH - columns * _GAP) // (columns * max(high, wide)))
     text = math.ceil(max((font.getlength("  ".join(label)) for label in labels), default=0))
-    cell_width, line = max(factor * wide, text) + _GAP, _LETTER + 8
-    parts = (
-        ("query", query, factor * high + _GAP),
-        ("found: rank, score (nats)", found, factor * high + line + 4),
-    )
-    heights = [line + math.ceil(len(images) / columns) * height for _, images, height in parts]
+    cell_width, image_height, line = max(factor * wide, text) + _GAP, factor * high, _LETTER + 8
+    parts = [
+        ("query", query, image_height + _GAP, [("", "")] * len(query)),
+        ("found: rank, score (nats)", found, image_height + line + 4, labels),
+    ]
+    heights = [line + math.ceil(len(images) / columns) * cell_height for _, images, cell_height, _ in parts]
     sheet = Image.new("RGB", (columns * cell_width + _GAP, sum(heights) + _GAP), "white")
     pen, top = ImageDraw.Draw(sheet), 0
-    for (title, images, cell_height), height in zip(parts, heights, strict=True):
+    for (title, images, cell_height, captions), height in zip(parts, heights, strict=True):
         pen.text((_GAP, top + line / 2), title, _INK, font, anchor="lm")
-        for i, image in enumerate(images):
+        for i, (image, (rank, score)) in enumerate(zip(images, captions, strict=True)):
             left, up = _GAP + i % columns * cell_width, top + line + i // columns * cell_height
             pixels = image.cpu().movedim(0, -1).contiguous().numpy()
             sheet.paste(_enlarged(pixels, factor), (left, up))
             # A frame, since images may be as white as the sheet.
-            corner = (left + factor * wide, up + factor * high)
-            pen.rectangle((left - 1, up - 1, *corner), outline=(BACKGROUND,) * 3)
-            if images is found:
-                below = up + factor * high + line / 2
-                pen.text((left, below), labels[i][0], _PALE, font, anchor="lm")
-                pen.text((left + cell_width - _GAP, below), labels[i][1], _INK, font, anchor="rm")
+            pen.rectangle(
+                (left - 1, up - 1, left + factor * wide, up + image_height), outline=(BACKGROUND,) * 3
+            )
+            below = up + image_height + line / 2
+            pen.text((left, below), rank, _PALE, font, anchor="lm")
+            pen.text((left + cell_width - _GAP, below), score, _INK, font, anchor="rm")
         top += height
     return _encoded(sheet)
 

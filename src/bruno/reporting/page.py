@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bruno.config import Recipe
 from bruno.files import atomic_write
 from bruno.reporting.plots import learning_curve
 from bruno.reporting.results import Result, mark_outdated, read_results
-from bruno.training.run import Run
+
+if TYPE_CHECKING:
+    from bruno.config import Recipe
+    from bruno.training.run import Run
 
 _LEARNING_CURVE = "learning-curve"
 _LONG = 12  # longer tables are folded
@@ -56,6 +58,8 @@ def report(folder: Path | str, out: Path | str | None = None) -> Path:
     Raises:
         ValueError: if there is nothing to report, or no folder to write to.
     """
+    from bruno.training.run import Run
+
     folder = Path(folder)
     path = folder / "report.html" if out is None else Path(out)
     if not folder.is_dir():
