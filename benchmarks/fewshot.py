@@ -1,7 +1,7 @@
-"""How long the few-shot protocol takes, against the encoding of the images alone. Run with `make bench`.
+"""Time of the few-shot protocol compared with encoding the images alone. Run with `make bench`.
 
-The layout is that of Omniglot's test characters, with noise for images: 423 characters of 20 drawings, rotated
-four times; on a CPU a tenth of them. An image is encoded once a trial, in however many episodes it is.
+The classes are laid out as Omniglot's test characters, with random images: 423 characters of 20 drawings in
+four rotations; a tenth of them on a CPU. Each image is encoded once a trial, whatever the number of episodes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bruno import Bruno
 from bruno.config import load_recipe
 from bruno.data import Examples
 from bruno.provenance import provenance
-from bruno.tasks.few_shot import measure_few_shot
+from bruno.tasks import FewShotProtocol, measure_few_shot
 
 RESULTS = Path(__file__).parents[1] / "results"
-_TURNS = 4  # of each character, every one a class
+_ROTATIONS = 4  # of each character; each counts as a class
 
 
 def measured(preset: str, characters: int, trials: int, device: str) -> dict[str, Any]:
@@ -35,13 +35,8 @@ def measured(preset: str, characters: int, trials: int, device: str) -> dict[str
 
     def run(trials: int) -> float:
         begun = time.perf_counter()
-        measure_few_shot(
-            model,
-            examples,
-            trials=trials,
-            rotations=True,
-            generator=torch.Generator().manual_seed(0),
-        )
+        protocol = FewShotProtocol(trials=trials, rotations=True)
+        measure_few_shot(model, examples, protocol, generator=torch.Generator().manual_seed(0))
         return time.perf_counter() - begun
 
     if device == "cuda":
@@ -53,10 +48,10 @@ def measured(preset: str, characters: int, trials: int, device: str) -> dict[str
         begun = time.perf_counter()
         model.encode(some).z.sum().item()
         each = (time.perf_counter() - begun) / len(some)
-    encoded = trials * _TURNS * len(images)
+    encoded = trials * _ROTATIONS * len(images)
     return {
         "preset": preset,
-        "classes": _TURNS * characters,
+        "classes": _ROTATIONS * characters,
         "trials": trials,
         "seconds": taken,
         "images encoded": encoded,

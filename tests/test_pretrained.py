@@ -24,7 +24,7 @@ from bruno.data.sampling import SetSampler
 from bruno.tasks.anomaly import Detector
 from bruno.tasks.classification import classify
 from bruno.tasks.evaluation import measure_bits_per_dim
-from bruno.tasks.few_shot import measure_few_shot
+from bruno.tasks.few_shot import FewShotProtocol, measure_few_shot
 from bruno.tasks.retrieval import Index, rank
 from bruno.weights import pretrained_names, pretrained_path
 
@@ -95,7 +95,8 @@ def test_it_is_good_at_characters_that_nobody_has_seen(model):
     drawn = load_examples("drawn", "all")
     noise = torch.Generator().manual_seed(0)
     bits = measure_bits_per_dim(model, SetSampler(drawn), sets=40, set_size=10, generator=noise)
-    (result,) = measure_few_shot(model, drawn, ways=(20,), shots=(1,), trials=2, noisy=False, generator=noise)
+    protocol = FewShotProtocol(ways=(20,), shots=(1,), trials=2, noise=False)
+    (result,) = measure_few_shot(model, drawn, protocol, generator=noise)
     assert bits.mean < 1.45  # a pen that is not quite Omniglot's
     assert result.accuracy > 0.9  # of nearest pixels 0.65
 

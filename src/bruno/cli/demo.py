@@ -16,13 +16,12 @@ from bruno.config import load_recipe, to_dict
 from bruno.data import Examples, load_examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
-from bruno.reporting.images import BACKGROUND, grid, png, to_uint8
-from bruno.reporting.page import learning_curve_result, write_page
-from bruno.reporting.plots import line_plot
-from bruno.reporting.results import Result, read_results
+from bruno.reporting.images import grid
+from bruno.reporting.plots import BACKGROUND, accuracy_bars, curves, picture, to_uint8
+from bruno.reporting.results import Result, page, read_results
 from bruno.tasks.evaluation import measure_bits_per_dim
-from bruno.tasks.few_shot import measure_few_shot, measure_pixels
-from bruno.tasks.generation import draw
+from bruno.tasks.few_shot import FewShotProtocol, measure_few_shot, measure_pixels
+from bruno.tasks.generation import draw_samples
 from bruno.training.run import Run
 
 _SHOWN = 6  # examples given, and samples drawn, of each digit
@@ -94,9 +93,9 @@ def _bits(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed: i
 
 
 def _few_shot(model: Bruno, unseen: Examples, seed: int) -> Result:
-    settings: dict[str, Any] = {"ways": (len(unseen.names),), "shots": (1, 5), "trials": 300}
-    ours = measure_few_shot(model, unseen, generator=torch.Generator().manual_seed(seed), **settings)
-    pixels = measure_pixels(unseen, generator=torch.Generator().manual_seed(seed), **settings)
+    protocol = FewShotProtocol(ways=(len(unseen.names),), shots=(1, 5), trials=300)
+    ours = measure_few_shot(model, unseen, protocol, generator=torch.Generator().manual_seed(seed))
+    pixels = measure_pixels(unseen, protocol, generator=torch.Generator().manual_seed(seed))
     rows = tuple(
         (
             f"{a.way}-way {a.shot}-shot",
@@ -122,7 +121,9 @@ def _samples(model: Bruno, learnt: Examples, unseen: Examples, device: str, seed
     for examples in (learnt, unseen):
         for label in range(len(examples.names)):
             given = examples.elements[examples.labels == label][:_SHOWN].to(device)
-            drawn = draw(model.condition(given), _SHOWN, generator=generator, temperature=_TEMPERATURE)
+            drawn = draw_samples(
+                model.condition(given), _SHOWN, generator=generator, temperature=_TEMPERATURE
+            )
             rows.append(torch.cat([given, torch.zeros_like(given[:1]), drawn.images]))
     images = to_uint8(torch.stack(rows), model.levels)
     images[:, _SHOWN] = BACKGROUND  # between what is given and what is drawn

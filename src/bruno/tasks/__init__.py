@@ -1,5 +1,118 @@
-"""The four jobs of one density: more of the same, which class, which is odd, what fits; and the analyses."""
+"""Tasks of a trained model: generation, classification, outlier detection, retrieval, and its analyses."""
 
-from collections.abc import Callable
+from bruno.tasks.analysis import (
+    CorrelationAndDof,
+    DimensionsByCorrelation,
+    Inspection,
+    LogProbByPosition,
+    ToyComparison,
+    inspect_model,
+    log_prob_by_position,
+)
+from bruno.tasks.anomaly import (
+    Detector,
+    JudgedElement,
+    Judgement,
+    StreamSummary,
+    Thresholds,
+    calibrate,
+    calibrate_batch,
+    density_floor,
+    judge_batch,
+    leave_one_out_scores,
+    online_scores,
+)
+from bruno.tasks.anomaly_benchmark import Contamination, DetectionQuality, measure_anomaly
+from bruno.tasks.classification import Calibration, Classification, classify, fit_temperature
+from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
+from bruno.tasks.familiarity import Familiarity
+from bruno.tasks.few_shot import (
+    FewShotComparison,
+    FewShotProtocol,
+    FewShotResult,
+    compare_few_shot,
+    measure_few_shot,
+    measure_pixels,
+)
+from bruno.tasks.generation import (
+    SetSamples,
+    SpreadByRepeats,
+    draw_samples,
+    prior_samples,
+    samples_by_prefix,
+    spread_by_repeats,
+)
+from bruno.tasks.progress import Progress
+from bruno.tasks.retrieval import (
+    Index,
+    Ranking,
+    RetrievalQuality,
+    RetrievalResult,
+    measure_retrieval,
+    open_index,
+    rank,
+)
+from bruno.tasks.stability import Curve, Variant, stability_study
 
-Progress = Callable[[int, int], None]  # how much is done, of how much
+# Grouped by task.
+__all__ = [  # noqa: RUF022
+    "Progress",
+    # evaluation
+    "BitsPerDim",
+    "measure_bits_per_dim",
+    # generation
+    "SetSamples",
+    "SpreadByRepeats",
+    "draw_samples",
+    "prior_samples",
+    "samples_by_prefix",
+    "spread_by_repeats",
+    # few-shot classification
+    "FewShotComparison",
+    "FewShotProtocol",
+    "FewShotResult",
+    "compare_few_shot",
+    "measure_few_shot",
+    "measure_pixels",
+    # classification
+    "Calibration",
+    "Classification",
+    "classify",
+    "fit_temperature",
+    # outlier detection
+    "Contamination",
+    "DetectionQuality",
+    "Detector",
+    "JudgedElement",
+    "Judgement",
+    "StreamSummary",
+    "Thresholds",
+    "calibrate",
+    "calibrate_batch",
+    "density_floor",
+    "judge_batch",
+    "leave_one_out_scores",
+    "measure_anomaly",
+    "online_scores",
+    # retrieval
+    "Index",
+    "Ranking",
+    "RetrievalQuality",
+    "RetrievalResult",
+    "measure_retrieval",
+    "open_index",
+    "rank",
+    # unfamiliar images
+    "Familiarity",
+    # analyses
+    "CorrelationAndDof",
+    "Curve",
+    "DimensionsByCorrelation",
+    "Inspection",
+    "LogProbByPosition",
+    "ToyComparison",
+    "Variant",
+    "inspect_model",
+    "log_prob_by_position",
+    "stability_study",
+]

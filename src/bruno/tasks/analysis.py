@@ -1,4 +1,4 @@
-"""The paper's analyses: what a process learnt, how Student-t and Gaussian differ, what a set gains."""
+"""Analyses of the paper: parameters of a process, Student-t against Gaussian, prediction by position."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from torch import Generator, Tensor
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
-from bruno.tasks import Progress
 from bruno.tasks.evaluation import conditional_and_prior
+from bruno.tasks.metrics import mean_and_error
+from bruno.tasks.progress import Progress
 
-_THRESHOLDS = tuple(10 ** (i / 20 - 4) for i in range(80))  # 1e-4 … 0.89, evenly on a logarithmic axis
+_THRESHOLDS = tuple(10 ** (i / 20 - 4) for i in range(80))  # 1e-4 … 0.89, evenly spaced on a logarithmic axis
 
-# --- what a process has learnt ---------------------------------------------------------------------------
+# --- parameters of a process -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class DimensionsByCorrelation:
-    """How many latent dimensions say something about a set.
+    """How many latent dimensions carry information about a set.
 
     Attributes:
         thresholds: correlations.
-        dimensions: for each threshold, how many dimensions have a correlation above it.
-        total: how many dimensions there are.
+        dimensions: for each threshold, the number of dimensions with a correlation above it.
+        total: number of dimensions.
     """
 
     thresholds: tuple[float, ...]
@@ -39,29 +40,33 @@ class DimensionsByCorrelation:
 def dimensions_by_correlation(
     model: Bruno, thresholds: Sequence[float] = _THRESHOLDS
 ) -> DimensionsByCorrelation:
-    """#{d : c_d > threshold} for each threshold, c = r/v: a double logarithmic plot of appendix F."""
+    """Number of dimensions d with c_d = r_d/v_d > threshold, for each threshold: a plot of appendix F."""
     counts = tuple(int(model.process.correlated(threshold).sum()) for threshold in thresholds)
     return DimensionsByCorrelation(tuple(thresholds), counts, model.dim)
 
 
 @dataclass(frozen=True)
 class CorrelationAndDof:
-    """The parameters of a process, one entry for each latent dimension, the most correlated first.
+    """Parameters of a process, one entry for each latent dimension, the most correlated first.
 
     Attributes:
         dimension: its index.
         correlation: c = r/v of two elements of a set.
-        dof: ν, the degrees of freedom; None for a Gaussian process, which has none.
+        dof: ν, the degrees of freedom; None for a Gaussian process.
     """
 
     dimension: tuple[int, ...]
     correlation: tuple[float, ...]
     dof: tuple[float, ...] | None
 
+    def above(self, threshold: float) -> int:
+        """Number of dimensions whose correlation exceeds a threshold."""
+        return sum(c > threshold for c in self.correlation)
+
 
 @torch.no_grad()
 def correlation_and_dof(model: Bruno) -> CorrelationAndDof:
-    """Correlation and degrees of freedom of every dimension: the scatter plot of appendix F."""
+    """Correlation and degrees of freedom of every dimension: a scatter plot of appendix F."""
     process = model.process
     correlation, order = process.correlation.sort(descending=True, stable=True)
     dof = tuple(process.dof[order].tolist()) if isinstance(process, StudentTProcess) else None
@@ -73,9 +78,7 @@ def correlation_and_dof(model: Bruno) -> CorrelationAndDof:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a process says of each observation of a sequence, having seen those before it.
-
-    Entry i, from 0, is said after i observations, of the one that comes next.
+    """Predictions of a process along a sequence; entry i, from 0, is made after i observations.
 
     Attributes:
         dof: ν, the degrees of freedom before the first observation; None for a Gaussian process.
@@ -92,7 +95,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class ToyComparison:
-    """A Gaussian process and Student-t processes that differ from it in nothing but ν, on the same data."""
+    """A Gaussian process and Student-t processes with the same mean, v and r, on the same observations."""
 
     observations: tuple[float, ...]
     gaussian: Predictions
@@ -120,11 +123,11 @@ def toy_comparison(
     variance: float = 1.0,
     covariance: float = 0.01,
 ) -> ToyComparison:
-    """What processes of mean 0 and the same v and r predict along a sequence: the figure of appendix F.
+    """Predictions of processes with mean 0 and the same v and r along a sequence: a figure of appendix F.
 
-    v = 1 and r = 0.01 are the paper's, ten times the variance of its data (`toy_observations`): the Student-t
-    process finds that out, the Gaussian one cannot. The paper does not say which two ν its plots have; ours
-    are the 1000 that its models start from, for "high degrees of freedom", and a low one.
+    v = 1 and r = 0.01 are the paper's, ten times the variance of its data (`toy_observations`): a Student-t
+    process adapts to that, a Gaussian one cannot. The paper does not state the two ν of its plots. The
+    defaults are the 1000 that its models start from, for "high degrees of freedom", and a low one.
     """
     z = observations.double().cpu().unsqueeze(1)
     c = covariance / variance
@@ -150,14 +153,14 @@ def _predictions(process: ExchangeableProcess, z: Float[Tensor, "n 1"], dof: flo
 
 @dataclass(frozen=True)
 class LogProbByPosition:
-    """How well a model predicts the elements of a set, by how many it has seen: entry i has seen i.
+    """How well a model predicts the elements of a set; entry i is after i elements.
 
     Attributes:
-        log_prob: log p(x_{i+1} | x_1..x_i) in nats for a whole element, the mean over sets.
-        error: its standard error, most of which is that some elements are harder than others.
-        gain: log p(x_{i+1} | x_1..x_i) − log p(x_{i+1}), the mean over sets: free of that, and 0 at first.
+        log_prob: log p(x_{i+1} | x_1..x_i) in nats for a whole element, a mean over sets.
+        error: its standard error, most of it from elements that differ in difficulty.
+        gain: log p(x_{i+1} | x_1..x_i) − log p(x_{i+1}), a mean over sets, in which that difference cancels.
         gain_error: its standard error.
-        sets: how many were drawn.
+        sets: number of sets drawn.
     """
 
     log_prob: tuple[float, ...]
@@ -178,12 +181,12 @@ def log_prob_by_position(
     batch_size: int = 16,
     progress: Progress | None = None,
 ) -> LogProbByPosition:
-    """Predictive log-probability against position, for sets of the sampler's classes with fresh noise.
+    """Predictive log-probability by position, for sets of the sampler's classes with fresh noise.
 
-    Draws what `measure_bits_per_dim` draws from the same generator; the errors need each set by itself.
+    Draws the same sets as `measure_bits_per_dim` from the same generator. `progress` counts sets.
     """
     if sets < 2:
-        raise ValueError(f"`sets` must be at least 2, for an error to be told; got {sets}.")
+        raise ValueError(f"`sets` must be at least 2 to estimate a standard error; got {sets}.")
     log_probs, gains = [], []
     for begin in range(0, sets, batch_size):
         count = min(batch_size, sets - begin)
@@ -192,9 +195,60 @@ def log_prob_by_position(
         gains.append((steps - alone).double().cpu())
         if progress is not None:
             progress(begin + count, sets)
-    return LogProbByPosition(*_mean_and_error(torch.cat(log_probs)), *_mean_and_error(torch.cat(gains)), sets)
+    found, gain = mean_and_error(torch.cat(log_probs)), mean_and_error(torch.cat(gains))
+    columns = (found.mean, found.error, gain.mean, gain.error)
+    return LogProbByPosition(*(tuple(column.tolist()) for column in columns), sets=sets)
 
 
-def _mean_and_error(values: Float[Tensor, "sets n"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    deviation, mean = torch.std_mean(values, 0)
-    return tuple(mean.tolist()), tuple((deviation / math.sqrt(len(values))).tolist())
+# --- all together ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All analyses of one model.
+
+    Attributes:
+        correlations: number of latent dimensions by correlation.
+        dof: correlation and degrees of freedom of every dimension.
+        toy: Student-t and Gaussian processes on toy data; independent of the model.
+        positions: log-probability of an element by its position in a set.
+    """
+
+    correlations: DimensionsByCorrelation
+    dof: CorrelationAndDof
+    toy: ToyComparison
+    positions: LogProbByPosition
+
+
+def inspect_model(
+    model: Bruno,
+    sampler: SetSampler,
+    *,
+    sets: int = 200,
+    set_size: int = 20,
+    generator: Generator,
+    progress: Progress | None = None,
+) -> Inspection:
+    """All analyses of a model, on sets of the sampler's classes.
+
+    Args:
+        model: on the device of the sampler.
+        sampler: of the classes to measure on.
+        sets: number of sets for the predictions by position.
+        set_size: elements in a set; at most those of the smallest class.
+        generator: of the sets, the noise and the toy observations; on the same device.
+        progress: called as progress(done, total), in sets.
+    """
+    return Inspection(
+        dimensions_by_correlation(model),
+        correlation_and_dof(model),
+        toy_comparison(toy_observations(generator=generator)),
+        log_prob_by_position(
+            model,
+            sampler,
+            sets=sets,
+            set_size=min(set_size, sampler.min_count),
+            generator=generator,
+            progress=progress,
+        ),
+    )

@@ -1,8 +1,9 @@
-"""Which elements of a set do not belong: along a stream and in a finished batch."""
+"""Outlier detection in sets: along a stream and in a complete batch."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,10 +17,10 @@ from bruno.config import check_at_least
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
-from bruno.tasks import Progress
+from bruno.tasks.progress import Progress
 
 SETS_AT_A_TIME = 16  # scored together, to bound memory
-_ELEMENTS_AT_A_TIME = 256  # encoded together, likewise
+_ELEMENTS_AT_A_TIME = 256  # encoded together, to bound memory
 
 # --- scores ----------------------------------------------------------------------------------------------
 
@@ -28,22 +29,22 @@ _ELEMENTS_AT_A_TIME = 256  # encoded together, likewise
 def online_scores(model: Bruno, x: Tensor) -> Float[Tensor, "*batch n"]:
     """log p(x_i | x_1..x_{i−1}) − log p(x_i) for sets (*batch, n, *shape), all i at once.
 
-    The lower, the less an element fits those before it; the first has none before it and scores 0.
+    The lower the score, the less an element fits those before it. The first element scores 0.
     """
     return online_from_latents(model, _latents(model, x, at_least=1))
 
 
 @torch.no_grad()
 def leave_one_out_scores(model: Bruno, x: Tensor) -> Float[Tensor, "*batch n"]:
-    """log p(x_i | all others of the set) − log p(x_i) for finished sets (*batch, n, *shape), n ≥ 2.
+    """log p(x_i | all others of the set) − log p(x_i) for complete sets (*batch, n, *shape), n ≥ 2.
 
-    What order the elements came in makes no difference, and the first is judged as well as the last.
+    The order of the elements makes no difference.
     """
     return leave_one_out_from_latents(model, _latents(model, x, at_least=2))
 
 
 class BatchScores(NamedTuple):
-    """Of one finished set: the score of each element, and which of them were of no account to the others."""
+    """Scores of the elements of one set, and which of them are out-of-distribution."""
 
     scores: Float[Tensor, " n"]
     out_of_distribution: Bool[Tensor, " n"]
@@ -51,36 +52,40 @@ class BatchScores(NamedTuple):
 
 @torch.no_grad()
 def batch_scores(model: Bruno, x: Tensor, floor: float = -math.inf) -> BatchScores:
-    """`leave_one_out_scores` of one set (n, *shape), in which what is less likely than `floor` is not seen.
+    """`leave_one_out_scores` of one set (n, *shape), without its out-of-distribution elements as evidence.
 
-    Two equal glitches would explain each other, and neither explains what else there is.
+    An element is out-of-distribution if its log p(x) is below `floor`, as from `density_floor`. It is scored
+    given all others, but excluded from the evidence: two equal glitches would explain each other, and neither
+    explains the rest. If fewer than two elements remain, none is excluded.
     """
     z = _latents(model, x, at_least=2)
-    out_of_distribution = _absurd(model, x, floor)
-    if (~out_of_distribution).sum() < 2:
-        out_of_distribution = torch.zeros_like(out_of_distribution)
-    seen, unseen, scores = z[~out_of_distribution], z[out_of_distribution], z.new_empty(len(z))
-    scores[~out_of_distribution] = leave_one_out_from_latents(model, seen)
-    if len(unseen):
-        given = Evidence.of(seen)
-        scores[out_of_distribution] = model.process.log_prob(unseen, given) - model.process.log_prob(unseen)
-    return BatchScores(scores, out_of_distribution)
+    beyond = _below_floor(model, x, floor)
+    if (~beyond).sum() < 2:
+        beyond = torch.zeros_like(beyond)
+    kept, excluded, scores = z[~beyond], z[beyond], z.new_empty(len(z))
+    scores[~beyond] = leave_one_out_from_latents(model, kept)
+    if len(excluded):
+        given = Evidence.of(kept)
+        scores[beyond] = model.process.log_prob(excluded, given) - model.process.log_prob(excluded)
+    return BatchScores(scores, beyond)
 
 
-def _absurd(model: Bruno, x: Tensor, floor: float) -> Bool[Tensor, " n"]:
-    """Which of some elements (n, *shape) are less likely than `floor`, whatever was seen."""
+def _below_floor(model: Bruno, x: Tensor, floor: float) -> Bool[Tensor, " n"]:
+    """Which of some elements (n, *shape) have a log p(x) below `floor`."""
+    here = model.process.mean.device
     if floor == -math.inf:
-        return torch.zeros(len(x), dtype=torch.bool, device=model.process.mean.device)
-    return model.prior().log_prob(x) < floor
+        return torch.zeros(len(x), dtype=torch.bool, device=here)
+    parts = x.split(_ELEMENTS_AT_A_TIME)
+    return torch.cat([model.prior().log_prob(part.to(here)) < floor for part in parts])
 
 
 def online_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
-    """The scores of `online_scores` for sets that are encoded already: the Jacobians cancel."""
+    """`online_scores` of encoded sets: the Jacobians cancel."""
     return model.process.step_log_prob(z) - model.process.log_prob(z)
 
 
 def leave_one_out_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
-    """The scores of `leave_one_out_scores` for sets that are encoded already."""
+    """`leave_one_out_scores` of encoded sets."""
     return model.process.leave_one_out_log_prob(z) - model.process.log_prob(z)
 
 
@@ -94,17 +99,17 @@ def _latents(model: Bruno, x: Tensor, at_least: int) -> Float[Tensor, "*batch n 
     return model.latents(x)
 
 
-# --- a threshold -----------------------------------------------------------------------------------------
+# --- calibration -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The score below which an element counts as an outlier, by how much was seen before it.
+    """The score below which an element is an outlier, by the number of elements seen before it.
 
     Attributes:
-        by_count: for n = 1, 2, … elements seen before; the last one holds for all larger n.
-        rate: the share of clean elements that falls below by chance: the false-alarm rate.
-        sets: how many clean sets tell.
+        by_count: for n = 1, 2, … elements seen; the last holds for all larger n.
+        rate: the false-alarm rate: fraction of clean elements with a score below the threshold.
+        sets: number of clean sets used for calibration.
     """
 
     by_count: tuple[float, ...]
@@ -112,7 +117,7 @@ class Thresholds:
     sets: int
 
     def at(self, seen: int) -> float:
-        """The threshold for an element after so many (at least one)."""
+        """The threshold for an element after this many (at least one)."""
         return self.by_count[min(seen, len(self.by_count)) - 1]
 
 
@@ -128,17 +133,17 @@ def calibrate(
 ) -> Thresholds:
     """Thresholds with a chosen false-alarm rate, from the online scores of clean sets.
 
-    The threshold after n elements is the k-th smallest score of that position, k = ⌊rate·(sets + 1)⌋: one
-    more clean set falls below it with probability k/(sets + 1) ≤ rate, whatever the scores' distribution.
-    That is the mean over calibrations; one is off by some sqrt(rate/sets): a rate of 0.01 wants 1,000 sets.
-    Elements of a stream beyond `set_size` are judged like the last.
+    The threshold after n elements is the k-th smallest score at that position, k = ⌊rate·(sets + 1)⌋: one
+    more clean set falls below it with probability k/(sets + 1) ≤ rate, for any distribution of scores. That
+    is the mean over calibrations; the rate of a single one deviates by about sqrt(rate/sets), so a rate of
+    0.01 needs about 1,000 sets. Elements of a stream beyond `set_size` are judged like the last.
     """
     _check_rate_and_set_size(rate, set_size)
     rank = math.floor(rate * (sets + 1) + 1e-9)
     if rank < 1:
         needed = math.ceil(1 / rate - 1 - 1e-9)
         raise ValueError(f"`sets` must be at least {needed} for a `rate` of {rate}; got {sets}.")
-    scores = _of_clean_sets(online_from_latents, model, sampler, set_size, sets, generator, progress)
+    scores = _scores_of_clean_sets(online_from_latents, model, sampler, set_size, sets, generator, progress)
     ordered = scores[:, 1:].sort(0).values
     return Thresholds(tuple(ordered[rank - 1].tolist()), rate, sets)
 
@@ -153,18 +158,20 @@ def calibrate_batch(
     generator: Generator,
     progress: Progress | None = None,
 ) -> float:
-    """The threshold for leave-one-out scores of a batch of this size: of clean ones, `rate` are below."""
+    """The threshold for leave-one-out scores of a batch of this size, with a chosen false-alarm rate."""
     _check_rate_and_set_size(rate, set_size)
     check_at_least("sets", sets, 1)
-    scores = _of_clean_sets(leave_one_out_from_latents, model, sampler, set_size, sets, generator, progress)
-    return float(np.quantile(scores.numpy(), rate))  # that of torch takes so many and no more
+    scores = _scores_of_clean_sets(
+        leave_one_out_from_latents, model, sampler, set_size, sets, generator, progress
+    )
+    return float(np.quantile(scores.numpy(), rate))  # torch.quantile limits the number of elements
 
 
 @torch.no_grad()
 def density_floor(model: Bruno, sampler: SetSampler, *, generator: Generator, elements: int = 1000) -> float:
-    """The log p(x) below which an element is like none of any set, as what a broken sensor says.
+    """The log p(x) below which an element is out-of-distribution, such as the output of a broken sensor.
 
-    That is twice as far below the middle of clean elements as the lowest of so many of them is.
+    It is twice as far below the median of clean elements as the lowest of `elements` of them.
     """
     check_at_least("elements", elements, 1)
     places = torch.randperm(len(sampler.elements), generator=generator, device=generator.device)[:elements]
@@ -179,11 +186,11 @@ def _check_rate_and_set_size(rate: float, set_size: int) -> None:
             f"`rate` must be between 0 and 1, as 0.01 for one false alarm in a hundred; got {rate}."
         )
     if set_size < 2:
-        raise ValueError(f"`set_size` must be at least 2, for an element to have another; got {set_size}.")
+        raise ValueError(f"`set_size` must be at least 2, as scores need other elements; got {set_size}.")
 
 
 @torch.no_grad()
-def _of_clean_sets(
+def _scores_of_clean_sets(
     scores: Callable[[Bruno, Tensor], Tensor],
     model: Bruno,
     sampler: SetSampler,
@@ -192,7 +199,7 @@ def _of_clean_sets(
     generator: Generator,
     progress: Progress | None,
 ) -> Float[Tensor, "sets set_size"]:
-    """Each element is encoded once, however many of the sets it is in."""
+    """Scores of the elements of clean sets; each element is encoded once, even if several sets share it."""
     classes = torch.randint(sampler.classes, (sets,), generator=generator, device=generator.device)
     used, which = sampler.indices_of(classes, set_size, generator).unique(return_inverse=True)
     latents = []
@@ -204,19 +211,19 @@ def _of_clean_sets(
     return torch.cat([scores(model, z[some]).cpu() for some in which.split(SETS_AT_A_TIME)])
 
 
-# --- a stream --------------------------------------------------------------------------------------------
+# --- judgement -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Scored:
-    """What a detector says of one element.
+class Judgement:
+    """The score of an element and what follows from it.
 
     Attributes:
-        score: log p(x | those in the evidence) − log p(x); 0 where there are none.
-        seen: how many elements the evidence held before this one.
-        threshold: what the score is held against; None where nothing is judged yet.
-        outlier: whether the score is below the threshold, or the element out_of_distribution.
-        out_of_distribution: whether it is less likely than anything in any set, whatever was seen.
+        score: log p(x | evidence) − log p(x); 0 without evidence.
+        seen: number of other elements in the evidence.
+        threshold: the score is compared with this; None during warm-up.
+        outlier: whether the score is below the threshold or the element is out-of-distribution.
+        out_of_distribution: whether log p(x) is below the floor, whatever the evidence.
     """
 
     score: float
@@ -226,25 +233,45 @@ class Scored:
     out_of_distribution: bool
 
 
-class Step(NamedTuple):
-    """What is said of an element, and what is known after it."""
+def judge_batch(model: Bruno, x: Tensor, threshold: float, floor: float = -math.inf) -> tuple[Judgement, ...]:
+    """Judge each element of a complete set (n, *shape), n ≥ 2, given all others.
 
-    scored: Scored
+    Args:
+        model: of the sets.
+        x: the set.
+        threshold: an element with a lower score is an outlier; see `calibrate_batch`.
+        floor: an element with a lower log p(x) is out-of-distribution, and excluded from the evidence of the
+            others; see `density_floor` and `batch_scores`.
+    """
+    scores, out_of_distribution = batch_scores(model, x, floor)
+    kept = int((~out_of_distribution).sum())
+    return tuple(
+        Judgement(score, kept if beyond else kept - 1, threshold, beyond or score < threshold, beyond)
+        for score, beyond in zip(scores.tolist(), out_of_distribution.tolist(), strict=True)
+    )
+
+
+class Step(NamedTuple):
+    """The judgement of an element, and the posterior after it."""
+
+    judgement: Judgement
     posterior: Posterior
 
 
 @dataclass(frozen=True, eq=False)
 class Detector:
-    """Judges the elements of a stream one at a time; its state is a posterior, a few vectors at any length.
+    """Judges the elements of a stream one at a time; its state is a posterior of constant size.
 
     Attributes:
         model: of the sets.
-        threshold: from `calibrate`, or one number for all; 0 is where the others begin to speak against it.
-        keep_out: detected outliers stay out of the evidence. They do no harm there then, but if what comes in
-            changes for good, or what came in first was not typical, the detector never gets used to the rest.
-        warm_up: so many elements enter the evidence unjudged. The first tells nothing: its score is always 0.
-        floor: what has a log p(x) below this, as from `density_floor`, is out_of_distribution: an outlier, even as the
-            first, that never enters the evidence. After it, all that is ordinary would look odd.
+        threshold: from `calibrate`, or one number for all counts; at 0, the evidence makes an element neither
+            more nor less likely.
+        keep_out: exclude outliers from the evidence. They then do not blur it, but the detector never adapts
+            if the stream changes for good, or if its first elements were not typical.
+        warm_up: number of first elements that enter the evidence unjudged; the first always scores 0.
+        floor: an element with a log p(x) below this, as from `density_floor`, is out-of-distribution. It is
+            an outlier, even as the first, and is always excluded from the evidence: after it, all ordinary
+            elements would look like outliers.
     """
 
     model: Bruno
@@ -262,53 +289,113 @@ class Detector:
             raise TypeError(rule) from None
         if self.warm_up < 1:
             raise ValueError(
-                f"`warm_up` must be at least 1, as the first has nothing before it; got {self.warm_up}."
+                f"`warm_up` must be at least 1, as the first element has no evidence; got {self.warm_up}."
             )
 
     @torch.no_grad()
     def condition_on_typical(self, typical: Tensor) -> Posterior:
-        """What is known after typical elements (n, *shape): all count as seen but those that are out_of_distribution."""
+        """The posterior after typical elements (n, *shape), without those that are out-of-distribution."""
         known = self.model.prior()
         for some in typical.to(self.model.process.mean.device).split(_ELEMENTS_AT_A_TIME):
-            likely = some[~_absurd(self.model, some, self.floor)]
+            likely = some[~_below_floor(self.model, some, self.floor)]
             known = known.update(likely) if len(likely) else known
         return known
 
-    def watch(self, stream: Iterable[Tensor], posterior: Posterior | None = None) -> Iterator[Scored]:
-        """Take elements (*shape) as they come: each is judged before the next is asked for.
+    def watch(self, stream: Iterable[Tensor], posterior: Posterior | None = None) -> Iterator[Judgement]:
+        """Judge elements (*shape) as they arrive, each before the next is requested.
 
-        `posterior` is what is known before the first one: nothing, or typical elements (see `condition_on_typical`).
+        `posterior` is the state before the first, by default the prior; see `condition_on_typical`.
         """
         known = self.model.prior() if posterior is None else posterior
         for x in stream:
-            scored, known = self.step(known, x)
-            yield scored
+            judgement, known = self.step(known, x)
+            yield judgement
 
     @torch.no_grad()
     def step(self, posterior: Posterior, x: Tensor) -> Step:
-        """Judge one element (*shape), given what is known; for callers who keep, save or merge that."""
+        """Judge one element (*shape) given a posterior; for callers who save or merge posteriors."""
         if x.shape != self.model.shape:
             raise ValueError(
                 f"`x` must be one element of shape {self.model.shape}; got {tuple(x.shape)}. "
-                "A finished batch is for leave_one_out_scores."
+                "For a complete batch use judge_batch."
             )
         if not self.model.is_same(posterior.model):
-            raise ValueError("`posterior` must be one of the detector's model; got one of other weights.")
+            raise ValueError("`posterior` must be of the detector's model; got one with other weights.")
         evidence = posterior.evidence
         if evidence.batch_shape:
             raise ValueError(
-                f"`posterior` must know one set; this one knows a batch of {tuple(evidence.batch_shape)}."
+                f"`posterior` must be of one set; got a batch of shape {tuple(evidence.batch_shape)}."
             )
         seen = int(evidence.count)
         z, log_det = self.model.encode(x.to(self.model.process.mean.device))
         unseen = self.model.process.log_prob(z)
         score = (self.model.process.log_prob(z, evidence) - unseen).item()
         threshold = self._threshold_at(seen) if seen >= self.warm_up else None
-        out_of_distribution = (unseen + log_det).item() < self.floor
-        outlier = out_of_distribution or (threshold is not None and score < threshold)
-        if not (out_of_distribution or (outlier and self.keep_out)):
+        beyond = (unseen + log_det).item() < self.floor
+        outlier = beyond or (threshold is not None and score < threshold)
+        if not (beyond or (outlier and self.keep_out)):
             posterior = Posterior(self.model, evidence.add(z))
-        return Step(Scored(score, seen, threshold, outlier, out_of_distribution), posterior)
+        return Step(Judgement(score, seen, threshold, outlier, beyond), posterior)
 
     def _threshold_at(self, seen: int) -> float:
         return self.threshold.at(seen) if isinstance(self.threshold, Thresholds) else self.threshold
+
+
+# --- summary ---------------------------------------------------------------------------------------------
+
+
+class JudgedElement(NamedTuple):
+    """An element of a stream with its judgement; positions count from 1."""
+
+    position: int
+    name: str
+    x: Tensor
+    judgement: Judgement
+
+
+class StreamSummary:
+    """Collects the judgements of a stream of any length, or of a batch, in bounded memory.
+
+    Attributes:
+        count: elements added.
+        outliers: how many of them are outliers, the out-of-distribution ones included.
+        out_of_distribution: how many of them are out-of-distribution.
+        latest: name and judgement of the latest elements.
+
+    Args:
+        latest: number of judgements to keep; None for all.
+        extremes: number of outliers with the lowest scores, and of inliers with the highest, to keep.
+    """
+
+    def __init__(self, *, latest: int | None = 10_000, extremes: int = 12) -> None:
+        self.count = self.outliers = self.out_of_distribution = 0
+        self.latest: deque[tuple[str, Judgement]] = deque(maxlen=latest)
+        self._extremes = extremes
+        self._outliers: list[JudgedElement] = []  # the lowest score first
+        self._inliers: list[JudgedElement] = []  # the highest score first
+
+    def add(self, name: str, x: Tensor, judgement: Judgement) -> None:
+        """Add the next element (*shape)."""
+        self.count += 1
+        self.outliers += judgement.outlier
+        self.out_of_distribution += judgement.out_of_distribution
+        self.latest.append((name, judgement))
+        kept, sign = (self._outliers, 1) if judgement.outlier else (self._inliers, -1)
+        kept.append(JudgedElement(self.count, name, x, judgement))
+        kept.sort(key=lambda element: sign * element.judgement.score)
+        del kept[self._extremes :]
+
+    @property
+    def first_position(self) -> int:
+        """Position in the stream, from 1, of the first of `latest`."""
+        return self.count - len(self.latest) + 1
+
+    @property
+    def lowest_outliers(self) -> tuple[JudgedElement, ...]:
+        """The outliers with the lowest scores, in the order of the stream."""
+        return tuple(sorted(self._outliers, key=lambda element: element.position))
+
+    @property
+    def highest_inliers(self) -> tuple[JudgedElement, ...]:
+        """The inliers with the highest scores, in the order of the stream."""
+        return tuple(sorted(self._inliers, key=lambda element: element.position))

@@ -1,41 +1,41 @@
-"""How well outliers are found, beside methods that do without a model of sets."""
+"""Benchmark of outlier detection against methods without a model of sets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
-from torch.nn.functional import pad
 
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
-from bruno.tasks import Progress
 from bruno.tasks.anomaly import SETS_AT_A_TIME, leave_one_out_from_latents, online_from_latents
+from bruno.tasks.metrics import average_precision, roc_auc
+from bruno.tasks.progress import Progress
+from bruno.tasks.scorers import feature_space, on_common_scale
 
-# scikit-learn's two, and the distance to the 5th nearest neighbour.
+# Two of scikit-learn, and the distance to the 5th nearest neighbour.
 BASELINES = ("IsolationForest", "LocalOutlierFactor", "k-NN distance")
 
-_RESAMPLES = 200  # of the sets, for a standard error
-_NEAREST = 5  # whose distance is the k-NN score; measured better than 1, 10 and half of the set
-_NEIGHBOURS = 10  # of LocalOutlierFactor, whose own default of 20 is all of a small set
+_RESAMPLES = 200  # bootstrap resamples of the sets, to estimate standard errors
+_NEAREST = 5  # the neighbour whose distance is the k-NN score; better than 1, 10 or half of the set
+_NEIGHBOURS = 10  # of LocalOutlierFactor; its default of 20 is all of a small set
 
 
 @dataclass(frozen=True)
-class Quality:
-    """How well a score tells outliers from the rest; errors are standard errors, over resamples of the sets.
+class DetectionQuality:
+    """How well a score separates outliers from inliers; standard errors are from a bootstrap over sets.
 
     Attributes:
-        area: under the ROC, all elements of all sets together: one threshold for all, as an alarm has.
-        area_error: of that.
-        area_within: the share of (outlier, other) pairs of one set that are in the right order.
-        average_precision: the mean precision over the outliers found, all sets together.
-        average_precision_error: of that.
+        area: under the ROC curve of all elements of all sets pooled, as with one threshold for all.
+        area_error: its standard error.
+        area_within: fraction of (outlier, inlier) pairs of one set in the right order.
+        average_precision: of all elements of all sets pooled.
+        average_precision_error: its standard error.
     """
 
     area: float
@@ -47,9 +47,15 @@ class Quality:
 
 @dataclass(frozen=True)
 class Contamination:
-    """All methods on the same sets, each element of which had a chance of `rate` to be of another class.
+    """All methods on the same sets, in which an element is of another class with probability `rate`.
 
-    `outliers` of the `elements` that were judged were; `qualities` go by the method's name.
+    Attributes:
+        rate: of outliers.
+        sets: number of sets.
+        set_size: elements in a set.
+        elements: number of elements judged, in all sets.
+        outliers: how many of these are outliers.
+        qualities: by method.
     """
 
     rate: float
@@ -57,7 +63,7 @@ class Contamination:
     set_size: int
     elements: int
     outliers: int
-    qualities: dict[str, Quality]
+    qualities: dict[str, DetectionQuality]
 
 
 @torch.no_grad()
@@ -74,28 +80,29 @@ def measure_anomaly(
     baselines: Sequence[str] = BASELINES,
     progress: Progress | None = None,
 ) -> tuple[Contamination, ...]:
-    """How well outliers are found in sets of one class with elements of others among them.
+    """Quality of outlier detection in sets of one class that contain elements of other classes.
 
-    The online and the leave-one-out score stand beside methods fitted to the set they judge, on its pixels
-    and on its latents. All judge the same elements, those from position `warm_up` on: the online score knows
-    nothing of the first.
+    The online and the leave-one-out score are compared with methods fitted to the set they judge, on its
+    pixels and on its latents. All judge the same elements, those from position `warm_up` on: the online score
+    of the first is always 0.
 
-    Scores of all sets are pooled as they are: at few outliers most sets have none, and so no area of their
-    own, and whoever raises an alarm has one threshold. That favours scores that mean the same in every set,
-    as a ratio of densities does and a distance does not; `area_within` is free of it.
+    Scores of all sets are pooled: at a low rate most sets have no outlier, and so no area, and an alarm has
+    one threshold in practice. Pooling favours scores that are comparable between sets, such as a ratio of
+    densities, over distances; `area_within` does not.
 
     Args:
-        model: on the device where the work is to be done.
-        examples: classes of images or rows, best such as the model has not been trained on.
+        model: on the device to compute on.
+        examples: classes of images or rows, preferably unseen in training.
         rates: of outliers.
         set_size: elements in a set.
-        sets: how many there are for each rate.
+        sets: number of sets for each rate.
         generator: of the sets and the resamples; on the model's device.
         warm_up: elements at the beginning of a set that are not judged.
-        rotations: every class counts four times: all of a set, its outliers too, is rotated alike.
-        baselines: those of `BASELINES` to stand beside the scores; the sets are the same without them. The
-            first two take most of the time.
-        progress: called as progress(done, total), in sets, all through the work.
+        rotations: every class counts four times; all elements of a set, outliers included, are rotated by the
+            same angle.
+        baselines: which of `BASELINES` to compare with; they do not change the sets. The first two take most
+            of the time.
+        progress: called as progress(done, total), in sets.
     """
     _check(model, examples, rates, set_size, sets, warm_up, baselines)
     sampler = SetSampler(examples, rotations=rotations, device=model.process.mean.device)
@@ -107,7 +114,7 @@ def measure_anomaly(
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device=generator.device))
         parts, done = [], place * sets
         for some in x.split(SETS_AT_A_TIME):
-            parts.append(_suspicions(model, some, baselines, seed))
+            parts.append(_outlier_scores(model, some, baselines, seed))
             done += len(some)
             if progress is not None:
                 progress(done, len(rates) * sets)
@@ -134,40 +141,38 @@ def _check(
     if not 1 <= warm_up < set_size:
         raise ValueError(f"`warm_up` must be from 1 to below the `set_size` of {set_size}; got {warm_up}.")
     if sets < 2:
-        raise ValueError(f"`sets` must be at least 2, for an error to be told; got {sets}.")
+        raise ValueError(f"`sets` must be at least 2 to estimate a standard error; got {sets}.")
     if examples.shape != model.shape:
         raise ValueError(
-            f"`examples` must be of shape {model.shape}, as the model's elements; got {examples.shape}."
+            f"`examples` must have the shape of the model's elements, {model.shape}; got {examples.shape}."
         )
     for name in baselines:
         if name not in BASELINES:
             raise ValueError(f"`baselines` must be among {', '.join(map(repr, BASELINES))}; got {name!r}.")
 
 
-def _suspicions(
+def _outlier_scores(
     model: Bruno, x: Tensor, baselines: Sequence[str], seed: int
 ) -> dict[str, Float[Tensor, "sets n"]]:
-    """By method, a number for each element of sets (sets, n, *shape): the larger, the odder."""
+    """Scores of the elements of sets (sets, n, *shape) by method, higher for outliers."""
     z = model.encode(x).z
     found = {
         "BRUNO, online": -online_from_latents(model, z).cpu(),
         "BRUNO, leave one out": -leave_one_out_from_latents(model, z).cpu(),
     }
-    # Columns of a table are brought to one scale, which pixels have.
-    values = x.float() / model.levels if model.levels else model.preprocessing(x.flatten(0, 1))[0]
-    raw = "pixels" if model.levels else "columns"
-    for space, points in {raw: values.reshape(*x.shape[:2], -1), "latents": z}.items():
+    spaces = {feature_space(model): on_common_scale(model, x).flatten(2), "latents": z}
+    for space, points in spaces.items():
         for method in baselines:
             found[f"{method}, {space}"] = _baseline(method, points.double().cpu(), seed)
     return found
 
 
 def _baseline(method: str, points: Float[Tensor, "sets n dim"], seed: int) -> Float[Tensor, "sets n"]:
-    """What does without a model of sets: fitted to one set, it judges that set's elements."""
+    """Scores of a method fitted to each set alone, higher for outliers."""
     last = points.shape[1] - 1
     if method == "k-NN distance":
         return torch.cdist(points, points).sort(-1).values[..., min(_NEAREST, last)]
-    from sklearn.ensemble import IsolationForest  # type: ignore[import-untyped]  # a second's import
+    from sklearn.ensemble import IsolationForest  # type: ignore[import-untyped]  # imported late: it takes a second
     from sklearn.neighbors import LocalOutlierFactor  # type: ignore[import-untyped]
 
     if method == "IsolationForest":
@@ -179,50 +184,24 @@ def _baseline(method: str, points: Float[Tensor, "sets n dim"], seed: int) -> Fl
 
 
 def _quality(
-    suspicion: Float[Tensor, "sets n"], outlier: Bool[Tensor, "sets n"], picks: Int[Tensor, "resamples sets"]
-) -> Quality:
-    """`picks` are the sets of each resample."""
+    score: Float[Tensor, "sets n"], outlier: Bool[Tensor, "sets n"], picks: Int[Tensor, "resamples sets"]
+) -> DetectionQuality:
+    """Quality of a score; `picks` are the sets of each resample."""
     pairs = outlier.unsqueeze(2) & ~outlier.unsqueeze(1)
-    gap = (suspicion.unsqueeze(2) - suspicion.unsqueeze(1))[pairs]
+    gap = (score.unsqueeze(2) - score.unsqueeze(1))[pairs]
     if not len(gap):
         raise ValueError(
-            f"`sets` must be so many that one has both outliers and others; none of {len(outlier)} has."
+            f"`sets` must be so many that one has outliers and inliers; got {len(outlier)} where none has."
         )
     times = torch.stack([torch.bincount(pick, minlength=len(outlier)) for pick in picks])
     weight = torch.cat([torch.ones_like(times[:1]), times]).double().repeat_interleave(outlier.shape[1], 1)
-    area, precision = area_and_precision(suspicion.flatten(), outlier.flatten(), weight)
-    told = area.isfinite()  # a resample may happen to have no outlier
-    return Quality(
+    area = roc_auc(outlier.flatten(), score.flatten(), weight)
+    precision = average_precision(outlier.flatten(), score.flatten(), weight)
+    valid = area[1:].isfinite()  # a resample may have no outlier
+    return DetectionQuality(
         area[0].item(),
-        area[1:][told[1:]].std().item(),
+        area[1:][valid].std().item(),
         ((gap > 0).double() + (gap >= 0).double()).mean().item() / 2,
         precision[0].item(),
-        precision[1:][told[1:]].std().item(),
+        precision[1:][valid].std().item(),
     )
-
-
-class AreaAndPrecision(NamedTuple):
-    """Of a ranking: the area under its ROC and its average precision."""
-
-    area: Float[Tensor, "*batch"]
-    precision: Float[Tensor, "*batch"]
-
-
-def area_and_precision(
-    suspicion: Float[Tensor, " n"], outlier: Bool[Tensor, " n"], weight: Float[Tensor, "*batch n"]
-) -> AreaAndPrecision:
-    """Area under the ROC and average precision, for many weightings of the elements at once.
-
-    With TP_k outliers and FP_k others at or above the k-th of the distinct values, from the top::
-
-        area = Σ (FP_k − FP_{k−1})·(TP_k + TP_{k−1})/2 / (TP·FP)
-        precision = Σ (TP_k − TP_{k−1})·TP_k/(TP_k + FP_k) / TP
-    """
-    suspicion, order = suspicion.sort(descending=True)
-    weight, outlier = weight[..., order], outlier[order]
-    ends = torch.cat([suspicion[1:] != suspicion[:-1], outlier.new_ones(1)])
-    hits = pad((weight * outlier).cumsum(-1)[..., ends], (1, 0))
-    alarms = pad((weight * ~outlier).cumsum(-1)[..., ends], (1, 0))
-    area = torch.trapezoid(hits, alarms) / (hits[..., -1] * alarms[..., -1])
-    share = hits / (hits + alarms).clamp(min=1e-12)
-    return AreaAndPrecision(area, (hits.diff() * share[..., 1:]).sum(-1) / hits[..., -1])

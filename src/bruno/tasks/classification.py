@@ -1,54 +1,69 @@
-"""Which of one's own classes an element belongs to, with probabilities that can be made honest."""
+"""Classification by small support sets, with calibrated probabilities."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
-from torch.nn import functional as F
 
 from bruno.data import Examples
 from bruno.model import Bruno
 from bruno.process import Evidence
-from bruno.tasks.few_shot import episode_scores
+from bruno.tasks.few_shot import FewShotProtocol, episode_scores
+from bruno.tasks.metrics import calibration_error, log_loss
+from bruno.tasks.progress import Progress
 from bruno.tasks.scorers import dimensions_above, part_size
 
-# Where a fit ends if the scores make no mistake at all, or nothing but mistakes.
+# Limits of a fitted temperature: it has no minimum if all scores are right, no maximum if all are wrong.
 _COLDEST, _HOTTEST = 1e-3, 1e6
 
 
 @dataclass(frozen=True, eq=False)
 class Classification:
-    """Which class each query belongs to, and how sure that is.
+    """Class probabilities of queries.
 
     Attributes:
         probabilities: of each class for each query; every row sums to 1.
         log_scores: log p(query | support of the class) of the latents. The Jacobian of a query is the same
-            under every class, so it is left out.
-        labels: the most probable class of each query, its index in the support.
+            for every class and is left out.
+        labels: index of the most probable class of each query.
+        classes: names of the classes.
+        names: names of the queries.
+        support: number of support elements of each class.
+        temperature: divisor of the log scores.
     """
 
     probabilities: Float[Tensor, "queries classes"]
     log_scores: Float[Tensor, "queries classes"]
     labels: Int[Tensor, " queries"]
+    classes: tuple[str, ...]
+    names: tuple[str, ...]
+    support: tuple[int, ...]
+    temperature: float
+
+    def most_probable(self, k: int) -> list[list[tuple[str, float]]]:
+        """For each query, the k most probable classes (or all, if fewer) with their probabilities."""
+        top = self.probabilities.topk(min(k, len(self.classes)))
+        rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return [[(self.classes[i], p) for i, p in zip(*row, strict=True)] for row in rows]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A temperature that makes class probabilities honest, and what it changes where it was fitted.
+    """A temperature that calibrates class probabilities, and its effect on the episodes it was fitted to.
 
     Attributes:
-        temperature: what log p(query | support) is divided by.
-        log_loss_before: mean −log probability of the right class at temperature 1, in nats.
+        temperature: divisor of log p(query | support).
+        log_loss_before: mean −log probability of the true class at temperature 1, in nats.
         log_loss: the same at this temperature.
         error_before: expected calibration error at temperature 1.
         error: the same at this temperature.
-        episodes: how many it was fitted to.
-        mistakes: in how many of them another class was the likeliest.
+        episodes: number of episodes.
+        mistakes: number of episodes in which another class was the most probable.
     """
 
     temperature: float
@@ -63,100 +78,100 @@ class Calibration:
 @torch.no_grad()
 def classify(
     model: Bruno,
-    support: Sequence[Tensor],
+    support: Mapping[str, Tensor] | Sequence[Tensor],
     queries: Tensor,
     *,
+    names: Sequence[str] | None = None,
     prior: Sequence[float] | None = None,
     temperature: float = 1.0,
     threshold: float | None = None,
     generator: Generator | None = None,
     batch_size: int = 256,
 ) -> Classification:
-    """The probability of each class for each query, softmax_c of log p(query | support_c)/T + log prior_c.
+    """Probability of each class for each query, softmax_c of log p(query | support_c)/T + log prior_c.
 
     Args:
-        model: any.
-        support: for each class its images (n_c, *shape), as many as there are.
-        queries: what to classify, (queries, *shape).
-        prior: how probable each class is before the query is seen, in any unit; all the same if left out.
-        temperature: T, as `fit_temperature` gives it; without it a model of many pixels is far too sure.
+        model: any model.
+        support: the elements (n_c, *shape) of each class, by its name or in a sequence; n_c may differ.
+        queries: elements to classify, (queries, *shape).
+        names: of the queries; by default their positions. Classes of a sequence are named by position too.
+        prior: probability of each class before the query is seen, in any unit; uniform by default.
+        temperature: T, as from `fit_temperature`; at 1 a model of many pixels is overconfident.
         threshold: use only latent dimensions whose correlation exceeds this.
-        generator: of the dequantisation noise; without one it is ½ and the answer always the same.
-        batch_size: images to encode at a time.
+        generator: of the dequantisation noise; without one it is ½ and the result deterministic.
+        batch_size: elements to encode at a time.
     """
-    _check_images(model, support, queries)
+    named = support if isinstance(support, Mapping) else dict(zip(_positions(support), support, strict=True))
+    _check_elements(model, named, queries)
+    names = _positions(queries) if names is None else tuple(names)
+    if len(names) != len(queries):
+        raise ValueError(f"`names` must be one for each of {len(queries)} queries; got {len(names)}.")
     if not temperature > 0:
         raise ValueError(f"`temperature` must be above 0; got {temperature}.")
-    log_prior = _log_prior(prior, len(support))
+    log_prior = _log_prior(prior, len(named))
     device, dimensions = model.process.mean.device, dimensions_above(model, threshold)
 
-    parts = [images.to(device) for images in (*support, queries)]
+    parts = [x.to(device) for x in (*named.values(), queries)]
     if len({part.dtype for part in parts}) == 1:
         latents = model.latents(torch.cat(parts), generator, batch_size=batch_size)
         *known, asked = latents.split([len(part) for part in parts])
-    else:  # as one tensor, integers would be taken for pixels with noise
+    else:  # concatenated with floats, integers would be taken for pixels with noise
         *known, asked = (model.latents(part, generator, batch_size=batch_size) for part in parts)
     classes = Evidence.stack([Evidence.of(z) for z in known])
     log_scores = torch.cat(
         [
             model.process.log_prob(z.unsqueeze(1), classes, dimensions=dimensions)
-            for z in asked.split(part_size(len(support) * model.dim, device))
+            for z in asked.split(part_size(len(named) * model.dim, device))
         ]
     )
     probabilities = (log_scores.double() / temperature + log_prior.to(device)).softmax(1).to(log_scores.dtype)
-    return Classification(probabilities, log_scores, probabilities.argmax(1))
+    return Classification(
+        probabilities,
+        log_scores,
+        probabilities.argmax(1),
+        classes=tuple(named),
+        names=names,
+        support=tuple(map(len, named.values())),
+        temperature=temperature,
+    )
 
 
 @torch.no_grad()
 def fit_temperature(
     model: Bruno,
     examples: Examples,
+    protocol: FewShotProtocol,
     *,
-    way: int = 5,
-    shot: int = 1,
-    trials: int = 20,
-    rotations: bool = False,
     generator: Generator,
-    threshold: float | None = None,
-    batch_size: int = 1024,
+    progress: Progress | None = None,
 ) -> Calibration:
-    """The one temperature at which `classify` gives the right classes of episodes the most probability.
+    """The temperature at which `classify` has the least log loss on the episodes of `measure_few_shot`.
 
-    The episodes are those of `measure_few_shot`, dequantised with ½. Take classes that the model was not
-    trained on, and as many shots as there will be in use. If no answer is wrong, the surer the better, and
-    episodes do not tell how sure to be: it stays 1.
+    Use classes that the model was not trained on, and as many shots as `classify` will have. The protocol
+    must have one way and one shot; its noise is ignored, since `classify` dequantises with ½ by default. If
+    there is no mistake, the loss has no minimum and the temperature stays 1.
     """
     log_scores = episode_scores(
-        model,
-        examples,
-        way=way,
-        shot=shot,
-        trials=trials,
-        rotations=rotations,
-        generator=generator,
-        threshold=threshold,
-        noisy=False,  # as `classify` has it: noise makes scores less sure
-        batch_size=batch_size,
+        model, examples, replace(protocol, noise=False), generator=generator, progress=progress
     )
     labels = torch.zeros(len(log_scores), dtype=torch.long, device=log_scores.device)
     mistakes = int((log_scores.argmax(1) != labels).sum())
-    best = best_temperature(log_scores, labels) if mistakes else 1.0
+    best = best_temperature(labels, log_scores) if mistakes else 1.0
     return Calibration(
         temperature=best,
-        log_loss_before=log_loss(log_scores, labels),
-        log_loss=log_loss(log_scores, labels, best),
-        error_before=calibration_error(log_scores, labels),
-        error=calibration_error(log_scores, labels, best),
+        log_loss_before=log_loss(labels, log_scores),
+        log_loss=log_loss(labels, log_scores, best),
+        error_before=calibration_error(labels, log_scores),
+        error=calibration_error(labels, log_scores, best),
         episodes=len(labels),
         mistakes=mistakes,
     )
 
 
-def best_temperature(log_scores: Float[Tensor, "queries classes"], labels: Int[Tensor, " queries"]) -> float:
+def best_temperature(labels: Int[Tensor, " queries"], log_scores: Float[Tensor, "queries classes"]) -> float:
     """The T > 0 at which softmax(log_scores/T) has the least `log_loss`.
 
-    The loss is convex in 1/T, with the slope E_softmax[log_scores] − log_scores[label], so bisection finds
-    where that changes its sign.
+    The loss is convex in 1/T with slope E_softmax[log_scores] − log_scores[label]; bisection finds its zero.
     """
     gaps = log_scores.double() - log_scores.double().gather(1, labels.unsqueeze(1))
     low, high = -math.log(_HOTTEST), -math.log(_COLDEST)  # of log 1/T
@@ -167,28 +182,8 @@ def best_temperature(log_scores: Float[Tensor, "queries classes"], labels: Int[T
     return math.exp(-(low + high) / 2)
 
 
-def log_loss(
-    log_scores: Float[Tensor, "queries classes"], labels: Int[Tensor, " queries"], temperature: float = 1.0
-) -> float:
-    """Mean −log probability of the right classes, in nats; log k is what knowing nothing gives."""
-    return F.cross_entropy(log_scores.double() / temperature, labels).item()
-
-
-def calibration_error(
-    log_scores: Float[Tensor, "queries classes"],
-    labels: Int[Tensor, " queries"],
-    temperature: float = 1.0,
-    bins: int = 15,
-) -> float:
-    """How far apart the probability of the most probable class and the share of right answers are.
-
-    Expected calibration error: queries are put into bins of equal width by their probability, and the gap of
-    the two means in each bin is averaged, weighted by its number of queries.
-    """
-    sure, chosen = (log_scores.double() / temperature).softmax(1).max(1)
-    place = (sure * bins).long().clamp(max=bins - 1)
-    gaps = torch.zeros(bins, dtype=torch.double, device=sure.device)
-    return (gaps.index_add(0, place, sure - (chosen == labels).double()).abs().sum() / len(labels)).item()
+def _positions(items: Sequence[Tensor] | Tensor) -> tuple[str, ...]:
+    return tuple(map(str, range(len(items))))
 
 
 def _log_prior(prior: Sequence[float] | None, classes: int) -> Float[Tensor, " classes"]:
@@ -200,17 +195,17 @@ def _log_prior(prior: Sequence[float] | None, classes: int) -> Float[Tensor, " c
     return weights.log()
 
 
-def _check_images(model: Bruno, support: Sequence[Tensor], queries: Tensor) -> None:
+def _check_elements(model: Bruno, support: Mapping[str, Tensor], queries: Tensor) -> None:
     if len(support) < 2:
         raise ValueError(
             f"`support` must have at least two classes to choose from; got {len(support)}. "
-            "How well images fit a single set is what Posterior.score says."
+            "How well elements fit a single set is Posterior.score."
         )
-    for name, x in [*((f"support[{i}]", x) for i, x in enumerate(support)), ("queries", queries)]:
+    for name, x in [*((f"support[{name}]", x) for name, x in support.items()), ("queries", queries)]:
         if tuple(x.shape[1:]) != model.shape:
             raise ValueError(
-                f"`{name}` must be images of the model's shape, (n, {', '.join(map(str, model.shape))}); got "
-                f"{tuple(x.shape)}. Resize them."
+                f"`{name}` must be elements of the model's shape, (n, {', '.join(map(str, model.shape))}); "
+                f"got {tuple(x.shape)}. Resize them."
             )
         if not len(x):
-            raise ValueError(f"`{name}` must hold at least one image; got none. Leave it out or add some.")
+            raise ValueError(f"`{name}` must hold at least one element; got none. Leave it out or add some.")

@@ -1,16 +1,18 @@
-"""How well a model predicts: bits for each number of an element, by how much was seen before it."""
+"""Bits/dim of a model on sets, by position in the set."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from bruno.config import check_at_least
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
+from bruno.tasks.metrics import mean_and_error
+from bruno.tasks.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,11 @@ class BitsPerDim:
     Attributes:
         mean: over all positions of a set.
         first: at the first position, where nothing has been seen: the prior.
-        by_position: for each position. Every element of a set might be the first, so there all of them are
-            averaged, and at later positions what those before an element change is added: the mean is the
-            same, but not left to chance is which elements came first.
-        error: standard error of the mean, from one set to another or, where every class is measured equally
-            often, from one class to another; None of a single class, which says nothing of others.
-        sets: how many were drawn.
+        by_position: for each position, prior mean plus mean conditioning gain: same mean, lower variance. The
+            prior term is averaged over all elements of the sets, as each could have come first.
+        error: standard error of the mean, between sets or, if every class is measured equally often, between
+            classes; None for a single class.
+        sets: number of sets drawn.
     """
 
     mean: float
@@ -40,7 +41,7 @@ def conditional_and_prior(
 ) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch n"]]:
     """log p(x_i | x_1..x_{i−1}) and log p(x_i) for sets (*batch, n, *shape), for every i at once."""
     z, log_det = model.encode(x, generator)
-    # Unvalidated: a flow that overflows while it is trained has bits/dim that are not finite, and goes on.
+    # Not validated: a flow that overflows during training gets bits/dim that are not finite, and no error.
     steps, alone = (p(z, validate=False) for p in (model.process.step_log_prob, model.process.log_prob))
     return steps + log_det, alone + log_det
 
@@ -53,24 +54,27 @@ def measure_bits_per_dim(
     sets: int | None,
     set_size: int,
     generator: Generator,
-    rounds: int = 1,
+    sets_per_class: int = 1,
     batch_size: int = 16,
+    progress: Progress | None = None,
 ) -> BitsPerDim:
-    """Bits/dim of sets of this size, with fresh noise.
+    """Bits/dim of sets of this size, with fresh dequantisation noise.
 
     Args:
         model: on the device of the sampler.
         sampler: of the classes to measure on.
-        sets: how many to draw, each of a class drawn uniformly; None for every class equally often. Classes
-            differ far more than sets of one class do, so that is the way to compare models.
+        sets: number of sets, each of a class drawn uniformly; None for `sets_per_class` of every class, the
+            better way to compare models: classes differ far more than sets of one class do.
         set_size: elements in a set.
         generator: of the sets and of the noise, on the same device.
-        rounds: sets of every class, if it is to be equally often.
+        sets_per_class: used only if `sets` is None.
         batch_size: sets to encode at a time.
+        progress: called as progress(done, total), in sets.
     """
     if sets is not None and sets < 2:
-        raise ValueError(f"`sets` must be at least 2, for an error to be told, or None; got {sets}.")
-    number = rounds * sampler.classes if sets is None else sets
+        raise ValueError(f"`sets` must be at least 2 to estimate a standard error, or None; got {sets}.")
+    check_at_least("sets_per_class", sets_per_class, 1)
+    number = sets_per_class * sampler.classes if sets is None else sets
     parts = []
     for begin in range(0, number, batch_size):
         end = min(begin + batch_size, number)
@@ -81,10 +85,12 @@ def measure_bits_per_dim(
             x = sampler.sets(end - begin, set_size, generator)
         both = torch.stack(conditional_and_prior(model, x, generator))
         parts.append(model.bits_per_dim(both).double().cpu())
+        if progress is not None:
+            progress(end, number)
     bits, alone = torch.cat(parts, 1)
     by_position = alone.mean() + (bits - alone).mean(0)
     by_set = bits.mean(1)
-    if sets is None:  # sets of one class share their elements, and are no witnesses of their own
-        by_set = by_set.view(rounds, sampler.classes).mean(0)
-    error = by_set.std().item() / math.sqrt(len(by_set)) if len(by_set) > 1 else None
+    if sets is None:  # sets of one class share elements, so only classes are independent
+        by_set = by_set.view(sets_per_class, sampler.classes).mean(0)
+    error = mean_and_error(by_set).error.item() if len(by_set) > 1 else None
     return BitsPerDim(bits.mean().item(), by_position[0].item(), tuple(by_position.tolist()), error, number)

@@ -1,9 +1,10 @@
-"""Few-shot classification: which of k small sets does an element belong to? The protocol and its baseline."""
+"""Few-shot classification: accuracy at choosing the support set that a query belongs to, and a baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -11,11 +12,70 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from bruno.config import check_at_least
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
-from bruno.tasks import Progress
-from bruno.tasks.scorers import Matching, ModelScorer, PixelScorer, Scorer, scores_in_parts
+from bruno.tasks.progress import Progress
+from bruno.tasks.scorers import (
+    FeatureSpace,
+    Matching,
+    ModelScorer,
+    PixelScorer,
+    Scorer,
+    feature_space,
+    on_common_scale,
+    scores_in_parts,
+)
+
+# --- protocol and results --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FewShotProtocol:
+    """Settings of n-shot k-way classification; every way is measured with every shot.
+
+    Attributes:
+        ways: numbers k of classes to choose from.
+        shots: numbers n of support images of each class.
+        trials: every class is queried once in each; at least 2, to estimate a spread.
+        rotations: every class counts four times, rotated by multiples of 90 degrees.
+        noise: dequantise with fresh noise in each trial; otherwise with ½, as in `classify`.
+        threshold: use only latent dimensions whose correlation exceeds this.
+        batch_size: images to encode at a time.
+    """
+
+    ways: tuple[int, ...] = (5, 20)
+    shots: tuple[int, ...] = (1, 5)
+    trials: int = 20
+    rotations: bool = False
+    noise: bool = True
+    threshold: float | None = None
+    batch_size: int = 1024
+
+    def __post_init__(self) -> None:
+        for name, least in (("ways", 2), ("shots", 1)):
+            numbers = tuple(getattr(self, name))
+            if not numbers:
+                raise ValueError(f"`{name}` must be at least one number; got none.")
+            check_at_least(name, min(numbers), least)
+            object.__setattr__(self, name, numbers)
+        check_at_least("trials", self.trials, 2)
+        check_at_least("batch_size", self.batch_size, 1)
+
+    @property
+    def settings(self) -> tuple[tuple[int, int], ...]:
+        """Every (way, shot), in the order of the results."""
+        return tuple(product(self.ways, self.shots))
+
+    def limited_to(self, examples: Examples) -> FewShotProtocol:
+        """The same with ways and shots lowered to the classes and images that the examples have."""
+        most_ways, most_shots = max(2, len(examples.names)), max(1, int(examples.counts.min()) - 1)
+        return replace(
+            self,
+            ways=tuple(dict.fromkeys(min(way, most_ways) for way in self.ways)),
+            shots=tuple(dict.fromkeys(min(shot, most_shots) for shot in self.shots)),
+        )
 
 
 @dataclass(frozen=True)
@@ -25,11 +85,11 @@ class FewShotResult:
     Attributes:
         way: k, the number of classes to choose from.
         shot: n, the number of support images of each class.
-        accuracy: share of queries given to their own class, the mean over trials.
-        spread: standard deviation of the accuracy from one trial to another.
-        trials: how many there were; in each of them every class is asked once.
-        episodes: queries in all trials together.
-        by_trial: the accuracy of each trial.
+        accuracy: fraction of queries assigned to their own class, the mean over trials.
+        spread: standard deviation of the accuracy between trials.
+        trials: number of trials; every class is queried once in each.
+        episodes: number of queries in all trials.
+        by_trial: accuracy of each trial.
     """
 
     way: int
@@ -40,11 +100,148 @@ class FewShotResult:
     episodes: int
     by_trial: tuple[float, ...]
 
+    @property
+    def error(self) -> float:
+        """Standard error of the accuracy."""
+        return self.spread / math.sqrt(self.trials)
+
+
+@dataclass(frozen=True)
+class FewShotComparison:
+    """A model and the nearest-neighbour baseline on the same episodes.
+
+    Attributes:
+        protocol: what was measured.
+        model: results of the model, one for each of `protocol.settings`.
+        baseline: results of the nearest neighbour, in the same order.
+        features: what the baseline compares: "pixels", or the standardised "columns" of rows.
+    """
+
+    protocol: FewShotProtocol
+    model: tuple[FewShotResult, ...]
+    baseline: tuple[FewShotResult, ...]
+    features: FeatureSpace
+
+
+# --- measurements ----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def measure_few_shot(
+    model: Bruno,
+    examples: Examples,
+    protocol: FewShotProtocol,
+    *,
+    generator: Generator,
+    progress: Progress | None = None,
+) -> tuple[FewShotResult, ...]:
+    """Accuracy at every n-shot k-way setting: the class with the highest p(query | support) wins.
+
+    In each trial every class (with rotations, every rotated class) is queried once in every setting, with
+    decoys drawn by `draw_episodes`. With noise, each image is encoded once a trial; without, once. A tie
+    counts as wrong. The same seed gives the same episodes on every device, for every model and for
+    `measure_pixels`.
+
+    Args:
+        model: on the device to compute on.
+        examples: classes of images or rows, preferably unseen in training.
+        protocol: ways, shots, trials and other settings.
+        generator: of the trials' seeds; on any device.
+        progress: called as progress(done, total), in images encoded plus queries scored.
+    """
+    plan = _Plan.of(examples, protocol, generator)
+    return plan.results(_model_scorer(model, protocol), progress)
+
+
+@torch.no_grad()
+def measure_pixels(
+    examples: Examples,
+    protocol: FewShotProtocol,
+    *,
+    generator: Generator,
+    matching: Matching = "nearest",
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> tuple[FewShotResult, ...]:
+    """Accuracy of raw pixels on the same episodes as `measure_few_shot` with the same seed.
+
+    With `matching` "nearest" the class of the nearest support image wins, by cosine similarity of pixels.
+    "attention" is closest to the baseline of the paper, from Vinyals et al. (2016): pixels are made binary at
+    half brightness, and the class with the largest Σ exp(cosine) over its supports wins. "nearest" is the
+    stronger baseline. Accuracy on the 1,692 test classes of Omniglot, 20 trials, in per cent::
+
+                               5-way 1   5-way 5   20-way 1   20-way 5
+        nearest                  50.6      75.1       32.2       56.9
+        attention                45.9      64.2       27.1       42.2
+        "Pixels" in the paper    41.7      63.2       26.7       42.6
+
+    The protocol's noise and threshold do not apply.
+    """
+    plan = _Plan.of(examples, protocol, generator)
+    return plan.results(PixelScorer(matching, examples.levels, torch.device(device)), progress)
+
+
+@torch.no_grad()
+def compare_few_shot(
+    model: Bruno,
+    examples: Examples,
+    protocol: FewShotProtocol,
+    *,
+    generator: Generator,
+    progress: Progress | None = None,
+) -> FewShotComparison:
+    """Accuracy of a model and of the nearest neighbour on the same episodes.
+
+    The nearest neighbour compares pixels, or columns standardised by the model's preprocessing. The arguments
+    are those of `measure_few_shot`.
+    """
+    plan = _Plan.of(examples, protocol, generator)
+    scorer = _model_scorer(model, protocol)
+    nearest = PixelScorer("nearest", examples.levels, scorer.device)
+    first, both = plan.work(scorer), plan.work(scorer) + plan.work(nearest)
+    report = progress or (lambda done, total: None)
+    ours = plan.results(scorer, lambda done, total: report(done, both))
+    if not model.levels:
+        scaled = on_common_scale(model, examples.elements.to(scorer.device)).cpu()
+        scaled_sampler = SetSampler(replace(examples, elements=scaled), rotations=protocol.rotations)
+        plan = replace(plan, sampler=scaled_sampler)
+    baseline = plan.results(nearest, lambda done, total: report(first + done, both))
+    return FewShotComparison(protocol, ours, baseline, feature_space(model))
+
+
+@torch.no_grad()
+def episode_scores(
+    model: Bruno,
+    examples: Examples,
+    protocol: FewShotProtocol,
+    *,
+    generator: Generator,
+    progress: Progress | None = None,
+) -> Float[Tensor, "episodes way"]:
+    """log p(query | support) in all episodes of `measure_few_shot`; the first class is the true one.
+
+    The arguments are those of `measure_few_shot`; the protocol must have one way and one shot.
+    """
+    if len(protocol.settings) != 1:
+        raise ValueError(
+            f"`protocol` must have one way and one shot; got ways={protocol.ways}, shots={protocol.shots}."
+        )
+    plan = _Plan.of(examples, protocol, generator)
+    trials = plan.scores(_model_scorer(model, protocol), progress)
+    return torch.cat([scores for (scores,) in trials])
+
+
+def _model_scorer(model: Bruno, protocol: FewShotProtocol) -> ModelScorer:
+    return ModelScorer(model, protocol.threshold, noise=protocol.noise)
+
+
+# --- episodes --------------------------------------------------------------------------------------------
+
 
 class EpisodeIndices(NamedTuple):
     """One n-shot k-way task for every class; the query belongs to the first of its k supports.
 
-    Both are places as `SetSampler.at` takes them: of images, each with its rotation.
+    Both are indices as `SetSampler.at` takes them: of images, each with its rotation.
     """
 
     query: Int[Tensor, " episodes"]
@@ -52,16 +249,16 @@ class EpisodeIndices(NamedTuple):
 
 
 def draw_episodes(sampler: SetSampler, way: int, shot: int, generator: Generator) -> EpisodeIndices:
-    """For each class, n supports and a query of it, none twice, and n supports of k − 1 other characters.
+    """For each class, n supports and one query without repetition, and n supports of k − 1 other characters.
 
-    With rotations a character is four classes. A decoy is never a rotation of the character that is asked
-    for, nor of another decoy, and each decoy is rotated by a multiple of 90 degrees of its own.
+    With rotations a character is four classes. A decoy is never a rotation of the queried character, nor of
+    another decoy, and each decoy has its own random rotation.
     """
     characters, turns = len(sampler.counts), 4 if sampler.rotations else 1
     own_character = torch.arange(characters).repeat(turns)
     own_turn = torch.arange(turns).repeat_interleave(characters)
     keys = torch.rand((len(own_character), characters), generator=generator)
-    keys.scatter_(1, own_character.unsqueeze(1), 2.0)  # the largest key of all, so the first to be chosen
+    keys.scatter_(1, own_character.unsqueeze(1), 2.0)  # above all other keys, so it is chosen first
     chosen = keys.topk(way, 1).indices
     turn = torch.randint(turns, chosen.shape, generator=generator)
     turn[:, 0] = own_turn
@@ -70,149 +267,53 @@ def draw_episodes(sampler: SetSampler, way: int, shot: int, generator: Generator
     return EpisodeIndices(index[:, 0, shot], index[:, :, :shot])
 
 
-@torch.no_grad()
-def measure_few_shot(
-    model: Bruno,
-    examples: Examples,
-    *,
-    ways: Sequence[int] = (5, 20),
-    shots: Sequence[int] = (1, 5),
-    trials: int = 20,
-    rotations: bool = False,
-    generator: Generator,
-    threshold: float | None = None,
-    noisy: bool = True,
-    batch_size: int = 1024,
-    progress: Progress | None = None,
-) -> tuple[FewShotResult, ...]:
-    """Accuracy at every n-shot k-way setting: the class with the highest p(query | support) wins.
-
-    In each trial every class (with rotations, every rotated class) is asked once in every setting, against
-    decoys as in `draw_episodes`; an image is dequantised with fresh noise and encoded once a trial, however
-    many episodes it is in, and without noise once in all trials. A tie counts as wrong. The same seed gives
-    the same episodes on every device and for every model, and to `measure_pixels`.
-
-    Args:
-        model: on the device where the work is to be done.
-        examples: classes of images (or rows), best of a kind that the model has not been trained on.
-        ways: numbers k of classes to choose from.
-        shots: numbers n of support images.
-        trials: at least 2, for the spread.
-        rotations: every class counts four times, rotated by multiples of 90 degrees.
-        generator: of seeds for the trials; on any device.
-        threshold: use only latent dimensions whose correlation exceeds this.
-        noisy: as the protocol has it; if not, images are dequantised with ½, as in `classify`.
-        batch_size: images to encode at a time.
-        progress: called as progress(done, total), in images encoded or asked, all through the work.
-    """
-    plan = _Plan.of(examples, ways, shots, trials, rotations, generator)
-    return plan.results(ModelScorer(model, threshold, noisy=noisy), batch_size, progress)
-
-
-@torch.no_grad()
-def measure_pixels(
-    examples: Examples,
-    *,
-    ways: Sequence[int] = (5, 20),
-    shots: Sequence[int] = (1, 5),
-    trials: int = 20,
-    rotations: bool = False,
-    generator: Generator,
-    matching: Matching = "nearest",
-    device: torch.device | str = "cpu",
-    progress: Progress | None = None,
-) -> tuple[FewShotResult, ...]:
-    """What raw pixels give on the very episodes of `measure_few_shot` with the same seed.
-
-    With `matching` "nearest" the class of the single nearest support image wins, by the cosine of pixels.
-    "attention" comes closest to the paper's row, which is from Vinyals et al. (2016): pixels become 0
-    or 1, cut at half, and the largest Σ exp(cosine) over a class's supports wins. The former is the stronger,
-    so it is the one to beat. Accuracy on Omniglot's 1,692 test classes, 20 trials, in per cent::
-
-                               5-way 1   5-way 5   20-way 1   20-way 5
-        nearest                  50.6      75.1       32.2       56.9
-        attention                45.9      64.2       27.1       42.2
-        "Pixels" in the paper    41.7      63.2       26.7       42.6
-    """
-    plan = _Plan.of(examples, ways, shots, trials, rotations, generator)
-    return plan.results(PixelScorer(matching, examples.levels, torch.device(device)), 1024, progress)
-
-
-@torch.no_grad()
-def episode_scores(
-    model: Bruno,
-    examples: Examples,
-    *,
-    way: int,
-    shot: int,
-    trials: int,
-    rotations: bool = False,
-    generator: Generator,
-    threshold: float | None = None,
-    noisy: bool = True,
-    batch_size: int = 1024,
-) -> Float[Tensor, "episodes way"]:
-    """log p(query | support) in all episodes of `measure_few_shot` at one setting; the first is right.
-
-    The arguments are those of `measure_few_shot`.
-    """
-    plan = _Plan.of(examples, [way], [shot], trials, rotations, generator)
-    scorer = ModelScorer(model, threshold, noisy=noisy)
-    return torch.cat([scores for (scores,) in plan.scores(scorer, batch_size)])
-
-
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Which episodes are drawn; two seeds a trial, so that the episodes do not depend on the noise."""
+    """The episodes to draw; two seeds a trial, so that the episodes do not depend on the noise."""
 
     sampler: SetSampler
-    settings: list[tuple[int, int]]
+    protocol: FewShotProtocol
     seeds: list[list[int]]
 
     @classmethod
-    def of(
-        cls,
-        examples: Examples,
-        ways: Sequence[int],
-        shots: Sequence[int],
-        trials: int,
-        rotations: bool,
-        generator: Generator,
-    ) -> _Plan:
-        """The plan of a seed, if the examples are enough for it."""
+    def of(cls, examples: Examples, protocol: FewShotProtocol, generator: Generator) -> _Plan:
+        """The episodes of a seed; raises if the examples are too few for the protocol."""
         if len(examples.names) < 2:
             raise ValueError(
                 f"`examples` must have at least two classes to choose from; got {len(examples.names)}. "
-                "Rotations of one class are never asked against each other."
+                "Rotations of one class are never in the same episode."
             )
-        sampler = SetSampler(examples, rotations=rotations)
-        if trials < 2:
-            raise ValueError(f"`trials` must be at least 2, for a spread to be told; got {trials}.")
-        rules = (
-            ("ways", ways, 2, len(sampler.counts), "the number of classes, rotations not counted"),
-            (
-                "shots",
-                shots,
-                1,
-                sampler.min_count - 1,
-                f"for {sampler.min_count} images a class and one query",
-            ),
-        )
-        for name, numbers, low, high, why in rules:
-            wrong = [number for number in numbers if not low <= number <= high]
-            if wrong or not numbers:
-                got = wrong[0] if wrong else "none"
-                raise ValueError(f"`{name}` must be from {low} to {high}, {why}; got {got}.")
-        seeds = torch.randint(2**62, (trials, 2), generator=generator, device=generator.device)
-        return cls(sampler, list(product(ways, shots)), seeds.tolist())
+        sampler = SetSampler(examples, rotations=protocol.rotations)
+        classes, least = len(sampler.counts), sampler.min_count
+        for name, numbers, high, why in (
+            ("ways", protocol.ways, classes, "the number of classes without rotations"),
+            ("shots", protocol.shots, least - 1, f"as a class has {least} images and one is the query"),
+        ):
+            if max(numbers) > high:
+                raise ValueError(f"`{name}` must be at most {high}, {why}; got {max(numbers)}.")
+        seeds = torch.randint(2**62, (protocol.trials, 2), generator=generator, device=generator.device)
+        return cls(sampler, protocol, seeds.tolist())
 
-    def results(
-        self, scorer: Scorer, batch_size: int, progress: Progress | None
-    ) -> tuple[FewShotResult, ...]:
-        """The share of episodes in which the first class scores above all others; a NaN does not."""
+    @property
+    def _images(self) -> int:
+        """Images of all classes, rotations included."""
+        return len(self.sampler.elements) * self.sampler.classes // len(self.sampler.counts)
+
+    @property
+    def _queries(self) -> int:
+        """Queries of one trial."""
+        return self.sampler.classes * len(self.protocol.settings)
+
+    def work(self, scorer: Scorer) -> int:
+        """Images to encode, at most, plus queries to score."""
+        trials = self.protocol.trials
+        return (trials if scorer.noise else 1) * self._images + trials * self._queries
+
+    def results(self, scorer: Scorer, progress: Progress | None) -> tuple[FewShotResult, ...]:
+        """Fraction of episodes in which the true class scores above all others; NaN counts as wrong."""
         won = [
             [(scores[:, 0] > scores[:, 1:].amax(1)).double().mean().item() for scores in trial]
-            for trial in self.scores(scorer, batch_size, progress)
+            for trial in self.scores(scorer, progress)
         ]
         shares = torch.tensor(won, dtype=torch.double).T
         trials, episodes = len(won), len(won) * self.sampler.classes
@@ -220,32 +321,27 @@ class _Plan:
             FewShotResult(
                 way, shot, share.mean().item(), share.std().item(), trials, episodes, tuple(share.tolist())
             )
-            for (way, shot), share in zip(self.settings, shares, strict=True)
+            for (way, shot), share in zip(self.protocol.settings, shares, strict=True)
         )
 
     def scores(
-        self, scorer: Scorer, batch_size: int, progress: Progress | None = None
+        self, scorer: Scorer, progress: Progress | None
     ) -> Iterator[list[Float[Tensor, "episodes way"]]]:
-        """For each trial the scores at each setting.
-
-        Features are computed once for each image: in a trial where there is noise, in all of them where not.
-        """
-        images = len(self.sampler.elements) * self.sampler.classes // len(self.sampler.counts)
-        groups = [[seeds] for seeds in self.seeds] if scorer.noisy else [self.seeds]
-        asked = self.sampler.classes * len(self.settings)
+        """The scores at each setting, trial by trial; with noise, images are encoded anew in each."""
+        groups = [[seeds] for seeds in self.seeds] if scorer.noise else [self.seeds]
         report = progress or (lambda done, total: None)
-        done, total = 0, len(groups) * images + len(self.seeds) * asked
+        done, total = 0, self.work(scorer)
         for group in groups:
             trials = [self._episodes(seed) for seed, _ in group]
-            noise = Generator(scorer.device).manual_seed(group[0][1])
+            generator = Generator(scorer.device).manual_seed(group[0][1])
             flat = [index.flatten() for trial in trials for episodes in trial for index in episodes]
             used, place = torch.cat(flat).unique(return_inverse=True)
             parts = []
-            for some in used.split(batch_size):
-                parts.append(scorer.features(self.sampler.at(some).to(scorer.device), noise))
+            for some in used.split(self.protocol.batch_size):
+                parts.append(scorer.features(self.sampler.at(some).to(scorer.device), generator))
                 done += len(some)
                 report(done, total)
-            done += images - len(used)
+            done += self._images - len(used)
             features, places = torch.cat(parts), iter(place.split([len(index) for index in flat]))
             for trial in trials:
                 found = []
@@ -254,10 +350,10 @@ class _Plan:
                     support = support.view(episodes.support.shape)
                     found.append(scores_in_parts(scorer, features, support, query))
                 yield found
-                done += asked
+                done += self._queries
                 report(done, total)
 
     def _episodes(self, seed: int) -> list[EpisodeIndices]:
-        """Those of a trial, for each setting."""
+        """The episodes of one trial, for each setting."""
         generator = Generator().manual_seed(seed)
-        return [draw_episodes(self.sampler, way, shot, generator) for way, shot in self.settings]
+        return [draw_episodes(self.sampler, way, shot, generator) for way, shot in self.protocol.settings]

@@ -1,69 +1,53 @@
-"""Generation: more elements like those of a set, given none of them, some of them, or the same one again."""
+"""Generation: new elements of a set, given none, some or repeats of its elements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from jaxtyping import Float, UInt8
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from bruno.config import check_at_least
 from bruno.model import Bruno, Posterior, Samples
 from bruno.process import Evidence
+from bruno.tasks.scorers import on_common_scale
 
 
 @dataclass(frozen=True, eq=False)
-class PrefixSamples:
-    """Elements drawn after each of some prefixes of a set.
+class SetSamples:
+    """Samples given prefixes of sets.
 
     Attributes:
-        lengths: how many elements of the set were seen.
-        samples: what was drawn then, (lengths, samples, *shape).
+        inputs: the sets, (*sets, n, *shape).
+        lengths: of the prefixes: how many elements of a set were seen.
+        samples: drawn after each prefix, (*sets, lengths, samples, *shape).
     """
 
+    inputs: Tensor
     lengths: tuple[int, ...]
     samples: Samples
 
 
 @dataclass(frozen=True, eq=False)
 class SpreadByRepeats:
-    """How much samples differ when a model has seen the same element again and again.
+    """How much samples differ after the model has seen one element repeatedly.
 
     Attributes:
-        repeats: how often it has seen the element.
-        variance: of a pixel, from 0 to 1, from sample to sample, the mean over pixels; of rows, that of a
-            column in standard deviations of what the model learnt from.
-        samples: the samples themselves, (repeats, samples, *shape).
+        inputs: the elements, (n, *shape); each is repeated alone.
+        repeats: how often an element was seen.
+        variance: for each number of repeats, the variance between samples, a mean over pixels (from 0 to 1)
+            or columns (in standard deviations of the training data) and over the elements.
+        by_element: the same for each element.
+        samples: the samples themselves, (n, repeats, samples, *shape).
     """
 
+    inputs: Tensor
     repeats: tuple[int, ...]
     variance: tuple[float, ...]
+    by_element: tuple[tuple[float, ...], ...]
     samples: Samples
-
-
-@torch.no_grad()
-def condition_on(
-    model: Bruno, x: Tensor, *, generator: Generator | None = None, batch_size: int = 64
-) -> Posterior:
-    """What the model knows given sets (*batch, n, *shape) of any n, in the memory of a part of them.
-
-    Takes `batch_size` elements of each set at a time. A generator draws the dequantisation noise.
-    """
-    batch = x.shape[: -len(model.shape) - 1]
-    if x.ndim < len(model.shape) + 1 or x.shape[len(batch) + 1 :] != model.shape:
-        raise ValueError(
-            f"`x` must be sets (*batch, n, {', '.join(map(str, model.shape))}); got shape {tuple(x.shape)}."
-        )
-    posterior = Posterior(model, Evidence.empty(model.dim, batch, device=model.process.mean.device))
-    if 0 in x.shape:
-        return posterior
-    for some in x.split(batch_size, len(batch)):
-        posterior = posterior.update(some, generator)
-    return posterior
 
 
 def prior_samples(
@@ -74,12 +58,14 @@ def prior_samples(
     temperature: float = 1.0,
     batch_size: int = 256,
 ) -> Samples:
-    """Elements (samples, *shape), each the first of a set of its own."""
-    return draw(model.prior(), samples, generator=generator, temperature=temperature, batch_size=batch_size)
+    """Samples (samples, *shape) of the prior, each the first element of its own set."""
+    return draw_samples(
+        model.prior(), samples, generator=generator, temperature=temperature, batch_size=batch_size
+    )
 
 
 @torch.no_grad()
-def draw(
+def draw_samples(
     posterior: Posterior,
     samples: int,
     *,
@@ -87,9 +73,9 @@ def draw(
     temperature: float = 1.0,
     batch_size: int = 256,
 ) -> Samples:
-    """More elements of each set, (*batch, samples, *shape), of which `batch_size` are decoded at a time.
+    """New elements of each set, (*sets, samples, *shape), decoding `batch_size` at a time.
 
-    A temperature below 1 draws closer to the mean of the latents, 0 nothing but the mean itself.
+    A temperature below 1 draws latents closer to their mean; 0 draws the mean itself.
     """
     check_at_least("samples", samples, 1)
     model, batch = posterior.model, posterior.evidence.batch_shape
@@ -113,31 +99,31 @@ def samples_by_prefix(
     generator: Generator | None = None,
     temperature: float = 1.0,
     batch_size: int = 256,
-) -> PrefixSamples:
-    """Samples given the first 0, 1, … n elements of a set (n, *shape), or the numbers in `lengths` of them.
+) -> SetSamples:
+    """Samples given the first 0, 1, … n elements of sets (*sets, n, *shape), or the prefixes in `lengths`.
 
-    The set itself is dequantised with ½, so that only the draws depend on the generator.
+    The sets are dequantised with ½, so that only the draws depend on the generator.
     """
-    if x.ndim != len(model.shape) + 1 or not len(x):
+    axes = len(model.shape)
+    if x.ndim <= axes or 0 in x.shape:
         raise ValueError(
-            f"`x` must be one set (n, {', '.join(map(str, model.shape))}) with n from 1; got shape "
-            f"{tuple(x.shape)}. Given nothing at all, use `prior_samples`."
+            f"`x` must be sets (*sets, n, {', '.join(map(str, model.shape))}) with n of at least 1; "
+            f"got shape {tuple(x.shape)}. Without elements, use `prior_samples`."
         )
-    n = len(x)
+    n = x.shape[-axes - 1]
     wanted = tuple(range(n + 1)) if lengths is None else tuple(lengths)
     if not wanted or not all(0 <= length <= n for length in wanted):
-        raise ValueError(f"`lengths` must be from 0 to the {n} elements of the set; got {wanted}.")
+        raise ValueError(f"`lengths` must be from 0 to the {n} elements of a set; got {wanted}.")
     z = model.latents(x, batch_size=batch_size)
-    before = Evidence.prefixes(F.pad(z, (0, 0, 0, 1)))  # before one more, of no account, all are seen
-    stacked = before[torch.tensor(wanted, device=z.device)]
-    drawn = draw(
-        Posterior(model, stacked),
+    before = Evidence.prefixes(F.pad(z, (0, 0, 0, 1)))  # before an added last element, all are seen
+    drawn = draw_samples(
+        Posterior(model, before[..., torch.tensor(wanted, device=z.device)]),
         samples,
         generator=generator,
         temperature=temperature,
         batch_size=batch_size,
     )
-    return PrefixSamples(wanted, drawn)
+    return SetSamples(x, wanted, drawn)
 
 
 @torch.no_grad()
@@ -151,80 +137,46 @@ def spread_by_repeats(
     temperature: float = 1.0,
     batch_size: int = 256,
 ) -> SpreadByRepeats:
-    """How much samples differ once the model has seen one element (*shape) n times, for each n.
+    """Variance of samples after the model has seen each of some elements (n, *shape) repeatedly.
 
-    Every n gets the same random numbers, so that what differs is the evidence alone.
+    Every number of repeats uses the same random numbers, so that only the evidence differs.
     """
-    if tuple(x.shape) != model.shape:
-        raise ValueError(f"`x` must have the model's shape, {model.shape}; got {tuple(x.shape)}.")
-    if not repeats or min(repeats) < 1:
-        raise ValueError(f"`repeats` must be numbers from 1; got {tuple(repeats)}.")
-    if samples < 2:
-        raise ValueError(f"`samples` must be at least 2, for a variance to be told; got {samples}.")
-    device = model.process.mean.device
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else None))
-    z = model.latents(x).double()
-    drawn = []
-    for n in repeats:  # the evidence of n equal elements: their mean is that element, and there is no scatter
-        evidence = Evidence(torch.tensor(n, device=device), z, torch.zeros_like(z))
-        drawn.append(
-            draw(
-                Posterior(model, evidence),
-                samples,
-                generator=Generator(device).manual_seed(seed),
-                temperature=temperature,
-                batch_size=batch_size,
-            )
-        )
-    variance = [_on_one_scale(model, part.x).var(0).mean().item() for part in drawn]
-    everything = Samples(
-        torch.stack([part.x for part in drawn]), sum(part.clamped for part in drawn), model.levels
-    )
-    return SpreadByRepeats(tuple(repeats), tuple(variance), everything)
-
-
-def _on_one_scale(model: Bruno, x: Tensor) -> Float[Tensor, "..."]:
-    """Pixels from 0 to 1; rows in standard deviations of what the model learnt from."""
-    return x.double() / model.levels if model.levels else model.preprocessing(x.double())[0]
-
-
-def grid(
-    images: UInt8[Tensor, "n channels height width"], columns: int, padding: int = 2, background: int = 255
-) -> UInt8[np.ndarray, "rows columns channels"]:
-    """Images side by side, row after row, with padding around each; what is left of the last row is empty."""
-    n, channels, height, width = images.shape
-    if n < 1 or channels not in (1, 3):
-        raise ValueError(f"`images` must be at least one, with 1 or 3 channels; got {tuple(images.shape)}.")
-    if columns < 1 or padding < 0:
-        raise ValueError(f"`columns` must be at least 1 and `padding` 0; got {columns} and {padding}.")
-    rows = -(-n // columns)
-    cells = images.new_full((rows * columns, channels, height + padding, width + padding), background)
-    cells[:n, :, :height, :width] = images
-    joined = cells.view(rows, columns, *cells.shape[1:]).permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
-    # Each cell has its padding below and to the right; the picture also needs it above and to the left.
-    picture = joined.new_full((joined.shape[0] + padding, joined.shape[1] + padding, channels), background)
-    picture[padding:, padding:] = joined
-    return picture.cpu().numpy()
-
-
-def prefix_grid(
-    inputs: UInt8[Tensor, "n channels height width"],
-    samples: UInt8[Tensor, "columns samples channels height width"],
-    padding: int = 2,
-    background: int = 255,
-) -> UInt8[np.ndarray, "picture_rows picture_columns channels"]:
-    """The paper's picture: the inputs on top, and below each what was drawn once the model had seen it too.
-
-    With one column more than there are inputs, the first has no input above it: it is drawn from the prior.
-    """
-    columns, channels = len(samples), samples.shape[2]
-    if columns - len(inputs) not in (0, 1) or inputs.shape[1:] != samples.shape[2:]:
+    if tuple(x.shape[1:]) != model.shape or not len(x):
         raise ValueError(
-            f"`samples` must have a column for each of the {len(inputs)} inputs and one for the prior, of "
-            f"images of the same shape; got {tuple(samples.shape)} for inputs {tuple(inputs.shape)}."
+            f"`x` must be elements (n, {', '.join(map(str, model.shape))}) with n of at least 1; got shape "
+            f"{tuple(x.shape)}. A single element is x.unsqueeze(0)."
         )
-    nothing = inputs.new_full((columns - len(inputs), channels, *inputs.shape[2:]), background)
-    top = grid(torch.cat([nothing, inputs]), columns, padding, background)
-    below = grid(samples.transpose(0, 1).flatten(0, 1), columns, padding, background)
-    between = np.full((padding, *top.shape[1:]), background, np.uint8)  # sets the inputs apart
-    return np.concatenate([top, between, below])
+    if not repeats or min(repeats) < 1:
+        raise ValueError(f"`repeats` must be numbers of at least 1; got {tuple(repeats)}.")
+    if samples < 2:
+        raise ValueError(f"`samples` must be at least 2 to estimate a variance; got {samples}.")
+    device = model.process.mean.device
+    seeds = torch.randint(
+        2**62, (len(x),), generator=generator, device=generator.device if generator else None
+    )
+    drawn = []
+    for z, seed in zip(model.latents(x, batch_size=batch_size).double(), seeds.tolist(), strict=True):
+        for n in repeats:
+            drawn.append(
+                draw_samples(
+                    Posterior(model, _copies(z, n)),
+                    samples,
+                    generator=Generator(device).manual_seed(seed),
+                    temperature=temperature,
+                    batch_size=batch_size,
+                )
+            )
+    found = torch.stack([part.x for part in drawn]).unflatten(0, (len(x), len(repeats)))
+    variance = on_common_scale(model, found.double()).var(2).flatten(2).mean(2)
+    return SpreadByRepeats(
+        x,
+        tuple(repeats),
+        tuple(variance.mean(0).tolist()),
+        tuple(map(tuple, variance.tolist())),
+        Samples(found, sum(part.clamped for part in drawn), model.levels),
+    )
+
+
+def _copies(z: Tensor, n: int) -> Evidence:
+    """The evidence of n copies of an element: their mean is the element and their scatter 0."""
+    return Evidence(torch.tensor(n, device=z.device), z, torch.zeros_like(z))

@@ -1,33 +1,42 @@
-"""What of a collection fits a few examples: the Bayesian-sets score of all of it, and how well that works."""
+"""Retrieval: rank a collection by how well its elements fit a few examples, and measure the quality."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from bruno.checkpoint import read, write
-from bruno.data import Examples
+from bruno.data import Element, ElementReader, Examples
 from bruno.data.sampling import with_rotations
 from bruno.model import Bruno
 from bruno.process import Evidence
-from bruno.tasks import Progress
-from bruno.tasks.scorers import part_size
+from bruno.tasks.familiarity import Familiarity
+from bruno.tasks.metrics import average_precision, mean_and_error, precision_at_k
+from bruno.tasks.progress import Progress
+from bruno.tasks.scorers import feature_space, on_common_scale, part_size
+
+logger = logging.getLogger(__name__)
+
+# --- index -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """A collection, encoded once.
+    """An encoded collection.
 
     Attributes:
         latents: of each element.
         names: of each element: a file, an id.
-        fingerprint: of the model that encoded it; to another one the latents mean nothing.
-        source: what the collection was, in its keeper's words: by it a change can be seen.
+        fingerprint: of the model that encoded it; latents are meaningless to any other model.
+        source: identifies the state of the collection when it was encoded, in any form.
     """
 
     latents: Float[Tensor, "n dim"]
@@ -53,9 +62,10 @@ class Index:
         batch_size: int = 256,
         progress: Progress | None = None,
     ) -> Index:
-        """Encode elements (n, *shape), so many at a time; `progress` is told (done, all) after each time.
+        """Encode elements (n, *shape), `batch_size` at a time.
 
-        Without names, an example is called class/place and an element of a tensor by its place.
+        Without names, an example is named class/position and an element of a tensor by its position.
+        `progress` is called as progress(done, total), in elements.
         """
         x = collection.elements if isinstance(collection, Examples) else collection
         if tuple(x.shape[1:]) != model.shape or not len(x):
@@ -68,7 +78,7 @@ class Index:
             if isinstance(collection, Examples):
                 classes = [collection.names[label] for label in collection.labels.tolist()]
                 names = [f"{name}/{place}" for name, place in zip(classes, names, strict=True)]
-        _check_names(names, len(x))  # before the hours that encoding may take
+        _check_names(names, len(x))  # before encoding, which may take hours
         latents: list[Tensor] = []
         for some in x.split(batch_size):
             latents.append(model.latents(some, batch_size=batch_size))
@@ -77,13 +87,13 @@ class Index:
         return cls(torch.cat(latents), tuple(names), model.fingerprint(), source)
 
     def save(self, path: str | Path) -> None:
-        """Write to a file, whole or not at all."""
+        """Write to a file atomically."""
         header = {"kind": "index", "model": self.fingerprint, "names": self.names, "source": self.source}
         write(Path(path), {"latents": self.latents}, header)
 
     @classmethod
     def load(cls, path: str | Path, *, model: Bruno | None = None) -> Index:
-        """Read what `save` wrote, on the CPU or where the model is; it must be the one that encoded it."""
+        """Read a saved index, to the CPU or to the device of the model, which must have encoded it."""
         tensors, header = read(Path(path), model.process.mean.device if model else "cpu")
         if header["kind"] != "index":
             raise ValueError(f"`path` must be an index; {path} is a {header['kind']}.")
@@ -93,7 +103,7 @@ class Index:
         return index
 
     def check_model(self, model: Bruno) -> None:
-        """Raise unless this very model encoded the collection."""
+        """Raise unless this model encoded the collection."""
         if model.fingerprint() != self.fingerprint:
             raise ValueError(
                 f"`model` must be the one that encoded the index, {self.fingerprint}; got "
@@ -106,12 +116,126 @@ def _check_names(names: Sequence[str], n: int) -> None:
         raise ValueError(f"`names` must be one for each of {n} elements; got {len(names)}.")
 
 
+# --- an index kept on disk -------------------------------------------------------------------------------
+
+
+def open_index(
+    model: Bruno,
+    reader: ElementReader,
+    collection: str | Path,
+    path: str | Path | None = None,
+    *,
+    familiarity: Familiarity | None = None,
+    progress: Progress | None = None,
+) -> tuple[Index, bool]:
+    """The index of a folder or file, and whether it was encoded now.
+
+    The index is kept in a file and read from there as long as the collection's files and the reader's
+    settings are the same. Names are the paths of the elements, starting with `collection` as given; in the
+    file they are relative to it, so that a collection may be moved with its index.
+
+    Args:
+        model: encodes the collection.
+        reader: of elements as the model takes them. Elements that it skips are reported by a warning.
+        collection: a folder of images or of CSV files, or one file.
+        path: of the index file; by default beside the collection, with a name that contains the model's
+            fingerprint. A file named here that is not a valid index of this model is an error, and is not
+            overwritten. If the index cannot be written, that is a warning.
+        familiarity: if given, warns if the images are unlike the training data.
+        progress: called as progress(done, total), first in files read, then in elements encoded.
+    """
+    collection = Path(collection)
+    folder = collection if collection.is_dir() else collection.parent
+    files = reader.files(collection) if collection.is_dir() else [collection]
+    source = _state_of(reader, files, folder)
+    if path is not None and not Path(path).parent.is_dir():
+        raise ValueError(f"`path` must be in an existing folder; got {path}.")
+    file = _default_path(collection, model) if path is None else Path(path)
+    if file.is_file():
+        kept = _kept(file, model, required=path is not None)
+        if kept and kept.source == source:
+            return _with_folder(kept, folder), False
+        logger.info("%s, the settings of the reader or the index changed: encoding again", collection)
+    index = _encode(model, reader, collection, files, source, familiarity, progress)
+    try:
+        index.save(file)
+        logger.info("encoded %d elements, kept in %s", len(index), file)
+    except OSError as error:  # ranking does not need the file
+        warnings.warn(f"the index of {collection} could not be written: {error}", stacklevel=2)
+    return _with_folder(index, folder), True
+
+
+def _encode(
+    model: Bruno,
+    reader: ElementReader,
+    collection: Path,
+    files: Sequence[Path],
+    source: str,
+    familiarity: Familiarity | None,
+    progress: Progress | None,
+) -> Index:
+    """Read and encode all files of a collection; names are relative to its folder."""
+    elements: list[Element] = []
+    skipped = len(reader.skipped)
+    for number, file in enumerate(files, start=1):
+        elements += reader.read([file])
+        if progress is not None:
+            progress(number, len(files))
+    if not elements:
+        raise ValueError(f"`collection` must hold at least one readable element; got {collection} with none.")
+    if new := reader.skipped[skipped:]:
+        warnings.warn(f"skipped {len(new)} unreadable elements of {collection}, first {new[0]}", stacklevel=3)
+    x = torch.stack([element.x for element in elements])
+    if familiarity is not None and (reason := familiarity.check(x)):
+        warnings.warn(f"{collection} is unlike the training data of the model: {reason}", stacklevel=3)
+    folder = collection if collection.is_dir() else collection.parent
+    names = [str(Path(element.name).relative_to(folder)) for element in elements]
+    return Index.of(model, x, names, source=source, progress=progress)
+
+
+def _kept(file: Path, model: Bruno, *, required: bool) -> Index | None:
+    """The index in a file; None if it is invalid, unless that is an error."""
+    try:
+        return Index.load(file, model=model)
+    except ValueError as error:
+        if required:
+            raise ValueError(f"{error} Choose another `path`, or delete this file.") from error
+        return None
+
+
+def _with_folder(index: Index, folder: Path) -> Index:
+    return replace(index, names=tuple(str(folder / name) for name in index.names))
+
+
+def _default_path(collection: Path, model: Bruno) -> Path:
+    path = collection.resolve()
+    return path.with_name(f"{path.name}-{model.fingerprint()[:8]}.index")
+
+
+def _state_of(reader: ElementReader, files: Sequence[Path], folder: Path) -> str:
+    """A digest that changes if a file or how it is read does."""
+    settings = (reader.invert, reader.skip_bad, reader.group, reader.columns)
+    stamps = [(str(file.relative_to(folder)), *_file_stamp(file)) for file in files]
+    return hashlib.sha256(repr((settings, stamps)).encode()).hexdigest()
+
+
+def _file_stamp(file: Path) -> tuple[int, int]:
+    """Size and time of modification, which change if the content does."""
+    if not file.exists() and not file.is_symlink():
+        raise FileNotFoundError(f"{file}: there is no such file or folder.")
+    facts = file.stat() if file.exists() else file.lstat()  # a link may dangle
+    return facts.st_size, facts.st_mtime_ns
+
+
+# --- ranking ---------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """A collection by how well it fits a query.
+    """A collection ordered by how well it fits a query.
 
     Attributes:
-        order: the places of the elements in the collection, the best first.
+        order: indices of the elements in the collection, the best first.
         scores: of the elements, in the collection's order.
     """
 
@@ -121,9 +245,9 @@ class Ranking:
 
 @torch.no_grad()
 def rank(index: Index, model: Bruno, query: Tensor) -> Ranking:
-    """Rank all of a collection by log p(x | query) − log p(x), the score of Bayesian sets.
+    """Rank a collection by log p(x | query) − log p(x), the score of Bayesian sets.
 
-    The Jacobians of the flow cancel, so latents are all it takes: one predictive density for the whole.
+    The Jacobians of the flow cancel, so latents suffice: one predictive density scores the whole collection.
 
     Args:
         index: of the collection.
@@ -151,15 +275,14 @@ def _log_prob(model: Bruno, z: Float[Tensor, "n dim"], query: Evidence | None = 
 
 
 @dataclass(frozen=True)
-class Quality:
-    """How well a score finds the rest of a class; errors are standard errors, from one query to another.
+class RetrievalQuality:
+    """How well a score finds the rest of a class, a mean over queries with its standard error.
 
     Attributes:
-        precision: by k, the share of the query's class among the best k.
-        precision_error: by k.
-        average_precision: the precision at the place of each element of the class, its mean over those and
-            over the queries.
-        average_precision_error: of that.
+        precision: by k, the fraction of the query's class among the best k.
+        precision_error: by k, its standard error.
+        average_precision: mean over the elements of the class of the precision at their score.
+        average_precision_error: its standard error.
     """
 
     precision: dict[int, float]
@@ -173,11 +296,11 @@ class RetrievalResult:
     """All methods on the same queries.
 
     Attributes:
-        queries: how many.
-        shots: elements in each.
-        collection: elements ranked for each: all but the query's, and but those of its class rotated another
-            way; the min_count, where that differs from class to class.
-        chance: the precision of a random order, the mean share of the query's class in the collection.
+        queries: number of queries.
+        shots: elements in each query.
+        collection: elements ranked for each query: all but the query and other rotations of its class; the
+            minimum over classes.
+        chance: precision of a random order, the mean fraction of the query's class in the collection.
         qualities: by method.
     """
 
@@ -185,7 +308,7 @@ class RetrievalResult:
     shots: int
     collection: int
     chance: float
-    qualities: dict[str, Quality]
+    qualities: dict[str, RetrievalQuality]
 
 
 @torch.no_grad()
@@ -200,37 +323,36 @@ def measure_retrieval(
     generator: Generator,
     progress: Progress | None = None,
 ) -> tuple[RetrievalResult, ...]:
-    """How well the rest of a class is found from a few of its elements, among all other elements.
+    """Quality of finding the rest of a class from a few of its elements, among all other elements.
 
-    Every query is a class drawn uniformly and then some of its elements, none twice; these are taken out of
-    the collection. Beside the model's score stand the mean distance to the query's elements and the distance
-    to the nearest of them, on pixels and on latents.
+    A query is a class drawn uniformly and then some of its elements, without repetition; these are removed
+    from the collection. The model's score is compared with the mean distance to the query's elements and the
+    distance to the nearest of them, on pixels and on latents.
 
     Args:
-        model: on the device where the work is to be done.
+        model: on the device to compute on.
         examples: the collection, encoded once, and its classes.
-        queries: how many.
-        shots: numbers of elements in a query. There is a result for each, as if it had been asked for alone:
-            larger queries hold the smaller ones.
-        at: numbers k of best elements to look at.
-        rotations: every class counts four times, rotated by multiples of 90 degrees. A class rotated another
-            way is left out of the collection for its queries: that of a symmetric character looks the same.
+        queries: number of queries.
+        shots: numbers of elements in a query, with a result for each that does not depend on the others:
+            larger queries contain the smaller ones.
+        at: numbers k of best elements to measure the precision of.
+        rotations: every class counts four times, rotated by multiples of 90 degrees. Other rotations of the
+            query's class are left out of the collection: a symmetric character looks the same in all.
         generator: of the queries; on any device.
-        progress: called as progress(done, all), in elements encoded: most of the work.
+        progress: called as progress(done, total), in elements encoded, which takes most of the time.
     """
     sizes = _collection_sizes(examples, queries, shots, at, rotations)
     characters = len(examples.names)
     if rotations:
         examples = with_rotations(examples)
     z = Index.of(model, examples, progress=progress).latents
-    x, labels = examples.elements.to(z.device), examples.labels.to(z.device)
-    # Columns of a table are brought to one scale, which pixels have.
-    raw, values = ("pixels", x) if model.levels else ("columns", model.preprocessing(x)[0])
-    spaces = {raw: values.flatten(1).to(z.dtype), "latents": z}
-    prior = _log_prob(model, z)
-    rows: dict[int, dict[str, list[Tensor]]] = {shot: {} for shot in shots}
+    labels = examples.labels.to(z.device)
+    raw = on_common_scale(model, examples.elements.to(z.device)).flatten(1).to(z.dtype)
+    spaces, prior = {feature_space(model): raw, "latents": z}, _log_prob(model, z)
+    rows: dict[int, dict[str, list[list[float]]]] = {shot: {} for shot in shots}
+    chances: dict[int, list[float]] = {shot: [] for shot in shots}
     for _ in range(queries):
-        members, label = _draw(examples, generator)
+        members, label = _draw_query(examples, generator)
         members, of_class = members.to(z.device), labels == label
         ranked = of_class | (labels % characters != label % characters)
         for shot, by_method in rows.items():
@@ -241,16 +363,17 @@ def measure_retrieval(
                 fits[f"mean distance, {space}"] = -distance.mean(1)
                 fits[f"nearest distance, {space}"] = -distance.amin(1)
             rest = ranked.index_fill(0, chosen, False)
+            target = of_class[rest].cpu()
+            chances[shot].append(target.double().mean().item())
             for method, fit in fits.items():
-                order = fit[rest].argsort(descending=True, stable=True)
-                by_method.setdefault(method, []).append(_precisions(of_class[rest][order].cpu(), at))
+                by_method.setdefault(method, []).append(_precisions(target, fit[rest].cpu(), at))
     return tuple(
         RetrievalResult(
             queries,
             shot,
             size,
-            torch.stack(rows[shot]["BRUNO"])[:, -1].mean().item(),
-            {method: _quality(torch.stack(found), at) for method, found in rows[shot].items()},
+            sum(chances[shot]) / queries,
+            {method: _quality(found, at) for method, found in rows[shot].items()},
         )
         for shot, size in zip(shots, sizes, strict=True)
     )
@@ -259,20 +382,19 @@ def measure_retrieval(
 def _collection_sizes(
     examples: Examples, queries: int, shots: Sequence[int], at: Sequence[int], rotations: bool
 ) -> list[int]:
-    """How many elements are ranked, for each number of shots, if all that is asked for can be measured."""
+    """Elements ranked for each number of shots; raises if the examples are too few."""
     counts = examples.counts
     min_count = int(counts.min())
     if len(counts) < 2:
-        raise ValueError("`examples` must be of at least two classes, to tell one apart; there is one.")
+        raise ValueError(f"`examples` must have at least two classes; got {len(counts)}.")
     wrong = [shot for shot in shots if not 1 <= shot < min_count]
     if wrong or not shots:
         raise ValueError(
-            f"`shots` must be from 1 to {min_count - 1}, one less than class "
-            f"{examples.names[int(counts.argmin())]!r} has, for one to be found; "
-            f"got {wrong[0] if wrong else 'none'}."
+            f"`shots` must be from 1 to {min_count - 1}, so that one of the {min_count} elements of class "
+            f"{examples.names[int(counts.argmin())]!r} is left to find; got {wrong[0] if wrong else 'none'}."
         )
     if queries < 2:
-        raise ValueError(f"`queries` must be at least 2, for an error to be told; got {queries}.")
+        raise ValueError(f"`queries` must be at least 2 to estimate a standard error; got {queries}.")
     rotated = 4 * len(examples) - 3 * int(counts.max())
     sizes = [(rotated if rotations else len(examples)) - shot for shot in shots]
     for k in at:
@@ -281,27 +403,23 @@ def _collection_sizes(
     return sizes
 
 
-def _draw(examples: Examples, generator: Generator) -> tuple[Int[Tensor, " members"], int]:
-    """A class, and the places of its elements in random order."""
+def _draw_query(examples: Examples, generator: Generator) -> tuple[Int[Tensor, " members"], int]:
+    """A random class: the indices of its elements in random order, and its label."""
     device = generator.device
     label = int(torch.randint(len(examples.names), (1,), generator=generator, device=device))
     members = (examples.labels == label).nonzero().squeeze(1)
     return members[torch.randperm(len(members), generator=generator, device=device).cpu()], label
 
 
-def _precisions(relevant: Bool[Tensor, " n"], at: Sequence[int]) -> Float[Tensor, " measures"]:
-    """Of one ranking, the precision among the best k, for each k; its average precision; that of all.
-
-    `relevant` tells whether each place, the best first, holds an element of the class.
-    """
-    found = relevant.double()
-    precision = found.cumsum(0) / torch.arange(1, len(found) + 1)
-    average = (precision * found).sum() / found.sum()
-    return torch.stack([*(precision[k - 1] for k in at), average, precision[-1]])
+def _precisions(target: Tensor, score: Tensor, at: Sequence[int]) -> list[float]:
+    """Precision at each k, then the average precision."""
+    return [*(precision_at_k(target, score, k) for k in at), average_precision(target, score).item()]
 
 
-def _quality(rows: Float[Tensor, "queries measures"], at: Sequence[int]) -> Quality:
-    """From the `_precisions` of each query."""
-    *means, average, _ = rows.mean(0).tolist()
-    *errors, error, _ = (rows.std(0) / len(rows) ** 0.5).tolist()
-    return Quality(dict(zip(at, means, strict=True)), dict(zip(at, errors, strict=True)), average, error)
+def _quality(rows: Sequence[Sequence[float]], at: Sequence[int]) -> RetrievalQuality:
+    """Mean and standard error over the `_precisions` of all queries."""
+    found = mean_and_error(torch.tensor(rows, dtype=torch.double))
+    (*means, average), (*errors, error) = found.mean.tolist(), found.error.tolist()
+    return RetrievalQuality(
+        dict(zip(at, means, strict=True)), dict(zip(at, errors, strict=True)), average, error
+    )

@@ -1,4 +1,4 @@
-"""How well a query fits small sets: features of each image by itself, then each query with its supports."""
+"""Scores of queries against small support sets: features of each image alone, then queries with supports."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from bruno.model import Bruno
 from bruno.process import Evidence
 
 Matching = Literal["nearest", "attention"]
+FeatureSpace = Literal["pixels", "columns"]
 
-# Numbers of features scored at a time: enough to keep cores or device busy, in little memory.
+# Numbers in the features scored at a time: enough to keep the cores or the GPU busy, in little memory.
 _NUMBERS_AT_A_TIME = 2**20
 _NUMBERS_AT_A_TIME_ON_A_GPU = 2**25
 
 
 class ModelScorer:
-    """log p(query | support) of latents, with fresh noise in each image or, if not `noisy`, with ½."""
+    """log p(query | support) from latents, with fresh dequantisation noise or, without `noise`, with ½."""
 
-    def __init__(self, model: Bruno, threshold: float | None, *, noisy: bool = True) -> None:
+    def __init__(self, model: Bruno, threshold: float | None, *, noise: bool = True) -> None:
         self.model, self.device = model, model.process.mean.device
-        self.noisy = noisy and model.levels > 0  # real numbers are given none
+        self.noise = noise and model.levels > 0  # real numbers are not dequantised
         self.dimensions = dimensions_above(model, threshold)
 
-    def features(self, images: Tensor, noise: Generator) -> Float[Tensor, "images dim"]:
+    def features(self, images: Tensor, generator: Generator) -> Float[Tensor, "images dim"]:
         """Latents."""
-        return self.model.encode(images, noise if self.noisy else None).z
+        return self.model.encode(images, generator if self.noise else None).z
 
     def scores(
         self, support: Float[Tensor, "episodes way shot dim"], query: Float[Tensor, "episodes dim"]
     ) -> Float[Tensor, "episodes way"]:
-        """log p(query | support), without the Jacobian: that is the same for all supports of a query."""
+        """log p(query | support) without the Jacobian, which is the same for all supports of a query."""
         way = support.shape[1]
         evidence = Evidence.of(support.flatten(0, 1), validate=False)
         pairs = query.repeat_interleave(way, 0)
@@ -42,9 +43,9 @@ class ModelScorer:
 
 
 class PixelScorer:
-    """The cosine of pixels, by the same two steps."""
+    """Cosine similarity of pixels, in the same two steps."""
 
-    noisy = False
+    noise = False
 
     def __init__(self, matching: Matching, levels: int, device: torch.device) -> None:
         known = ("nearest", "attention") if levels else ("nearest",)
@@ -52,8 +53,8 @@ class PixelScorer:
             raise ValueError(f"`matching` must be {' or '.join(map(repr, known))}; got {matching!r}.")
         self.matching, self.half, self.device = matching, levels / 2, device
 
-    def features(self, images: Tensor, noise: Generator) -> Float[Tensor, "images dim"]:
-        """Pixels, in "attention" 0 or 1, as vectors of length 1."""
+    def features(self, images: Tensor, generator: Generator) -> Float[Tensor, "images dim"]:
+        """Pixels as vectors of length 1, for "attention" made binary first."""
         pixels = images.flatten(1).float()
         if self.matching == "attention":
             pixels = (pixels >= self.half).float()
@@ -62,7 +63,7 @@ class PixelScorer:
     def scores(
         self, support: Float[Tensor, "episodes way shot dim"], query: Float[Tensor, "episodes dim"]
     ) -> Float[Tensor, "episodes way"]:
-        """The largest cosine or, in "attention", log Σ exp(cosine)."""
+        """The largest cosine or, for "attention", log Σ exp(cosine)."""
         cosine = (support @ query[:, None, :, None]).squeeze(-1)
         return cosine.amax(-1) if self.matching == "nearest" else cosine.logsumexp(-1)
 
@@ -76,20 +77,20 @@ def scores_in_parts(
     support: Int[Tensor, "episodes way shot"],
     query: Int[Tensor, " episodes"],
 ) -> Float[Tensor, "episodes way"]:
-    """Scores of some episodes at a time: gathered, their features take much more memory than before."""
+    """Scores, a part of the episodes at a time: the gathered features of all would take too much memory."""
     size = part_size(support[0].numel() * features.shape[1], features.device)
     parts = zip(support.split(size), query.split(size), strict=True)
     return torch.cat([scorer.scores(features[some], features[asked]) for some, asked in parts])
 
 
 def part_size(numbers: int, device: torch.device) -> int:
-    """How many things of so many numbers each to score at a time on this device."""
+    """How many items, each with this many numbers, to score at a time on this device."""
     room = _NUMBERS_AT_A_TIME if device.type == "cpu" else _NUMBERS_AT_A_TIME_ON_A_GPU
     return max(1, room // numbers)
 
 
 def dimensions_above(model: Bruno, threshold: float | None) -> Bool[Tensor, " dim"] | None:
-    """The mask of latent dimensions whose correlation exceeds a threshold, at least one; None for all."""
+    """Mask of the latent dimensions whose correlation exceeds a threshold, at least one; None for all."""
     if threshold is None:
         return None
     dimensions = model.process.correlated(threshold)
@@ -99,3 +100,20 @@ def dimensions_above(model: Bruno, threshold: float | None) -> Bool[Tensor, " di
             f"`threshold` must be below {most:.4g}, the largest correlation of the model; got {threshold}."
         )
     return dimensions
+
+
+def feature_space(model: Bruno) -> FeatureSpace:
+    """The name of the space that methods without a model work in: "pixels", or "columns" of rows."""
+    return "pixels" if model.levels else "columns"
+
+
+def on_common_scale(model: Bruno, x: Tensor) -> Float[Tensor, "..."]:
+    """Elements (*batch, *shape) as inputs of methods without a model.
+
+    Pixels are scaled to 0 to 1. Columns of rows are standardised by the model's preprocessing: otherwise the
+    column with the largest numbers would dominate every distance.
+    """
+    if model.levels:
+        return x.to(torch.promote_types(x.dtype, model.process.mean.dtype)) / model.levels
+    standardised: Tensor = model.preprocessing(x.reshape(-1, *model.shape))[0]
+    return standardised.reshape(x.shape)

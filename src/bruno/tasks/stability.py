@@ -1,4 +1,4 @@
-"""What upsets training: small models under stress, with a Student-t and with a Gaussian process."""
+"""Stability of training: small models under stress, with a Student-t and with a Gaussian process."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from bruno.config import FlowConfig, ModelConfig, ProcessConfig, TrainConfig
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
-from bruno.tasks import Progress
 from bruno.tasks.evaluation import measure_bits_per_dim
+from bruno.tasks.progress import Progress
 from bruno.training.trainer import Step, Trainer
 
-_FINAL_SETS = 32  # that a trained model of the study is measured on
+_FINAL_SETS = 32  # to measure a trained model of the study on
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What a model of the study has of its own.
+    """Settings of one model of the study.
 
     Attributes:
-        name: for people.
-        weight_norm: normalise the weights of the flow's networks, and take their scale from data.
-        rate: times that of the study.
-        correlation: the initial one of each dimension is drawn uniformly from this range.
-        white_every: at every so many steps the last image of every set is white; 0 for never.
+        name: shown in results.
+        weight_norm: weight-normalise the flow's networks, with data-dependent initialisation.
+        rate: factor on the study's learning rate.
+        correlation: range from which the initial correlation of each dimension is drawn uniformly.
+        white_every: the last image of every set is white at every `white_every`-th step; 0 for never.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Variant:
             raise ValueError(f"`white_every` must be at least 0; got {self.white_every}.")
 
 
-# The paper compares without and with weight norm at correlations from a range (its left plot), doubles the
-# rate (middle) and starts highly correlated (right). How it fed outliers it tells in the text, but not to
-# which of these plots: here they are a variant of their own.
+# The paper's left plot compares weight norm with none at correlations from a range, its middle plot has twice
+# the learning rate, its right plot high initial correlations. Its text describes outliers, but does not say
+# to which plots they belong: here they are a separate variant.
 VARIANTS = (
     Variant("ordinary"),
     Variant("weight norm, mixed correlations", correlation=(0.1, 0.95)),
@@ -58,9 +58,9 @@ VARIANTS = (
     Variant("white outliers", white_every=100),
 )
 
-# Convolutional as in the paper, but small: on one CPU core a step on 8 × 8 digits takes some 50 ms.
+# Convolutional as in the paper, but small: a step on 8 × 8 digits takes about 50 ms on one CPU core.
 STUDY_FLOW = FlowConfig(filters=16, blocks=1, couplings=2, units=64)
-# The paper's optimiser at its plain rate: warming up, decaying and clipping would hide what upsets training.
+# The paper's optimiser at a constant rate: warm-up, decay and gradient clipping would hide instability.
 STUDY_TRAIN = TrainConfig(
     optimiser="rmsprop", process_rate=1.0, warmup=0.0, decay="none", batch=8, precision="float32"
 )
@@ -68,15 +68,15 @@ STUDY_TRAIN = TrainConfig(
 
 @dataclass(frozen=True)
 class Curve:
-    """How one model of the study learnt.
+    """Learning curve of one model of the study.
 
     Attributes:
         process: "student-t" or "gaussian".
-        variant: its name.
-        seed: of weights, correlations and sets; the same sets for all variants and processes.
-        bits_per_dim: of the batch of each step, NaN or infinite where training broke down.
-        skipped: steps left out because their gradient was not finite.
-        final: bits/dim of fresh sets of the same examples after the last step, never with outliers.
+        variant: name of the variant.
+        seed: of weights, correlations and sets; all variants and processes train on the same sets.
+        bits_per_dim: of the batch of each step, NaN or infinite where training diverged.
+        skipped: number of steps skipped because their gradient was not finite.
+        final: bits/dim of new sets of the same examples after the last step, without outliers.
     """
 
     process: str
@@ -102,8 +102,8 @@ def stability_study(
 ) -> list[Curve]:
     """Learning curves of every variant, with each process and each seed, in this order: appendix G.
 
-    A model that diverges is a result as any other. `flow`, `train` and `alpha` are what all models have in
-    common, but for what a variant says; `progress` counts the steps of all of them.
+    A model that diverges is a result, not an error. `flow`, `train` and `alpha` are common to all models,
+    except for the settings of a variant; `progress` counts the steps of all models.
     """
     if examples.levels == 0 and any(variant.white_every for variant in variants):
         raise ValueError("`examples` must be images for variants with white outliers; got real numbers.")
@@ -142,9 +142,9 @@ def _curve(trainer: Trainer, trained: Sequence[Step], process: str, variant: str
 
 
 class _WhiteSampler(SetSampler):
-    """Sets whose last image is white while `white` says so.
+    """Sets whose last image is white while `white` is true.
 
-    It says so as a tensor, so that a step that was captured as a CUDA graph sees it change.
+    `white` is a tensor, so that a step captured as a CUDA graph sees it change.
     """
 
     def __init__(self, examples: Examples, device: torch.device | str) -> None:
@@ -158,7 +158,7 @@ class _WhiteSampler(SetSampler):
 
 
 def _fresh_model(settings: ModelConfig, correlation: tuple[float, float], seed: int) -> Bruno:
-    """A model whose weights and initial correlations depend on the seed alone; no one else notices."""
+    """A model whose weights and correlations depend on the seed alone; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(seed)
         model = Bruno.from_config(settings)

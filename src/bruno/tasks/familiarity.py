@@ -1,0 +1,88 @@
+"""Whether images resemble the training data of a model; its answers do not show it."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import torch
+from torch import Generator, Tensor
+
+from bruno.data.augmentation import downsample
+from bruno.flow.preprocessing import Gaussianise
+from bruno.model import Bruno
+
+_FACTOR = 3  # images this many times brighter or darker than in training are unfamiliar
+_IMAGES = 64  # to estimate bits/dim from, of the images and of samples
+
+
+class Familiarity:
+    """Compares images with the training data of a model, as far as the model records them.
+
+    Both checks return the reason why images are unfamiliar, or "" if they are not. Rows are always familiar.
+    Samples of the model, which its bits/dim are compared with, are drawn once, when first needed.
+    """
+
+    def __init__(self, model: Bruno) -> None:
+        self.model = model
+
+    def check(self, images: Tensor) -> str:
+        """Why images (*batch, channels, height, width) of any size are unfamiliar, or "".
+
+        They are if their mean brightness is far from that of training, if the model finds them less likely on
+        average than any of its samples, or if one of them is `too_bright`.
+        """
+        if not self.model.levels:
+            return ""
+        images = images.reshape(-1, *images.shape[-3:])
+        return self._other_brightness(images) or self._unlikely(images) or self.too_bright(images)
+
+    def too_bright(self, images: Tensor) -> str:
+        """Why one of some images, or a single one, is far too bright, or "": most likely it shows paper.
+
+        Unlike this, a dark or an unlikely image is no reason for doubt if it is alone.
+        """
+        if (learnt := self._training_brightness) is None:
+            return ""
+        images = images.reshape(-1, *images.shape[-3:])
+        means = images.mean((1, 2, 3), dtype=torch.double) / self.model.levels
+        places = (means > learnt * _FACTOR).nonzero().flatten().tolist()
+        if not places:
+            return ""
+        which = f"{len(places)} of {len(images)}, first number {places[0] + 1}, have " * (len(images) > 1)
+        return f"{which}brightness {means[places[0]]:.0%}, training images {learnt:.0%} on average"
+
+    @cached_property
+    def _training_brightness(self) -> float | None:
+        """Mean brightness of the training images, from 0 to 1; None if the model does not record it."""
+        if not isinstance(self.model.preprocessing, Gaussianise):
+            return None
+        shares = self.model.preprocessing.shares
+        return (shares * torch.arange(len(shares), device=shares.device)).sum().item() / len(shares)
+
+    @cached_property
+    def _most_bits_of_samples(self) -> float:
+        """Bits/dim of the least likely of some samples of the model."""
+        generator = self._generator()
+        images = self.model.prior().sample(_IMAGES, generator=generator).images
+        return self._bits(images, generator).max().item()
+
+    def _other_brightness(self, images: Tensor) -> str:
+        learnt, mean = self._training_brightness, images.mean(dtype=torch.double).item() / self.model.levels
+        if learnt is None or learnt / _FACTOR < mean < learnt * _FACTOR:
+            return ""
+        return f"mean brightness {mean:.0%}, in training {learnt:.0%}"
+
+    def _unlikely(self, images: Tensor) -> str:
+        some = images[:: math.ceil(len(images) / _IMAGES)].to(self.model.process.mean.device)
+        size = (self.model.shape[-2], self.model.shape[-1])
+        some = some if some.shape[-2:] == size else downsample(some, size)
+        mean, most = self._bits(some, self._generator()).mean().item(), self._most_bits_of_samples
+        return f"{mean:.1f} bits/dim, samples of the model at most {most:.1f}" if mean > most else ""
+
+    @torch.no_grad()
+    def _bits(self, images: Tensor, generator: Generator) -> Tensor:
+        return self.model.bits_per_dim(self.model.prior().log_prob(images, generator))
+
+    def _generator(self) -> Generator:
+        return Generator(self.model.process.mean.device).manual_seed(0)

@@ -1,0 +1,116 @@
+"""Metrics of rankings and of class probabilities, and standard errors; the target comes first."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+# --- rankings --------------------------------------------------------------------------------------------
+
+
+def roc_auc(
+    target: Bool[Tensor, " n"], score: Float[Tensor, " n"], weight: Float[Tensor, "*batch n"] | None = None
+) -> Float[Tensor, "*batch"]:
+    """Area under the ROC curve; NaN if all elements are positive, or none is.
+
+    With TP_k positives and FP_k negatives at or above the k-th distinct score, from the top::
+
+        Σ (FP_k − FP_{k−1})·(TP_k + TP_{k−1})/2 / (TP·FP)
+
+    Args:
+        target: whether an element is positive.
+        score: higher for elements that are more likely positive; ties count half.
+        weight: weight of each element, 1 by default; a batch of weightings gives a batch of areas.
+    """
+    hits, alarms = _cumulative_counts(target, score, weight)
+    return torch.trapezoid(hits, alarms) / (hits[..., -1] * alarms[..., -1])
+
+
+def average_precision(
+    target: Bool[Tensor, " n"], score: Float[Tensor, " n"], weight: Float[Tensor, "*batch n"] | None = None
+) -> Float[Tensor, "*batch"]:
+    """Mean over the positives of the precision at their score; NaN if there is no positive.
+
+    With the counts of `roc_auc`, Σ (TP_k − TP_{k−1})·TP_k/(TP_k + FP_k) / TP. The arguments are the same.
+    """
+    hits, alarms = _cumulative_counts(target, score, weight)
+    precision = hits / (hits + alarms).clamp(min=1e-12)
+    return (hits.diff() * precision[..., 1:]).sum(-1) / hits[..., -1]
+
+
+def precision_at_k(target: Bool[Tensor, " n"], score: Float[Tensor, " n"], k: int) -> float:
+    """Fraction of positives among the k elements with the highest scores; of tied elements the first win."""
+    if not 1 <= k <= len(score):
+        raise ValueError(f"`k` must be from 1 to the {len(score)} elements; got {k}.")
+    best = score.argsort(descending=True, stable=True)[:k]
+    return target[best].double().mean().item()
+
+
+class _Counts(NamedTuple):
+    """Weight of the positives and of the negatives at or above each distinct score, 0 first."""
+
+    hits: Float[Tensor, "*batch thresholds"]
+    alarms: Float[Tensor, "*batch thresholds"]
+
+
+def _cumulative_counts(target: Tensor, score: Tensor, weight: Tensor | None) -> _Counts:
+    score, order = score.sort(descending=True)
+    target = target[order]
+    weight = torch.ones_like(score, dtype=torch.double) if weight is None else weight[..., order].double()
+    ends = torch.cat([score[1:] != score[:-1], target.new_ones(1)])  # a tie is one threshold
+    hits, alarms = (F.pad((weight * part).cumsum(-1)[..., ends], (1, 0)) for part in (target, ~target))
+    return _Counts(hits, alarms)
+
+
+# --- class probabilities ---------------------------------------------------------------------------------
+
+
+def log_loss(
+    labels: Int[Tensor, " queries"], log_scores: Float[Tensor, "queries classes"], temperature: float = 1.0
+) -> float:
+    """Mean −log of the probability that softmax(log_scores/T) gives the true class, in nats.
+
+    Uniform probabilities over k classes give log k.
+    """
+    return F.cross_entropy(log_scores.double() / temperature, labels).item()
+
+
+def calibration_error(
+    labels: Int[Tensor, " queries"],
+    log_scores: Float[Tensor, "queries classes"],
+    temperature: float = 1.0,
+    bins: int = 15,
+) -> float:
+    """Expected calibration error of softmax(log_scores/T).
+
+    Queries are binned by the probability of their most probable class, in bins of equal width. The error is
+    the gap between mean probability and accuracy, averaged over bins weighted by their number of queries.
+    """
+    confidence, predicted = (log_scores.double() / temperature).softmax(1).max(1)
+    place = (confidence * bins).long().clamp(max=bins - 1)
+    gaps = torch.zeros(bins, dtype=torch.double, device=confidence.device)
+    gaps = gaps.index_add(0, place, confidence - (predicted == labels).double())
+    return (gaps.abs().sum() / len(labels)).item()
+
+
+# --- standard errors -------------------------------------------------------------------------------------
+
+
+class MeanAndError(NamedTuple):
+    """Mean over the first axis and its standard error."""
+
+    mean: Float[Tensor, "*rest"]
+    error: Float[Tensor, "*rest"]
+
+
+def mean_and_error(values: Float[Tensor, "n *rest"]) -> MeanAndError:
+    """Mean over the first axis and its standard error, s/√n; n must be at least 2."""
+    if len(values) < 2:
+        raise ValueError(f"`values` must be at least 2 to estimate a standard error; got {len(values)}.")
+    deviation, mean = torch.std_mean(values, 0)
+    return MeanAndError(mean, deviation / math.sqrt(len(values)))
