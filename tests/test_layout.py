@@ -12,6 +12,8 @@ ORDER = [
     "bruno.threads",
     "bruno.provenance",
     "bruno.files",
+    "bruno.kinds",
+    "bruno.arrays",
     "bruno.data.archives",
     "bruno.data.examples",
     "bruno.data.synthetic",

@@ -2,12 +2,15 @@ import copy
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig, StudentTProcess
 from bruno.flow import Bijection
 from bruno.flow.preprocessing import Logit
+from bruno.kinds import Images, Rows
 
 MODELS = {
     "8×8": ModelConfig((1, 8, 8), flow=FlowConfig(filters=4, blocks=1, units=16)),
@@ -136,6 +139,107 @@ class TestSampling:
         assert spreads[1] < 0.7 * spreads[0]
 
 
+class TestArrays:
+    """Arrays, lists and PIL images are accepted wherever tensors are."""
+
+    FORMS = {  # noqa: RUF012
+        "array": lambda x: x.numpy(),
+        "array with negative strides": lambda x: np.flip(np.flip(x.numpy(), 0).copy(), 0),
+        "read-only array": lambda x: np.frombuffer(x.numpy().tobytes(), x.numpy().dtype).reshape(x.shape),
+        "list of arrays": lambda x: [part.numpy() for part in x],
+        "list of tensors": list,
+        "tuple of tensors": tuple,
+        "nested list": lambda x: x.tolist(),
+    }
+
+    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("name", ["8×8", "vector of 7"])
+    def test_give_what_the_tensor_gives(self, form, name):
+        model = trained(MODELS[name])
+        x, convert = elements(model, 3), self.FORMS[form]
+        posterior = model.condition(x)
+        for ask in (
+            lambda x: model.log_prob(x),
+            lambda x: model.encode(x).z,
+            lambda x: model.latents(x),
+            lambda x: model.normalised(x),
+            lambda x: model.condition(x).evidence.scatter,
+            lambda x: posterior.log_prob(x),
+            lambda x: posterior.score(x),
+            lambda x: posterior.update(x).evidence.mean,
+            lambda x: posterior.remove(x).evidence.count,
+        ):
+            assert torch.equal(ask(convert(x)), ask(x))
+
+    def test_initialise_takes_them_too(self):
+        x = torch.randint(0, 256, (20, 1, 8, 8))
+        model = Bruno.from_config(MODELS["8×8"])
+        models = model, copy.deepcopy(model)
+        models[0].initialise(x)
+        models[1].initialise(x.numpy())
+        assert models[0].fingerprint() == models[1].fingerprint()
+
+    @pytest.mark.parametrize("levels", [2, 17, 256])
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_pil_images_become_elements(self, levels, channels):
+        config = ModelConfig((channels, 8, 8), levels, flow=FlowConfig("dense", couplings=2, units=8))
+        model = Bruno.from_config(config)
+        array = torch.randint(0, 256, (3, 20, 10, 3), dtype=torch.uint8).numpy()
+        images = [Image.fromarray(part) for part in array]
+        z = model.encode(images).z
+        assert z.shape == (3, model.dim)
+        torch.testing.assert_close(model.encode(images[1]).z, z[1])
+        torch.testing.assert_close(model.condition(images).evidence.mean, z.double().mean(0))
+        white = Image.new("L", (30, 30), 255)
+        assert torch.equal(model.normalised(white), torch.full(model.shape, (levels - 1) / levels))
+
+    def test_a_model_of_rows_takes_no_images(self):
+        model = Bruno.from_config(MODELS["vector of 7"])
+        with pytest.raises(TypeError, match=r"`x` must not be a PIL image.*got <PIL"):
+            model.encode(Image.new("L", (7, 7)))
+
+    def test_elements_of_different_shapes_are_refused(self):
+        model = Bruno.from_config(MODELS["8×8"])
+        with pytest.raises(ValueError, match=r"`x` must be .*one shape; got \(1, 8, 8\) and \(1, 9, 9\)"):
+            model.condition([np.zeros((1, 8, 8), np.uint8), np.zeros((1, 9, 9), np.uint8)])
+        with pytest.raises(ValueError, match=r"`x` must hold at least one element; got an empty list"):
+            model.condition([])
+
+    def test_samples_convert_back(self):
+        model = trained(MODELS["8×8"])
+        samples = model.condition(elements(model, 3)).sample(2)
+        arrays = samples.numpy()
+        assert arrays["clamped"] == samples.clamped
+        np.testing.assert_array_equal(arrays["x"], samples.x.numpy())
+        np.testing.assert_array_equal(arrays["images"], samples.images.numpy())
+        assert "images" not in trained(MODELS["vector of 7"]).prior().sample(2).numpy()
+
+
+class TestKind:
+    def test_a_model_knows_its_kind_of_element(self):
+        assert Bruno.from_config(MODELS["8×8"]).kind == Images((1, 8, 8), 256)
+        assert Bruno.from_config(MODELS["vector of 7"]).kind == Rows((7,))
+
+    def test_normalised_pixels_lie_between_0_and_1(self):
+        model = trained(MODELS["8×8"])
+        x = elements(model, 2, 3)
+        torch.testing.assert_close(model.normalised(x) * 256, x.float())
+        assert model.normalised(model.prior().sample(2).x).max() <= 1
+
+    def test_normalised_columns_are_standardised(self):
+        model = Bruno.from_config(MODELS["vector of 7"])
+        x = 1000 + 3 * torch.randn(5, 40, 7).double()
+        model.initialise(x)
+        scaled = model.normalised(x)
+        torch.testing.assert_close(scaled.mean((0, 1)), torch.zeros(7).double())
+        torch.testing.assert_close(scaled.std((0, 1), correction=0), torch.ones(7).double())
+
+    def test_device_is_that_of_the_weights(self):
+        model = Bruno.from_config(MODELS["vector of 7"])
+        assert model.device == torch.device("cpu")
+        assert model.to("meta").device == torch.device("meta")
+
+
 class TestIsADensity:
     @pytest.mark.parametrize("pixels", ["logit", "gaussianise"])
     def test_probabilities_of_all_tiny_images_sum_to_one(self, pixels):
@@ -251,12 +355,12 @@ class TestMistakes:
     def test_wrong_types(self):
         with pytest.raises(TypeError, match=r"must be integers or floating point; got torch.bool"):
             Bruno.from_config(MODELS["8×8"]).encode(torch.zeros(1, 8, 8, dtype=torch.bool))
-        with pytest.raises(TypeError, match=r"must be real numbers for this model; got torch.int64"):
+        with pytest.raises(TypeError, match=r"`x` must be floating point .*; got torch.int64"):
             Bruno.from_config(MODELS["vector of 7"]).encode(torch.zeros(7, dtype=torch.long))
         with pytest.raises(TypeError, match=r"`n` must be a whole number; got 2.5"):
             Bruno.from_config(MODELS["vector of 7"]).prior().sample(2.5)
         assert len(Bruno.from_config(MODELS["vector of 7"]).prior().sample(torch.tensor(3)).x) == 3
-        with pytest.raises(ValueError, match=r"needs a model of integers"):
+        with pytest.raises(ValueError, match=r"`images` needs a model of images.*levels = 0"):
             _ = Bruno.from_config(MODELS["vector of 7"]).prior().sample(1).images
 
     @pytest.mark.parametrize(
@@ -275,33 +379,42 @@ class TestMistakes:
             with pytest.raises(ValueError, match=rf"`x` must be .*{message}"):
                 ask(x)
 
-    @pytest.mark.parametrize(
-        "x", [torch.zeros(2, 1, 8, 8).numpy(), [[1, 2]], None], ids=lambda x: str(type(x))
-    )
-    def test_what_is_no_tensor(self, x):
+    @pytest.mark.parametrize("x", [None, "image.png", {1: 2}, [None], [["a"]], object()], ids=repr)
+    def test_a_wrong_type_is_a_type_error_that_names_the_argument(self, x):
         model = Bruno.from_config(MODELS["8×8"])
-        for ask in (model.log_prob, model.condition, model.encode, model.prior().score, model.prior().update):
-            with pytest.raises(
-                TypeError, match=r"`x` must be a torch.Tensor; got .*Use torch.as_tensor\(x\)"
-            ):
+        prior = model.prior()
+        for ask in (model.log_prob, model.condition, model.encode, model.latents, model.normalised):
+            with pytest.raises(TypeError, match=r"`x` must be a tensor, a numpy array"):
                 ask(x)
+        for ask in (prior.log_prob, prior.score, prior.update, prior.remove, model.initialise):
+            with pytest.raises(TypeError, match=r"`x` must be a tensor, a numpy array"):
+                ask(x)
+        with pytest.raises(TypeError, match=r"`z` must be a tensor, a numpy array"):
+            model.decode(x)
+        with pytest.raises(TypeError, match=r"`other` must be .*Posterior; got"):
+            prior.merge(x)
+        with pytest.raises(TypeError, match=r"`config` must be .*ModelConfig; got"):
+            Bruno.from_config(x)
 
     def test_no_element_at_all(self):
         model = Bruno.from_config(MODELS["8×8"])
         for ask in (model.log_prob, model.condition, model.encode, model.prior().score):
-            with pytest.raises(ValueError, match=r"`x` must hold at least one element; .*is model.prior\(\)"):
+            with pytest.raises(
+                ValueError,
+                match=r"`x` must hold at least one element; got shape \(0, 1, 8, 8\).*model.prior\(\)",
+            ):
                 ask(torch.zeros(0, 1, 8, 8, dtype=torch.uint8))
 
     def test_whole_numbers_that_float_are_no_pixels_with_noise(self):
         model = trained(MODELS["28×28"]).float()
         x = elements(model, 3)
-        with pytest.warns(UserWarning, match=r"all of them are whole numbers.*x\.byte\(\)"):
+        with pytest.warns(UserWarning, match=r"`x` .*whole numbers.*x\.byte\(\)"):
             model.encode(x.float())
 
     def test_shares_of_the_full_brightness_are_no_pixels(self):
         model = Bruno.from_config(MODELS["8×8"])
         x = torch.rand(2, 1, 8, 8)
-        with pytest.warns(UserWarning, match=r"from 0 to 256, and none of them is above 1.*\(x \* 255\)"):
+        with pytest.warns(UserWarning, match=r"`x` .*from 0 to 256.*above 1.*\(x \* 255\)"):
             model.condition(x)
         model.condition((x * 255).round().byte())
         model.condition(torch.zeros(2, 1, 8, 8))  # nothing but black is no mistake
@@ -317,7 +430,7 @@ class TestMistakes:
             Bruno.from_config(MODELS["vector of 7"]).log_prob(torch.full((2, 7), math.nan))
 
     def test_one_element_is_not_enough_to_initialise(self):
-        with pytest.raises(ValueError, match=r"at least two elements to take a scale from"):
+        with pytest.raises(ValueError, match=r"`x` must be at least two elements .*got \(1, 1, 8, 8\)"):
             Bruno.from_config(MODELS["8×8"]).initialise(torch.zeros(1, 1, 8, 8))
 
     def test_a_flow_that_gives_no_vectors(self):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,12 +12,14 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
+from bruno.arrays import ArrayLike, Arrays, NumpyResult, as_tensor, to_numpy
 from bruno.config import ModelConfig, check_at_least
 from bruno.files import raw_bytes
 from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, initialise
 from bruno.flow.preprocessing import Gaussianise, Logit, Pixels, Standardise, dequantise, quantise
+from bruno.kinds import Kind, kind_of
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
-from bruno.process.checks import may_look_at_values
+from bruno.process.checks import check_type, may_look_at_values
 
 
 class Encoded(NamedTuple):
@@ -28,8 +29,15 @@ class Encoded(NamedTuple):
     log_det: Float[Tensor, "*batch"]
 
 
-class Samples(NamedTuple):
-    """Elements drawn from a posterior, in the range of the data, and how many numbers had to be put there."""
+@dataclass(frozen=True, eq=False)
+class Samples(NumpyResult):
+    """Elements drawn from a posterior.
+
+    Attributes:
+        x: the elements, within the range of the data; pixels are dequantised.
+        clamped: how many numbers were outside that range and were clamped to it.
+        levels: of the pixels; 0 for rows.
+    """
 
     x: Float[Tensor, "*batch_and_shape"]
     clamped: int
@@ -39,8 +47,12 @@ class Samples(NamedTuple):
     def images(self) -> Tensor:
         """The elements as integers (uint8 for up to 256 levels)."""
         if not self.levels:
-            raise ValueError("`images` needs a model of integers; this one has levels = 0. Use `x`.")
+            raise ValueError("`images` needs a model of images; this one has levels = 0. Use `x`.")
         return quantise(self.x, self.levels)
+
+    def numpy(self) -> dict[str, Any]:
+        """The fields by name, tensors as numpy arrays, with the integers as `images` where there are any."""
+        return super().numpy() | ({"images": to_numpy(self.images)} if self.levels else {})
 
 
 class Bruno(nn.Module):
@@ -84,59 +96,91 @@ class Bruno(nn.Module):
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> Bruno:
-        """Build a model, with fresh weights."""
+        """Build a model with fresh weights."""
+        check_type("config", config, ModelConfig)
         return cls(config.shape, _flow(config), _process(config), _preprocessing(config), config)
 
     @property
     def levels(self) -> int:
-        """How many integers an element's numbers range over; 0 for real numbers."""
+        """Number of values that a pixel can take; 0 for real numbers."""
         return self.preprocessing.levels if isinstance(self.preprocessing, Pixels) else 0
 
-    def initialise(self, x: Tensor, generator: Generator | None = None) -> None:
-        """Take from elements (*batch, *shape) what depends on data; a second time changes nothing.
+    @property
+    def kind(self) -> Kind:
+        """The kind of element: `Images` or `Rows`."""
+        return kind_of(self.shape, self.levels)
 
-        That is the scale of weight-normalised layers and how the numbers of elements are distributed, if the
-        preprocessing wants to know.
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.process.mean.device
+
+    def initialise(self, x: ArrayLike, generator: Generator | None = None) -> None:
+        """Initialise from elements (*batch, *shape) what depends on data; a second call changes nothing.
+
+        That is the scale of weight-normalised layers, and the distribution of the values if the
+        preprocessing uses it.
         """
+        x = self._elements(x)
         if self._batch_of(x).numel() < 2:
-            raise ValueError(f"`x` must be at least two elements to take a scale from; got {tuple(x.shape)}.")
+            raise ValueError(
+                f"`x` must be at least two elements to estimate a scale from; got {tuple(x.shape)}."
+            )
         if isinstance(self.preprocessing, Standardise | Gaussianise):
             self.preprocessing.fit(x.reshape(-1, *self.shape))
         initialise(self, lambda: self.encode(x, generator))
 
-    def encode(self, x: Tensor, generator: Generator | None = None, *, validate: bool = True) -> Encoded:
-        """Latents of elements (*batch, *shape); `validate` looks at their values and waits for the device."""
-        batch = self._batch_of(x)
-        if validate:
-            self._check_values(x)
+    def encode(self, x: ArrayLike, generator: Generator | None = None, *, validate: bool = True) -> Encoded:
+        """Latents of elements (*batch, *shape).
+
+        Args:
+            x: the elements.
+            generator: of the dequantisation noise; ½ is added without one.
+            validate: check the values, which waits for the device.
+        """
+        x = self._elements(x)
+        if validate and may_look_at_values(x):
+            self.kind.check(x)
         flat = x.reshape(-1, *self.shape)
         if not x.is_floating_point():
             flat = dequantise(flat, generator)
-        dtype = self.process.mean.dtype
+        dtype, batch = self.process.mean.dtype, self._batch_of(x)
         y, first = self.preprocessing(flat.to(torch.promote_types(flat.dtype, dtype)))
         z, second = self.flow(y.to(dtype))
         return Encoded(z.reshape(*batch, self.dim), (first.to(dtype) + second).reshape(batch))
 
     @torch.no_grad()
     def latents(
-        self, x: Tensor, generator: Generator | None = None, *, batch_size: int = 256
+        self, x: ArrayLike, generator: Generator | None = None, *, batch_size: int = 256
     ) -> Float[Tensor, "*batch dim"]:
-        """The latents of any number of elements (*batch, *shape), from any device, in the memory of a few."""
-        batch, here = self._batch_of(x, anywhere=True), self.process.mean.device
+        """Latents of any number of elements (*batch, *shape), on any device, encoded in batches."""
+        x = self._elements(x, any_device=True)
+        check_at_least("batch_size", batch_size, 1)
         parts = x.reshape(-1, *self.shape).split(batch_size)
-        z = torch.cat([self.encode(part.to(here), generator).z for part in parts])
-        return z.reshape(*batch, self.dim)
+        z = torch.cat([self.encode(part.to(self.device), generator).z for part in parts])
+        return z.reshape(*self._batch_of(x), self.dim)
 
-    def decode(self, z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch_and_shape"]:
+    def normalised(self, x: ArrayLike) -> Float[Tensor, "*batch_and_shape"]:
+        """Elements (*batch, *shape) on one scale: pixels on [0, 1], columns standardised.
+
+        The result lies on the device of `x`.
+        """
+        x = self._elements(x, any_device=True)
+        if self.kind.is_images:
+            return x / self.levels
+        flat = x.reshape(-1, *self.shape).to(self.device)
+        standardised: Tensor = self.preprocessing(flat)[0]
+        return standardised.reshape(x.shape).to(x.device)
+
+    def decode(self, z: Float[Tensor, "*batch dim"] | Arrays) -> Float[Tensor, "*batch_and_shape"]:
         """Elements from latents, in the range of the data."""
-        return self._decode(z).x
+        return self._decode(as_tensor(z, "z", device=self.device)).x
 
     def log_prob(
-        self, x: Tensor, generator: Generator | None = None, *, validate: bool = True
+        self, x: ArrayLike, generator: Generator | None = None, *, validate: bool = True
     ) -> Float[Tensor, "*batch n"]:
         """log p(x_i | x_1..x_{i−1}) for sets (*batch, n, *shape), for every i at once."""
-        self._check_sets(x)
-        z, log_det = self.encode(x, generator, validate=validate)
+        z, log_det = self.encode(self._sets(x), generator, validate=validate)
         return self.process.step_log_prob(z, validate=validate) + log_det
 
     def bits_per_dim(self, log_prob: Tensor) -> Tensor:
@@ -145,12 +189,11 @@ class Bruno(nn.Module):
 
     def prior(self) -> Posterior:
         """What the model knows of a set before it sees any element."""
-        return Posterior(self, Evidence.empty(self.dim, device=self.process.mean.device))
+        return Posterior(self, Evidence.empty(self.dim, device=self.device))
 
-    def condition(self, x: Tensor, generator: Generator | None = None) -> Posterior:
-        """What the model knows given sets (*batch, n, *shape)."""
-        self._check_sets(x)
-        return Posterior(self, Evidence.of(self.encode(x, generator).z))
+    def condition(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
+        """The posterior given sets (*batch, n, *shape)."""
+        return Posterior(self, Evidence.of(self.encode(self._sets(x), generator).z))
 
     def fingerprint(self) -> str:
         """A short name for these very weights: latents of one model mean nothing to another."""
@@ -170,17 +213,19 @@ class Bruno(nn.Module):
         x, astray = self.preprocessing.clamped(self.preprocessing.inverse(y)[0])
         return Samples(x.reshape(*z.shape[:-1], *self.shape), int(astray.sum()), self.levels)
 
-    def _check_sets(self, x: Tensor) -> None:
-        if len(self._batch_of(x)) < 1:
+    def _sets(self, x: ArrayLike) -> Tensor:
+        """Sets (*batch, n, *shape) as a tensor."""
+        x = self._elements(x)
+        if not self._batch_of(x):
             raise ValueError(
                 f"`x` must be sets (*batch, n, *{self.shape}); got shape {tuple(x.shape)}. "
                 "A set of one element is x.unsqueeze(0)."
             )
+        return x
 
-    def _batch_of(self, x: Tensor, *, anywhere: bool = False) -> torch.Size:
-        """The batch axes of elements, once their shape and type are what the model takes."""
-        if not isinstance(x, Tensor):
-            raise TypeError(f"`x` must be a torch.Tensor; got {type(x).__name__}. Use torch.as_tensor(x).")
+    def _elements(self, x: ArrayLike, *, any_device: bool = False) -> Tensor:
+        """Elements (*batch, *shape) as a tensor of a shape and type that the model takes."""
+        x = as_tensor(x, device=self.device, kind=self.kind)
         axes = len(self.shape)
         if x.shape[x.ndim - axes :] != self.shape or x.ndim < axes:
             hint = ""
@@ -190,40 +235,22 @@ class Bruno(nn.Module):
         if not x.numel():
             raise ValueError(
                 f"`x` must hold at least one element; got shape {tuple(x.shape)}. "
-                "What is known of a set before its first element is model.prior()."
+                "A set without elements is model.prior()."
             )
         if x.dtype == torch.bool or x.is_complex():
             raise TypeError(f"`x` must be integers or floating point; got {x.dtype}.")
-        here = self.process.mean.device
-        if x.device != here and not anywhere:
-            raise ValueError(f"`x` must be on the device of the model, {here}; got {x.device}.")
-        if not x.is_floating_point() and not self.levels:
-            raise TypeError(f"`x` must be real numbers for this model; got {x.dtype}. Use x.double().")
-        return x.shape[: x.ndim - axes]
+        if x.device != self.device and not any_device:
+            raise ValueError(f"`x` must be on the device of the model, {self.device}; got {x.device}.")
+        if not x.is_floating_point() and not self.kind.is_images:
+            raise TypeError(
+                f"`x` must be floating point for a model of rows; got {x.dtype}. Use x.double(), or "
+                "x.astype(float) for an array."
+            )
+        return x
 
-    def _check_values(self, x: Tensor) -> None:
-        """Integers must be levels, pixels within them, real numbers finite."""
-        if not may_look_at_values(x):
-            return
-        low, high = x.min().item(), x.max().item()
-        top = self.levels - (not x.is_floating_point())
-        if self.levels and not (low >= 0 and high <= top):
-            wrong = low if not low >= 0 else high
-            raise ValueError(f"`x` must be from 0 to {top} for this model; got {wrong:g}.")
-        if not math.isfinite(low) or not math.isfinite(high):
-            raise ValueError(f"`x` must be finite; got {low if not math.isfinite(low) else high}.")
-        if self.levels > 2 and x.is_floating_point() and high > 1 and bool((x == x.floor()).all()):
-            warnings.warn(
-                "`x` is taken for pixels with noise, and all of them are whole numbers. "
-                "Levels themselves are integers: x.byte().",
-                stacklevel=4,
-            )
-        if self.levels > 2 and x.is_floating_point() and 0 < high <= 1:
-            warnings.warn(
-                f"`x` is taken for pixels from 0 to {self.levels}, and none of them is above 1. "
-                f"Shares of the full brightness are (x * {self.levels - 1}).round().byte().",
-                stacklevel=4,
-            )
+    def _batch_of(self, x: Tensor) -> torch.Size:
+        """The batch axes of elements."""
+        return x.shape[: x.ndim - len(self.shape)]
 
 
 def _preprocessing(config: ModelConfig) -> Pixels | Standardise:
@@ -275,12 +302,12 @@ class Posterior:
     model: Bruno
     evidence: Evidence
 
-    def log_prob(self, x: Tensor, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
+    def log_prob(self, x: ArrayLike, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
         """log p(x | set) of single elements (*batch, *shape)."""
         z, log_det = self.model.encode(x, generator)
         return self.model.process.log_prob(z, self.evidence) + log_det
 
-    def score(self, x: Tensor, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
+    def score(self, x: ArrayLike, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
         """log p(x | set) − log p(x): how much better the set explains the element than nothing does.
 
         The Jacobian cancels, so this is computed from latents alone.
@@ -302,11 +329,11 @@ class Posterior:
         z = predictive.mean + temperature * (z - predictive.mean) if temperature != 1.0 else z
         return self.model._decode(z)
 
-    def update(self, x: Tensor, generator: Generator | None = None) -> Posterior:
+    def update(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
         """Having seen more: one element for each set, (*batch, *shape), or several, (*batch, n, *shape)."""
         return Posterior(self.model, self.evidence.add(self.model.encode(x, generator).z))
 
-    def remove(self, x: Tensor) -> Posterior:
+    def remove(self, x: ArrayLike) -> Posterior:
         """As if some elements had never been seen; they must have been, without a generator."""
         return Posterior(self.model, self.evidence.remove(self.model.encode(x).z))
 
@@ -315,7 +342,8 @@ class Posterior:
         return Posterior(self.model, self.evidence.detach())
 
     def merge(self, other: Posterior) -> Posterior:
-        """Having seen what both have seen."""
+        """The posterior given what both have seen."""
+        check_type("other", other, Posterior)
         if not self.model.is_same(other.model):
             raise ValueError("`other` must be a posterior of the same model; got one of other weights.")
         return Posterior(self.model, self.evidence + other.evidence)

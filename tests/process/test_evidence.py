@@ -178,8 +178,28 @@ def test_gradients_flow_through_adding_and_removing():
     assert torch.autograd.gradcheck(statistics, z)
 
 
+def test_arrays_and_lists_are_observations():
+    z = observations(batch=(2,))
+    for same in (z.numpy(), z.numpy()[::-1][::-1], list(z), list(z.numpy()), z.tolist()):
+        assert_same(Evidence.of(same), Evidence.of(z), 0)
+        assert_same(Evidence.prefixes(same), Evidence.prefixes(z), 0)
+        assert_same(Evidence.empty(3, (2,)).add(same), Evidence.of(z), 0)
+        assert_same(Evidence.of(z).remove(same), Evidence.empty(3, (2,)), 0)
+
+
 @pytest.mark.usefixtures("without_shape_checks")
 class TestMistakes:
+    @pytest.mark.parametrize("wrong", [None, "z", {}, [None]], ids=repr)
+    def test_a_wrong_type_is_a_type_error_that_names_the_argument(self, wrong):
+        evidence = Evidence.of(observations())
+        for ask in (Evidence.of, Evidence.prefixes, evidence.add, evidence.remove):
+            with pytest.raises(TypeError, match="`z` must be a tensor, a numpy array"):
+                ask(wrong)
+        with pytest.raises(TypeError, match=r"`other` must be .*Evidence; got"):
+            evidence.merge(wrong)
+        with pytest.raises(TypeError, match=r"`sets` must be .*Evidence; got"):
+            Evidence.stack([evidence, wrong])
+
     def test_removing_more_than_was_added(self):
         with pytest.raises(ValueError, match="at most the 9 observations that were added; got 10"):
             Evidence.of(observations()).remove(observations(n=10))

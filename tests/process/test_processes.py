@@ -303,8 +303,31 @@ def test_usable_under_compile():
 
 
 @every_process
+def test_arrays_and_lists_are_observations(name):
+    process, z, mask = varied(name), sets(3), torch.tensor([True, False, True, True, False])
+    for same in (z.numpy(), list(z.numpy()), z.tolist()):
+        for density in ("step_log_prob", "log_prob", "joint_log_prob", "leave_one_out_log_prob"):
+            ask = getattr(process, density)
+            assert torch.equal(ask(same, dimensions=mask.numpy()), ask(z, dimensions=mask))
+
+
+@every_process
 @pytest.mark.usefixtures("without_shape_checks")
 class TestMistakes:
+    @pytest.mark.parametrize("wrong", ["z", {}, [None]], ids=repr)
+    def test_a_wrong_type_is_a_type_error_that_names_the_argument(self, name, wrong):
+        process, z = PROCESSES[name](3), torch.zeros(2, 3)
+        for density in ("step_log_prob", "log_prob", "joint_log_prob", "leave_one_out_log_prob"):
+            ask = getattr(process, density)
+            with pytest.raises(TypeError, match="`z` must be a tensor, a numpy array"):
+                ask(wrong)
+            with pytest.raises(TypeError, match=r"`evidence` must be .*Evidence; got"):
+                ask(z, wrong)
+            with pytest.raises(TypeError, match="`dimensions` must be a tensor, a numpy array"):
+                ask(z, dimensions=wrong)
+        with pytest.raises(TypeError, match=r"`evidence` must be .*Evidence; got"):
+            process.predictive(wrong)
+
     def test_wrong_dimensions(self, name):
         process = PROCESSES[name](3)
         for method in (process.step_log_prob, process.joint_log_prob, process.leave_one_out_log_prob):

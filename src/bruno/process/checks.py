@@ -1,15 +1,20 @@
-"""What every function of the process asks of its tensors, with errors that say how to comply."""
+"""Checks of what the functions of the process are given, with errors that say how to comply."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bruno.arrays import ArrayLike, as_tensor
 
-def check_observations(z: Tensor, dim: int | None = None, name: str = "z") -> Tensor:
-    """`z` is floating point and of shape (*batch, n, dim) with n ≥ 1."""
-    if not isinstance(z, Tensor):
-        raise TypeError(f"`{name}` must be a torch.Tensor; got {type(z).__name__}.")
+
+def check_observations(
+    z: ArrayLike, dim: int | None = None, name: str = "z", *, device: torch.device | None = None
+) -> Tensor:
+    """`z` as a floating-point tensor of shape (*batch, n, dim) with n ≥ 1; arrays go to `device`."""
+    z = as_tensor(z, name, device=device)
     if not z.is_floating_point():
         raise TypeError(f"`{name}` must be floating point; got {z.dtype}. Use {name}.float().")
     if z.ndim < 2:
@@ -22,16 +27,21 @@ def check_observations(z: Tensor, dim: int | None = None, name: str = "z") -> Te
     if 0 in z.shape:
         raise ValueError(
             f"`{name}` must hold at least one observation; got shape {tuple(z.shape)}. "
-            "No observations at all are Evidence.empty(dim)."
+            "The evidence of no observations is Evidence.empty(dim)."
         )
     return z
+
+
+def check_type(name: str, value: Any, wanted: type) -> None:
+    """`value` is an instance of a class of this package."""
+    if not isinstance(value, wanted):
+        raise TypeError(f"`{name}` must be of type {wanted.__name__}; got {type(value).__name__}.")
 
 
 def check_finite(z: Tensor, name: str) -> Tensor:
     """`z` has no NaN and no infinity.
 
-    The look at the values waits for the device, so it is left out where nothing may wait: while a graph
-    is compiled or captured.
+    Reading the values waits for the device, so the check is skipped while a graph is compiled or captured.
     """
     if may_look_at_values(z) and not torch.isfinite(z).all():
         place = (~torch.isfinite(z)).nonzero()[0].tolist()
@@ -45,7 +55,7 @@ def may_look_at_values(z: Tensor) -> bool:
 
 
 def is_traced() -> bool:
-    """Whether torch.compile or a transform of torch.func is at work: neither sees into a backward of ours."""
+    """Whether torch.compile or a torch.func transform is active: neither supports our own backward passes."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
@@ -60,5 +70,5 @@ def check_devices(reference: Tensor, /, **others: Tensor) -> None:
 
 
 def widened(z: Tensor) -> Tensor:
-    """Half precision is too short for sums of squares: bfloat16 and float16 go on as float32."""
+    """`z`, in float32 if it is bfloat16 or float16: those are too short for sums of squares."""
     return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z

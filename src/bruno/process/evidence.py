@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bruno.process.checks import check_devices, check_finite, check_observations, widened
+from bruno.arrays import Arrays, as_tensor
+from bruno.process.checks import check_devices, check_finite, check_observations, check_type, widened
 
 # How far a removal may differ from the sums it undoes before it counts as a contradiction: an element that
 # was encoded again, in another batch, is not the same to the last digit of a float32.
@@ -55,7 +56,7 @@ class Evidence:
         return cls(count.expand(tuple(batch_shape)), *[zero.expand(*batch_shape, dim)] * 2)
 
     @classmethod
-    def of(cls, z: Float[Tensor, "*batch n dim"], *, validate: bool = True) -> Evidence:
+    def of(cls, z: Float[Tensor, "*batch n dim"] | Arrays, *, validate: bool = True) -> Evidence:
         """The evidence of whole sets.
 
         Args:
@@ -68,7 +69,7 @@ class Evidence:
         return cls(_filled(z.shape[-2], z.shape[:-2], z.device), mean, scatter)
 
     @classmethod
-    def prefixes(cls, z: Float[Tensor, "*batch n dim"], *, validate: bool = True) -> Evidence:
+    def prefixes(cls, z: Float[Tensor, "*batch n dim"] | Arrays, *, validate: bool = True) -> Evidence:
         """The evidence *before* each element: position i of batch ``(*batch, n)`` has seen z_1..z_{i−1}.
 
         Deviations are taken from the first element, so that a large common offset costs no digits::
@@ -87,7 +88,9 @@ class Evidence:
 
     @classmethod
     def stack(cls, sets: Sequence[Evidence]) -> Evidence:
-        """Of several batches of the same shape one, with a new first axis."""
+        """Several batches of the same shape as one batch, with a new first axis."""
+        for one in sets:
+            check_type("sets", one, Evidence)
         counts, means, scatters = zip(*((one.count, one.mean, one.scatter) for one in sets), strict=True)
         return cls(torch.stack(counts), torch.stack(means), torch.stack(scatters))
 
@@ -101,16 +104,17 @@ class Evidence:
         """Shape of the batch of sets."""
         return self.mean.shape[:-1]
 
-    def add(self, z: Float[Tensor, "..."]) -> Evidence:
+    def add(self, z: Float[Tensor, "..."] | Arrays) -> Evidence:
         """With more observations: one for each set, ``(*batch, dim)``, or many, ``(*batch, n, dim)``."""
         return self.merge(Evidence.of(self._as_sets(z)))
 
-    def remove(self, z: Float[Tensor, "..."]) -> Evidence:
+    def remove(self, z: Float[Tensor, "..."] | Arrays) -> Evidence:
         """Without observations that were added before; shapes as in `add`."""
         return self - Evidence.of(self._as_sets(z))
 
     def merge(self, other: Evidence) -> Evidence:
         """The evidence of both sets together (Chan's update); batches broadcast."""
+        check_type("other", other, Evidence)
         check_devices(self.mean, evidence=other.mean)
         self._check_dim(other)
         n_a, n_b = self.count, other.count
@@ -190,9 +194,9 @@ class Evidence:
         """The same values, cut off from the graph that made them."""
         return Evidence(self.count, self.mean.detach(), self.scatter.detach())
 
-    def _as_sets(self, z: Tensor) -> Tensor:
-        """One observation becomes a set of one; the batch axes must be those of this evidence."""
-        axes = self.mean.ndim
+    def _as_sets(self, z: Tensor | Arrays) -> Tensor:
+        """Observations as sets; one observation becomes a set of one. Batch axes must match this evidence."""
+        z, axes = as_tensor(z, "z", device=self.mean.device), self.mean.ndim
         if z.ndim == axes:
             z = z.unsqueeze(-2)
         if z.ndim != axes + 1 or z.shape[-1] != self.dim or z.shape[:-2] != self.batch_shape:
@@ -208,7 +212,7 @@ class Evidence:
             raise ValueError(f"`evidence` must have {self.dim} dimensions like this one; got {other.dim}.")
 
 
-def _checked(z: Tensor, validate: bool) -> Tensor:
+def _checked(z: Tensor | Arrays, validate: bool) -> Tensor:
     z = widened(check_observations(z))
     return check_finite(z, "z") if validate else z
 

@@ -9,10 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from bruno.arrays import Arrays, as_tensor
 from bruno.process.checks import (
     check_devices,
     check_finite,
     check_observations,
+    check_type,
     may_look_at_values,
     widened,
 )
@@ -107,10 +109,10 @@ class ExchangeableProcess(nn.Module):
 
     def step_log_prob(
         self,
-        z: Float[Tensor, "*batch n dim"],
+        z: Float[Tensor, "*batch n dim"] | Arrays,
         evidence: Evidence | None = None,
         *,
-        dimensions: Bool[Tensor, " dim"] | None = None,
+        dimensions: Bool[Tensor, " dim"] | Arrays | None = None,
         validate: bool = True,
     ) -> Float[Tensor, "*any n"]:
         """log p(z_i | evidence, z_1..z_{i−1}), summed over dimensions, for all i at once.
@@ -126,25 +128,26 @@ class ExchangeableProcess(nn.Module):
 
     def log_prob(
         self,
-        z: Float[Tensor, "*batch dim"],
+        z: Float[Tensor, "*batch dim"] | Arrays,
         evidence: Evidence | None = None,
         *,
-        dimensions: Bool[Tensor, " dim"] | None = None,
+        dimensions: Bool[Tensor, " dim"] | Arrays | None = None,
         validate: bool = True,
     ) -> Float[Tensor, "*any"]:
         """log p(z | evidence) of single elements, each the next one of its set; log p(z) without evidence.
 
         The arguments are those of `step_log_prob`, of which this is the first step.
         """
-        steps = self.step_log_prob(z.unsqueeze(-2), evidence, dimensions=dimensions, validate=validate)
+        z = as_tensor(z, "z", device=self.mean.device).unsqueeze(-2)
+        steps = self.step_log_prob(z, evidence, dimensions=dimensions, validate=validate)
         return steps.squeeze(-1)
 
     def joint_log_prob(
         self,
-        z: Float[Tensor, "*batch n dim"],
+        z: Float[Tensor, "*batch n dim"] | Arrays,
         evidence: Evidence | None = None,
         *,
-        dimensions: Bool[Tensor, " dim"] | None = None,
+        dimensions: Bool[Tensor, " dim"] | Arrays | None = None,
         validate: bool = True,
     ) -> Float[Tensor, "*any"]:
         """log p(z_1..z_n | evidence) in closed form: the sum of all steps, from two sufficient statistics."""
@@ -152,10 +155,10 @@ class ExchangeableProcess(nn.Module):
 
     def leave_one_out_log_prob(
         self,
-        z: Float[Tensor, "*batch n dim"],
+        z: Float[Tensor, "*batch n dim"] | Arrays,
         evidence: Evidence | None = None,
         *,
-        dimensions: Bool[Tensor, " dim"] | None = None,
+        dimensions: Bool[Tensor, " dim"] | Arrays | None = None,
         validate: bool = True,
     ) -> Float[Tensor, "*any n"]:
         """log p(z_i | evidence, all z_j with j ≠ i), for all i at once and in O(n).
@@ -177,9 +180,9 @@ class ExchangeableProcess(nn.Module):
     def _guarded(
         self,
         density: Callable[[Tensor, Evidence | None, Tensor], Tensor],
-        z: Tensor,
+        z: Tensor | Arrays,
         evidence: Evidence | None,
-        dimensions: Tensor | None,
+        dimensions: Tensor | Arrays | None,
         validate: bool,
     ) -> Tensor:
         """A density of checked arguments; if it is not finite, finds out whose fault that is."""
@@ -254,8 +257,8 @@ class ExchangeableProcess(nn.Module):
         count = _column(evidence.count)
         return evidence.scatter / e + count / (e + count * r) * (evidence.mean - mean).square()
 
-    def _checked(self, z: Tensor, evidence: Evidence | None) -> Tensor:
-        z = check_observations(z, self.dim)
+    def _checked(self, z: Tensor | Arrays, evidence: Evidence | None) -> Tensor:
+        z = check_observations(z, self.dim, device=self.mean.device)
         check_devices(self.mean, z=z)
         if evidence is not None:
             self._check_evidence(evidence)
@@ -270,14 +273,16 @@ class ExchangeableProcess(nn.Module):
         return z.to(torch.promote_types(z.dtype, self.mean.dtype))
 
     def _check_evidence(self, evidence: Evidence) -> None:
+        check_type("evidence", evidence, Evidence)
         check_devices(self.mean, evidence=evidence.mean)
         if evidence.dim != self.dim:
             raise ValueError(f"`evidence` must have {self.dim} dimensions; got {evidence.dim}.")
 
-    def _weight(self, z: Tensor, dimensions: Tensor | None) -> Tensor:
-        """1 for each dimension that counts, 0 for the others."""
+    def _weight(self, z: Tensor, dimensions: Tensor | Arrays | None) -> Tensor:
+        """1 for each dimension that is kept, 0 for the others."""
         if dimensions is None:
             return z.new_ones(self.dim)
+        dimensions = as_tensor(dimensions, "dimensions", device=z.device)
         if dimensions.dtype != torch.bool or dimensions.shape != (self.dim,):
             raise ValueError(
                 f"`dimensions` must be a bool mask of shape ({self.dim},), as process.correlated(0.1) gives; "

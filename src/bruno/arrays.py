@@ -1,0 +1,162 @@
+"""Conversion between tensors and what users have: numpy arrays, lists of arrays or tensors, PIL images."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bruno.kinds import Images, Kind, rescale_levels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    ArrayLike: TypeAlias = Tensor | NDArray[Any] | Image | Sequence[Any]
+else:  # `as_tensor` reports a wrong type itself
+    ArrayLike: TypeAlias = object
+
+# What `as_tensor` takes besides tensors and images; beside a tensor type in a signature.
+Arrays: TypeAlias = NDArray[Any] | Sequence[Any]
+
+
+def as_tensor(
+    x: ArrayLike, name: str = "x", *, device: torch.device | str | None = None, kind: Kind | None = None
+) -> Tensor:
+    """A tensor of the same values.
+
+    A tensor is returned as it is, on its own device. Everything else goes to `device`: numpy arrays of any
+    strides and byte order, objects with ``__array__``, numbers, PIL images, and lists or tuples of all of
+    these, which are stacked along a new first axis.
+
+    Args:
+        x: the values.
+        name: the argument to name in an error.
+        device: of the result, unless `x` is a tensor.
+        kind: the elements that PIL images are converted to: number of channels, size and levels.
+
+    >>> as_tensor(np.arange(6).reshape(2, 3)[::-1])
+    tensor([[3, 4, 5],
+            [0, 1, 2]])
+    >>> as_tensor([np.zeros(2), torch.ones(2)]).tolist()
+    [[0.0, 0.0], [1.0, 1.0]]
+    """
+    if isinstance(x, Tensor):
+        return x
+    if _is_pil_image(x):
+        return _pil_image_as_tensor(x, name, kind).to(device)
+    if isinstance(x, list | tuple) and not x:
+        raise ValueError(f"`{name}` must hold at least one element; got an empty {type(x).__name__}.")
+    if isinstance(x, list | tuple) and any(not isinstance(part, int | float) for part in x):
+        return _stacked([as_tensor(part, name, device=device, kind=kind) for part in x], name)
+    if isinstance(x, list | tuple | int | float) or hasattr(x, "__array__"):
+        return torch.from_numpy(_numeric(np.asarray(x), name, type(x).__name__)).to(device)
+    raise TypeError(
+        f"`{name}` must be a tensor, a numpy array, a PIL image or a list of these; got {type(x).__name__}."
+    )
+
+
+def to_numpy(value: Any) -> Any:
+    """Tensors as numpy arrays, detached and on the CPU; other values as they are."""
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+
+
+class NumpyResult:
+    """Mixin for result dataclasses with tensor fields."""
+
+    def numpy(self) -> dict[str, Any]:
+        """The fields by name, tensors as numpy arrays: detached and on the CPU."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return {field.name: to_numpy(getattr(self, field.name)) for field in fields}
+
+
+def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool) -> NDArray[np.uint8]:
+    """The pixels of a PIL image, (channels, height, width), in 8 bits.
+
+    The EXIF orientation is applied. Transparent pixels are put on black or white, whichever contrasts more
+    with what is drawn. `size` is the height and width to resize to, or one number for both.
+    """
+    from PIL import Image as pil  # noqa: N813
+    from PIL import ImageOps
+
+    upright = _with_8_bits(ImageOps.exif_transpose(image), image.format)
+    image = _opaque(upright).convert("L" if grey else "RGB")
+    if size is not None:
+        height, width = (size, size) if isinstance(size, int) else size
+        image = image.resize((width, height), pil.Resampling.BILINEAR)
+    array = np.asarray(image)
+    return array[None] if grey else array.transpose(2, 0, 1)
+
+
+def _is_pil_image(x: Any) -> TypeGuard[Image]:
+    """Whether `x` is a PIL image; if PIL was never imported, it is not."""
+    pil = sys.modules.get("PIL.Image")
+    return pil is not None and isinstance(x, pil.Image)
+
+
+def _pil_image_as_tensor(image: Image, name: str, kind: Kind | None) -> Tensor:
+    if not isinstance(kind, Images):
+        raise TypeError(f"`{name}` must not be a PIL image where images are not expected; got {image!r}.")
+    try:
+        array = image_to_array(image, kind.size, kind.is_grey)
+    except ValueError as error:
+        raise ValueError(f"`{name}` must be an image with 8 or 16 bits; got {image!r}: {error}.") from error
+    return rescale_levels(torch.from_numpy(array.copy()), 256, kind.levels)
+
+
+def _stacked(parts: list[Tensor], name: str) -> Tensor:
+    first = parts[0]
+    for part in parts:
+        if part.shape != first.shape:
+            raise ValueError(
+                f"`{name}` must be a list of elements of one shape; got {tuple(first.shape)} and "
+                f"{tuple(part.shape)}."
+            )
+        if part.device != first.device:
+            raise ValueError(
+                f"`{name}` must be a list on one device; got elements on {first.device} and {part.device}."
+            )
+    return torch.stack(parts)
+
+
+def _numeric(array: NDArray[Any], name: str, given: str) -> NDArray[Any]:
+    """An array whose memory torch can share: native byte order, writable, strides that torch has too."""
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"`{name}` must hold real numbers; got {given} of {array.dtype}.")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch hardly computes with uint16 and above
+        array = array.astype(np.int64)
+    if array.dtype == np.longdouble:
+        array = array.astype(np.float64)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    strides = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    shareable = array.flags.writeable and strides
+    return array if shareable else array.copy()
+
+
+def _with_8_bits(image: Image, file_format: str | None) -> Image:
+    """16-bit grey values on the scale of 8 bits; Pillow would cut them off at 255."""
+    from PIL import Image as pil  # noqa: N813
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and file_format in ("PNG", "PPM")):
+        return pil.fromarray(np.round(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels have 32 bits, and their scale is unknown. Save it with 8 or 16 bits")
+    return image
+
+
+def _opaque(image: Image) -> Image:
+    """The image on black or white paper where it is transparent, whichever is further from the ink."""
+    from PIL import Image as pil  # noqa: N813
+
+    if not image.has_transparency_data:
+        return image
+    drawn = image.convert("RGBA")
+    luminance, alpha = np.asarray(drawn.convert("L"), float), np.asarray(drawn.getchannel("A"), float)
+    ink = (luminance * alpha).sum() / max(1.0, alpha.sum())
+    paper = pil.new("RGBA", drawn.size, "black" if ink > 127 else "white")
+    return pil.alpha_composite(paper, drawn)
