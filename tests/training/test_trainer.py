@@ -8,8 +8,9 @@ from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.config import TrainConfig, from_dict
 from bruno.data import Examples, load_examples
 from bruno.data.sampling import SetSampler
+from bruno.training.objective import Objective, episode_log_probs
 from bruno.training.schedule import augmentation_factor, learning_rate_factor, make_optimiser
-from bruno.training.trainer import Objective, Trainer, episode_log_probs, train_steps
+from bruno.training.trainer import Trainer, train_steps
 
 TINY = ModelConfig(
     (1, 8, 8), flow=FlowConfig("dense", couplings=4, units=32), process=ProcessConfig(dof=50.0)

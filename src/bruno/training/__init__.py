@@ -1,4 +1,4 @@
-"""Training: the objective, its schedule, the trainer, and a run on disk."""
+"""Training: objective, schedules, trainer, and a run in a folder."""
 
 from bruno.training.trainer import Step, Trainer, train_steps
 

@@ -1,4 +1,4 @@
-"""How a training run goes: how far, how fast, how much memory, how long still."""
+"""Progress and speed of a training run, measured in steps or in time."""
 
 from __future__ import annotations
 
@@ -6,122 +6,99 @@ import math
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 
-from bruno.training.trainer import Trainer, broadcast
+from bruno.training.distributed import broadcast
+from bruno.training.log import LogEntry
+from bruno.training.trainer import Step, Trainer
 
-_EDGE = 1e-3  # of a run of minutes: at its very ends, a rate that warms up or decays would waste a step
-
-
-@dataclass(frozen=True)
-class LogEntry:
-    """What a run did since it last said something.
-
-    Attributes:
-        index: steps taken so far.
-        loss: mean over the new steps, as are `bits_per_dim`, `accuracy` and `gradient_norm`; NaN if none is.
-        rate: of the flow, at the last of them.
-        skipped: how many of them changed nothing because their gradient was not finite.
-        seconds: since training began, earlier parts of a resumed run included.
-        seconds_left: until it will be done.
-        step_seconds: for each of the new steps.
-        elements_per_second: images or rows, episodes included.
-        memory: the most that was in use, in bytes; on a GPU, its memory.
-        validation: bits/dim on the validation sets, where they were measured.
-        note: what a person should know, as that the run went back.
-    """
-
-    index: int
-    loss: float
-    bits_per_dim: float
-    accuracy: float
-    rate: float
-    gradient_norm: float
-    skipped: int
-    seconds: float
-    seconds_left: float
-    step_seconds: float
-    elements_per_second: float
-    memory: int
-    validation: float = math.nan
-    note: str = ""
+_EDGE = 1e-3  # progress of a timed run stays this far from 0 and 1, where a learning rate of 0 wastes a step
 
 
 class Clock:
-    """Drives a trainer; knows how far and how fast it is, by its steps or, given minutes, by the clock."""
+    """Advances a trainer and measures its progress and speed.
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._planned = trainer, 60 * trainer.config.minutes
-        self._begun, self._spent_before, self._first = time.monotonic(), trainer.seconds, trainer.index
-        self._warm_at: float | None = None  # seconds when the first steps were done
-        self._elements = trainer.config.elements
+    A run of `train.minutes` ends when they are over; any other run ends after `train.steps`.
+
+    Args:
+        trainer: fresh or restored.
+        now: current time in seconds, from any starting point.
+    """
+
+    def __init__(self, trainer: Trainer, now: Callable[[], float] = time.monotonic) -> None:
+        self._trainer, self._now, self._planned = trainer, now, 60 * trainer.config.minutes
+        self._begun, self._spent_before, self._first = now(), trainer.seconds, trainer.index
+        self._compiled_at: float | None = None  # seconds spent when the first steps were done
 
     def done(self) -> bool:
-        """Whether all steps are taken, or all minutes spent."""
+        """Whether all steps are taken or, in a timed run, all minutes are over."""
         if self._planned:
             return broadcast(self._spent()) >= self._planned
         return self._trainer.index >= self._trainer.config.steps
 
-    def advance(self, batch_size: int) -> LogEntry:
-        """A few steps, no more than are left, and how they went."""
+    def advance(self, count: int) -> LogEntry:
+        """Take `count` steps, or the remaining ones if fewer, and return their log entry."""
         trainer = self._trainer
-        count = batch_size if self._planned else min(batch_size, trainer.config.steps - trainer.index)
-        begun = time.monotonic()
-        steps = trainer.advance(count, self._share() if self._planned else None)
-        taken = time.monotonic() - begun
+        count = count if self._planned else min(count, trainer.config.steps - trainer.index)
+        begun = self._now()
+        steps = trainer.advance(count, self._progress() if self._planned else None)
+        taken = self._now() - begun
         trainer.seconds = self._spent()
-        if self._warm_at is None:
-            self._warm_at = trainer.seconds
-        each = (trainer.seconds - self._spent_before) / max(1, trainer.index - self._first)
-        left = (
-            self._planned - trainer.seconds
-            if self._planned
-            else each * (trainer.config.steps - trainer.index)
-        )
-
-        def mean(name: str) -> float:
-            values = [value for step in steps if math.isfinite(value := getattr(step, name))]
-            return statistics.fmean(values) if values else math.nan
-
+        if self._compiled_at is None:
+            self._compiled_at = trainer.seconds
         return LogEntry(
             index=trainer.index,
-            loss=mean("loss"),
-            bits_per_dim=mean("bits_per_dim"),
-            accuracy=mean("accuracy"),
+            loss=_finite_mean(steps, "loss"),
+            bits_per_dim=_finite_mean(steps, "bits_per_dim"),
+            accuracy=_finite_mean(steps, "accuracy"),
             rate=steps[-1].rate,
-            gradient_norm=mean("gradient_norm"),
+            gradient_norm=_finite_mean(steps, "gradient_norm"),
             skipped=sum(step.skipped for step in steps),
             seconds=trainer.seconds,
-            seconds_left=max(0.0, left),
+            seconds_left=self._left(),
             step_seconds=taken / count,
-            elements_per_second=self._elements * count / taken,
-            memory=_memory(trainer.device),
+            elements_per_second=trainer.config.elements * count / max(taken, 1e-9),
+            memory=_peak_memory(trainer.device),
         )
 
     def _spent(self) -> float:
-        """Seconds of the run, earlier parts included."""
-        return self._spent_before + time.monotonic() - self._begun
+        """Seconds of training so far, earlier parts of the run included."""
+        return self._spent_before + self._now() - self._begun
 
-    def _share(self) -> float:
-        """Of a run of minutes that is done, for rates that warm up or decay.
+    def _left(self) -> float:
+        """Estimated seconds until the run ends."""
+        trainer = self._trainer
+        if self._planned:
+            return max(0.0, self._planned - trainer.seconds)
+        per_step = (trainer.seconds - self._spent_before) / max(1, trainer.index - self._first)
+        return per_step * (trainer.config.steps - trainer.index)
 
-        It stands still during the first steps, in which a GPU compiles: a minute of that is the whole warm-up
-        of a run of an hour, and it has to be gone through in steps.
+    def _progress(self) -> float:
+        """Progress of a timed run from 0 to 1, for schedules.
+
+        It does not advance during the first steps, in which a GPU compiles: a minute of compilation may be as
+        long as the whole warm-up, and warm-up has to happen in steps.
         """
-        share = self._spent_before / self._planned
-        if self._warm_at is not None:
-            share += (1 - share) * (self._spent() - self._warm_at) / (self._planned - self._warm_at)
-        return broadcast(min(max(share, _EDGE), 1 - _EDGE))
+        progress = self._spent_before / self._planned
+        if self._compiled_at is not None:
+            since = self._spent() - self._compiled_at
+            progress += (1 - progress) * since / (self._planned - self._compiled_at)
+        return broadcast(min(max(progress, _EDGE), 1 - _EDGE))
 
 
-def _memory(device: torch.device) -> int:
+def _finite_mean(steps: list[Step], name: str) -> float:
+    values = [value for step in steps if math.isfinite(value := getattr(step, name))]
+    return statistics.fmean(values) if values else math.nan
+
+
+def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource
-    except ImportError:  # not on every system that has torch
+    except ImportError:  # not available on Windows
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,4 +1,4 @@
-"""A step of tensor operations as one CUDA graph: thousands of kernels for the price of a single launch."""
+"""A training step as one CUDA graph: thousands of kernels at the cost of a single launch."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-# Autograd, cuDNN and optimisers allocate and choose on their first steps; DistributedDataParallel arranges
-# its buckets over the first eleven.
+# In the first steps, autograd, cuDNN and the optimiser allocate memory and select algorithms;
+# DistributedDataParallel rearranges its buckets during the first eleven.
 _EAGER_STEPS = 3
 _EAGER_STEPS_DISTRIBUTED = 12
 
 
 class CapturedStep:
-    """Calls a step as it is a few times, then captures it once and replays it from there on.
+    """Runs a step eagerly a few times, then captures it as a CUDA graph and replays the graph.
 
-    Every call is a step that counts: none is spent on warming up. The step must leave its result in the same
-    way each time, wait for no value of the device, and draw its random numbers from the one generator.
+    Every call is a training step, the eager ones too. The step must run the same kernels each time, never
+    wait for the device, and draw all random numbers from the one generator.
 
     Args:
-        step: takes nothing, works in place, and returns a tensor, which the next call overwrites.
-        generator: on the GPU.
+        step: works in place and returns a tensor, which the next call overwrites.
+        generator: of the GPU.
 
     Attributes:
-        stream: that the step runs in.
+        stream: the CUDA stream that the step runs in.
     """
 
     def __init__(self, step: Callable[[], Tensor], generator: Generator) -> None:

@@ -1,4 +1,4 @@
-"""How weights move: the optimiser, what changes on the way through a run, and averaged weights."""
+"""The optimiser, the schedules of a run, and the moving average of the weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from bruno.model import Bruno
 
 
 def make_optimiser(model: Bruno, config: TrainConfig) -> torch.optim.Optimizer:
-    """Two groups of parameters, the flow's first and the process's second, each with a rate of its own.
+    """Optimiser with two parameter groups, the flow's and the process's, each with its learning rate.
 
-    The rates in use are tensors, so that a captured step sees them change.
+    A group's "rate" is its full learning rate. The current one, "lr", is a tensor, so that a captured step
+    sees it change.
     """
     device = model.process.mean.device
     flow: dict[str, Any] = {"params": list(model.flow.parameters()), "rate": config.rate}
@@ -32,7 +33,7 @@ def make_optimiser(model: Bruno, config: TrainConfig) -> torch.optim.Optimizer:
 
 
 def learning_rate_factor(config: TrainConfig, progress: float) -> float:
-    """The share of the full rate at a progress from 0 to 1: warm-up, then decay to `final_rate`."""
+    """Factor of the learning rate at a progress from 0 to 1: warm-up, then decay to `final_rate`."""
     if progress < config.warmup:
         return progress / config.warmup
     left = 1 - (progress - config.warmup) / (1 - config.warmup)
@@ -45,19 +46,19 @@ def learning_rate_factor(config: TrainConfig, progress: float) -> float:
 
 
 def augmentation_factor(config: TrainConfig, progress: float) -> float:
-    """The share of their strength that random_shears and random_affines have at a progress from 0 to 1."""
+    """Factor of the strength of shears and warps at a progress from 0 to 1."""
     return min(1.0, (1 - progress) / config.fade) if config.fade else 1.0
 
 
 def cross_entropy_weight(config: TrainConfig, progress: float) -> float:
-    """What the cross-entropy of episodes counts at a progress from 0 to 1."""
+    """Weight of the episodes' cross-entropy at a progress from 0 to 1: 0 before `onset`."""
     return config.discriminative if progress >= config.onset else 0.0
 
 
 class MovingAverage:
-    """Exponentially averaged weights: a second model, nudged towards the trained one after each step.
+    """Exponential moving average of a model's weights.
 
-    Buffers, as the means of a table's columns, are what they were: no step changes them.
+    Buffers, such as the means of a table's columns, are copied once: no step changes them.
     """
 
     def __init__(self, model: nn.Module) -> None:

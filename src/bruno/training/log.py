@@ -1,0 +1,97 @@
+"""The log of a run: one JSON line for each step or few, and TensorBoard where it is installed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """The steps since the previous entry.
+
+    Attributes:
+        index: steps taken so far.
+        loss: mean over the new steps, as are `bits_per_dim`, `accuracy` and `gradient_norm`; NaN if none of
+            them is finite.
+        rate: learning rate of the flow at the last step.
+        skipped: number of new steps that changed nothing because their gradient was not finite.
+        seconds: training time so far, earlier parts of a resumed run included.
+        seconds_left: estimate of the time until training ends.
+        step_seconds: time per new step.
+        elements_per_second: images or rows, those of episodes included.
+        memory: peak memory use in bytes; on a GPU, of its memory.
+        validation: bits/dim on the validation sets; NaN if not measured.
+        note: message for the user, such as that the run went back to a checkpoint.
+    """
+
+    index: int
+    loss: float
+    bits_per_dim: float
+    accuracy: float
+    rate: float
+    gradient_norm: float
+    skipped: int
+    seconds: float
+    seconds_left: float
+    step_seconds: float
+    elements_per_second: float
+    memory: int
+    validation: float = math.nan
+    note: str = ""
+
+
+class Log:
+    """The files ``log.jsonl`` and ``tensorboard/`` of a run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._board_folder = folder / "log.jsonl", folder / "tensorboard"
+        self._board: Any = None
+
+    def append(self, entry: LogEntry) -> None:
+        """Append an entry to both files."""
+        values = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN
+            for name, value in asdict(entry).items()
+        }
+        with self._path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":  # a full disk or a crash truncated the last line
+                    file.write(b"\n")
+            file.write(json.dumps(values).encode() + b"\n")
+        if self._board is None and find_spec("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(self._board_folder, purge_step=entry.index)
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, float | int):
+                    self._board.add_scalar(name, value, entry.index)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Entries as dicts, without truncated lines and without steps that were later repeated."""
+        lines = self._path.read_text("utf-8").splitlines() if self._path.is_file() else []
+        return drop_repeated(json.loads(line) for line in lines if line.endswith("}"))
+
+    def close(self) -> None:
+        """Close TensorBoard's file; the next entry opens a new one."""
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+def drop_repeated(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Drop the entries of steps that a resumed run took again: of each step, the last entry counts."""
+    kept: list[dict[str, Any]] = []
+    for entry in entries:
+        while kept and kept[-1]["index"] >= entry["index"]:
+            kept.pop()
+        kept.append(entry)
+    return kept
