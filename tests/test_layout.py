@@ -8,89 +8,40 @@ import pytest
 import bruno
 
 SOURCE = Path(bruno.__file__).parent
-ORDER = [
-    "bruno.threads",
-    "bruno.provenance",
-    "bruno.files",
-    "bruno.signals",
-    "bruno.data.archives",
-    "bruno.data.examples",
-    "bruno.data.synthetic",
-    "bruno.data.readers",
-    "bruno.data.elements",
-    "bruno.data.datasets",
-    "bruno.data.sampling",
-    "bruno.data.augmentation",
-    "bruno.data",
-    "bruno.config",
-    "bruno.flow.bijection",
-    "bruno.flow.networks",
-    "bruno.flow.coupling",
-    "bruno.flow.realnvp",
-    "bruno.flow.preprocessing",
-    "bruno.flow",
-    "bruno.process.checks",
-    "bruno.process.evidence",
-    "bruno.process.distributions",
-    "bruno.process.coefficients",
-    "bruno.process.step_density",
-    "bruno.process.processes",
-    "bruno.process",
-    "bruno.model",
-    "bruno.checkpoint",
-    "bruno.weights",
-    "bruno.training.distributed",
-    "bruno.training.objective",
-    "bruno.training.schedule",
-    "bruno.training.cuda_graph",
-    "bruno.training.trainer",
-    "bruno.training.log",
-    "bruno.training.clock",
-    "bruno.training.checkpoints",
-    "bruno.training.run",
-    "bruno.training",
-    "bruno.tasks.progress",
-    "bruno.tasks.metrics",
-    "bruno.tasks.evaluation",
-    "bruno.tasks.scorers",
-    "bruno.tasks.few_shot",
-    "bruno.tasks.classification",
-    "bruno.tasks.generation",
-    "bruno.tasks.familiarity",
-    "bruno.tasks.anomaly",
-    "bruno.tasks.anomaly_benchmark",
-    "bruno.tasks.retrieval",
-    "bruno.tasks.analysis",
-    "bruno.tasks.stability",
-    "bruno.tasks",
-    "bruno",
-    "bruno.reporting.images",
-    "bruno.reporting.plots",
-    "bruno.reporting.results",
-    "bruno.reporting",
-    "bruno.reporting.images",
-    "bruno.reporting.figure",
-    "bruno.reporting.plots",
-    "bruno.reporting.element_plots",
-    "bruno.reporting.results",
-    "bruno.reporting.page",
-    "bruno.cli.options",
-    "bruno.cli.opening",
-    "bruno.cli.training",
-    "bruno.cli.finetuning",
-    "bruno.cli.listing",
-    "bruno.cli.pages",
-    "bruno.cli.generation",
-    "bruno.cli.classification",
-    "bruno.cli.judging",
-    "bruno.cli.streams",
-    "bruno.cli.retrieval",
-    "bruno.cli.inspection",
-    "bruno.cli.exporting",
-    "bruno.cli.demo",
-    "bruno.cli",
-    "bruno.__main__",
-]
+# A package stands where the last of the modules that its __init__ imports stands.
+LAYOUT = """
+    bruno
+    bruno.threads bruno.provenance bruno.files bruno.signals
+    bruno.kinds bruno.arrays
+    bruno.config
+    bruno.data.archives bruno.data.examples bruno.data.images bruno.data.tables bruno.data.formats
+    bruno.data.reader bruno.data.synthetic bruno.data.datasets bruno.data.sampling bruno.data.augmentation
+    bruno.data
+    bruno.flow.bijection bruno.flow.networks bruno.flow.coupling bruno.flow.realnvp bruno.flow.preprocessing
+    bruno.flow
+    bruno.process.checks bruno.process.evidence bruno.process.distributions bruno.process.coefficients
+    bruno.process.step_density bruno.process.processes bruno.process
+    bruno.model bruno.checkpoint bruno.weights
+    bruno.training.distributed bruno.training.cuda_graph bruno.training.schedule bruno.training.objective
+    bruno.training.trainer bruno.training.log bruno.training.checkpoints bruno.training.clock
+    bruno.training.run bruno.training
+    bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.few_shot
+    bruno.tasks.classification bruno.tasks.generation bruno.tasks.anomaly bruno.tasks.anomaly_benchmark
+    bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis bruno.tasks.stability bruno.tasks
+    bruno.reporting bruno.reporting.results bruno.reporting.images bruno.reporting.figure
+    bruno.reporting.plots bruno.reporting.element_plots bruno.reporting.page
+    bruno.devices bruno.recipe_data
+    bruno.trained.data bruno.trained.watch bruno.trained.detection bruno.trained.jobs bruno.trained.files
+    bruno.trained
+    bruno.fit
+    bruno.reporting.summaries
+    bruno.cli bruno.cli.options bruno.cli.output
+    bruno.cli.anomaly bruno.cli.classify bruno.cli.data bruno.cli.demo bruno.cli.evaluate bruno.cli.export
+    bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect bruno.cli.presets bruno.cli.repeat bruno.cli.report
+    bruno.cli.retrieve bruno.cli.sample bruno.cli.study bruno.cli.train
+    bruno.cli.main bruno.__main__
+"""
+ORDER = LAYOUT.split()
 
 
 def name_of(path: Path) -> str:
@@ -113,5 +64,36 @@ def test_imports_only_point_up(module):
         alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
     }
     above = set(ORDER[: ORDER.index(module)])
-    ours = {name for name in imported if name.split(".")[0] == "bruno"}
-    assert ours <= above, f"{module} imports {ours - above}, which stand below it"
+    own_packages = {name for name in MODULES if module.startswith(f"{name}.")}
+    below = imports_of(module) - above - own_packages
+    assert not below, f"{module} imports {below}, which stand below it"
+
+
+@pytest.mark.parametrize(
+    "command", [["-c", "import bruno"], ["-m", "bruno", "--help"], ["-m", "bruno", "--version"]]
+)
+def test_torch_is_imported_only_to_compute(command):
+    code = [sys.executable, "-X", "importtime", *command]
+    loaded = subprocess.run(code, capture_output=True, text=True, check=True).stderr
+    modules = {line.split("|")[-1].strip() for line in loaded.splitlines()}
+    assert not modules & {"torch", "numpy", "matplotlib", "sklearn", "PIL"}
+
+
+@pytest.mark.parametrize(
+    "package", ["bruno.data", "bruno.tasks", "bruno.trained", "bruno.reporting.summaries"]
+)
+def test_optional_packages_are_imported_only_where_they_are_used(package):
+    optional = "{'matplotlib', 'sklearn', 'pooch', 'pyarrow', 'jinja2', 'typer', 'rich', 'tqdm', 'scipy'}"
+    code = (
+        f"import {package}, sys; assert not sys.modules.keys() & {optional}, sys.modules.keys() & {optional}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("command", sorted((SOURCE / "cli").glob("*.py")), ids=lambda path: path.stem)
+def test_commands_are_thin(command):
+    """At most 60 lines and 10 parameters a function."""
+    for node in ast.walk(ast.parse(command.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, node.name
+            assert len(node.args.args) + len(node.args.kwonlyargs) <= 10, node.name

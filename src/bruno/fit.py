@@ -78,7 +78,7 @@ def train(
         resume: continue from the last checkpoint in `out`.
         data_dir: the folder of published data sets; $BRUNO_DATA by default.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
-        validation_sets: held-out sets to measure bits/dim on at each checkpoint, to keep the best; 0 for none.
+        validation_sets: held-out sets to measure at each checkpoint, to keep the best; 0 for none.
         save_every: seconds between checkpoints.
         progress: called with a log entry after every step, or every few on a GPU.
         settings: override those of the recipe: a section as a dictionary, ``data={"name": "table.csv"}``, or
@@ -169,15 +169,21 @@ def finetune(
         save_every: seconds between checkpoints.
         progress: called with a log entry after every step, or every few on a GPU.
         compare_progress: called as progress(done, total) during the comparison.
-        settings: override those of the model's recipe, as in `train`; ``data={"name": "folder"}`` fine-tunes on
-            user data, resized to the model's shape.
+        settings: override those of the model's recipe, as in `train`; ``data={"name": "folder"}`` fine-tunes
+            on user data, resized to the model's shape.
     """
     if trials < 0 or trials == 1:
         raise ValueError(f"`trials` must be at least 2 to estimate a spread, or 0 for none; got {trials}.")
     before = open_trained(trained) if isinstance(trained, str) else trained
     if before.recipe is None:
         raise ValueError(f"`trained` must have a recipe; {before.folder} has none.")
-    plan = {"episodes": episodes, "way": _FINETUNING_WAY, "shot": shot, "queries": 1, "shared": False}
+    plan: dict[str, Any] = {
+        "episodes": episodes,
+        "way": _FINETUNING_WAY,
+        "shot": shot,
+        "queries": 1,
+        "shared": False,
+    }
     plan |= {"discriminative": 1.0, "onset": 0.0, "generative": generative, "minutes": 0.0, "seed": 0}
     plan |= {"rate": _FINETUNING_RATE * before.recipe.train.rate, "warmup": _FINETUNING_WARMUP}
     started, _ = with_settings(before.recipe, plan)
@@ -185,7 +191,9 @@ def finetune(
     if recipe.data.name != before.recipe.data.name:
         recipe = _with_shape_of(before.model, recipe, explicit)
     model_settings = ("pixels", "alpha", "flow", "process")
-    check_same(str(before.folder), *({k: to_dict(r)[k] for k in model_settings} for r in (before.recipe, recipe)))
+    check_same(
+        str(before.folder), *({k: to_dict(r)[k] for k in model_settings} for r in (before.recipe, recipe))
+    )
     run = Run(out or before.folder.with_name(f"{before.folder.name}-finetuned"))
     if resume:
         recipe = _with_planned_length(recipe, run, explicit)
@@ -199,7 +207,9 @@ def finetune(
     examples = data.training().with_levels(levels)
     before.warn_if_unfamiliar(examples.elements, remedy="data.invert")
     if len(examples.names) < 2:
-        raise ValueError(f"`data` must have at least 2 classes; {recipe.data.name} has {len(examples.names)}.")
+        raise ValueError(
+            f"`data` must have at least 2 classes; {recipe.data.name} has {len(examples.names)}."
+        )
     recipe, device = fitted_to(recipe, examples, explicit), str(before.device)
     with process_group(device):
         model = _run(run, recipe, copy.deepcopy(before.model), examples, resume, None, save_every, progress)
@@ -287,9 +297,7 @@ def _with_shape_of(model: Bruno, recipe: Recipe, explicit: set[str]) -> Recipe:
     return replace(recipe, data=data)
 
 
-def _validation(
-    recipe: Recipe, data: RecipeData, device: str, sets: int
-) -> Callable[[Bruno], float] | None:
+def _validation(recipe: Recipe, data: RecipeData, device: str, sets: int) -> Callable[[Bruno], float] | None:
     """Bits/dim on the same held-out sets each time; None if training uses the validation classes too."""
     if not sets or recipe.data.split == "trainval":
         return None

@@ -55,7 +55,7 @@ class RecipeData:
         return examples
 
     def training(self) -> Examples:
-        """The examples to train on; with `data.original`, larger than the model's and downsampled in a step."""
+        """The examples to train on; with `data.original` in their original size, downsampled in each step."""
         return self.split(self.recipe.data.split, original=self.recipe.data.original)
 
     @cached_property
@@ -129,7 +129,9 @@ def warn_of_skipped(examples: Examples) -> None:
         warnings.warn(f"skipped {len(bad)} that could not be read, first {bad[0]}.", stacklevel=2)
     if small:
         plural = "es" * (len(small) > 1)
-        warnings.warn(f"skipped {len(small)} class{plural} with too few elements, first {small[0]}.", stacklevel=2)
+        warnings.warn(
+            f"skipped {len(small)} class{plural} with too few elements, first {small[0]}.", stacklevel=2
+        )
 
 
 def warn_of_far_numbers(rows: Examples) -> None:
@@ -143,7 +145,7 @@ def warn_of_far_numbers(rows: Examples) -> None:
     for i in far.nonzero().flatten().tolist():
         extreme = ordered[:, i][ordered[:, i].abs().argmax()].item()
         warnings.warn(
-            f"column {names[i]!r} has a few extreme values, such as {extreme:g}, next to which all others look "
-            "equal. If they mark missing values, remove those rows.",
+            f"column {names[i]!r} has a few extreme values, such as {extreme:g}, next to which all others "
+            "look equal. If they mark missing values, remove those rows.",
             stacklevel=2,
         )

@@ -23,7 +23,7 @@ _RATE, _SETS, _SET_SIZE = 0.01, 500, 20
 Stream = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Images, folders of them, a CSV, or - for standard input; by default a synthetic stream of the data."
+        help="Images, folders of them, a CSV, or - for standard input; by default a stream made of the data."
     ),
 ]
 
@@ -74,11 +74,11 @@ def watch(
     stream: Stream = None,
     set_size: Annotated[
         int | None,
-        typer.Option(help=f"Size of the clean sets, {_SET_SIZE} by default; later elements count as the last."),
+        typer.Option(
+            help=f"Size of the clean sets, {_SET_SIZE} by default; later elements count as the last."
+        ),
     ] = None,
-    keep_out: Annotated[
-        bool, typer.Option("--keep-out", help="Exclude outliers from the evidence.")
-    ] = False,
+    keep_out: Annotated[bool, typer.Option("--keep-out", help="Exclude outliers from the evidence.")] = False,
     typical: Annotated[
         Path | None, typer.Option(help="A folder or CSV of typical elements, seen before the stream.")
     ] = None,
@@ -104,7 +104,12 @@ def watch(
                 progress=progress,
                 **calibration.calibration,
             )
-        _run(trained, trained.watch(elements, detector, typical=typical, state=state, **files.reading), as_json, model.seed)
+        _run(
+            trained,
+            trained.watch(elements, detector, typical=typical, state=state, **files.reading),
+            as_json,
+            model.seed,
+        )
 
 
 def _run(trained: Trained, watched: Any, as_json: bool, seed: int) -> None:

@@ -22,4 +22,6 @@ def evaluate(
     check_number("--sets", 2 if sets is None else sets, 2)
     check_number("--set-size", set_size, 1)
     trained = model.open()
-    show(trained, trained.evaluate(sets=sets, set_size=set_size, seed=model.seed, **data.selection), model.seed)
+    show(
+        trained, trained.evaluate(sets=sets, set_size=set_size, seed=model.seed, **data.selection), model.seed
+    )

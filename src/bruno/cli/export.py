@@ -13,7 +13,9 @@ from bruno.cli.output import console
 def export(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A run folder, a model file, or the name of a pretrained model."),
+        typer.Argument(
+            metavar="MODEL", help="A run folder, a model file, or the name of a pretrained model."
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="The file to write.")],
     half: Annotated[bool, typer.Option("--half", help="Store the weights in half precision.")] = False,

@@ -30,7 +30,11 @@ def fewshot(
 ) -> None:
     """Measure n-shot k-way accuracy, beside nearest neighbours in pixels or columns on the same episodes."""
     ways, shots = parse_numbers("--way", way) if way else None, parse_numbers("--shot", shot)
-    for option, value, least in (("--way", min(ways or (2,)), 2), ("--shot", min(shots), 1), ("--trials", trials, 2)):
+    for option, value, least in (
+        ("--way", min(ways or (2,)), 2),
+        ("--shot", min(shots), 1),
+        ("--trials", trials, 2),
+    ):
         check_number(option, value, least)
     if threshold is not None:
         check_number("--threshold", threshold, 0, 1)

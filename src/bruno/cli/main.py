@@ -67,7 +67,10 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "repeat": (repeat.repeat, "bruno repeat runs/omniglot --given my-drawings"),
     "fewshot": (fewshot.fewshot, "bruno fewshot runs/omniglot --way 5,20 --shot 1,5"),
     "classify": (classify.classify, "bruno classify runs/omniglot photo.png --support my-classes --invert"),
-    "anomaly watch": (anomaly.watch, "bruno anomaly watch runs/omniglot my-stream --typical my-set --rate 0.01"),
+    "anomaly watch": (
+        anomaly.watch,
+        "bruno anomaly watch runs/omniglot my-stream --typical my-set",
+    ),
     "anomaly batch": (anomaly.batch, "bruno anomaly batch runs/omniglot my-images --rate 0.01"),
     "anomaly measure": (anomaly.measure, "bruno anomaly measure runs/omniglot --sets 200"),
     "retrieve search": (

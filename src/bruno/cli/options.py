@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _MOST_NUMBERS = 10_000  # that a range may have
 
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A run folder, a model file, or a pretrained model.")
+]
 DataDir = Annotated[
     Path | None, typer.Option(help="The folder of published data sets; $BRUNO_DATA by default.")
 ]
@@ -46,7 +49,9 @@ class ModelOptions:
 
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A run folder, a model file, or the name of a pretrained model."),
+        typer.Argument(
+            metavar="MODEL", help="A run folder, a model file, or the name of a pretrained model."
+        ),
     ]
     checkpoint: Annotated[str, typer.Option(help="Of a run: last, or best on validation.")] = "last"
     data_dir: DataDir = None
@@ -55,9 +60,7 @@ class ModelOptions:
 
     def open(self) -> Trained:
         """The trained model."""
-        return bruno.open(
-            self.model, checkpoint=self.checkpoint, device=self.device, data_dir=self.data_dir
-        )
+        return bruno.open(self.model, checkpoint=self.checkpoint, device=self.device, data_dir=self.data_dir)
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ class RunOptions:
 def command(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as typer takes it: the fields of its dataclass parameters are parameters of their own."""
     hints = get_type_hints(function, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in groups:

@@ -104,10 +104,11 @@ def stopped_by_signal(resume: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if not hasattr(error, "step"):
+        step, number = getattr(error, "step", None), getattr(error, "signal", 0)
+        if step is None:  # not by bruno.train, which finishes its step
             raise
-        console.print(f"stopped after step {error.step:,} and saved; resume with {resume}", soft_wrap=True)
-        raise typer.Exit(128 + error.signal) from error
+        console.print(f"stopped after step {step:,} and saved; resume with {resume}", soft_wrap=True)
+        raise typer.Exit(128 + number) from error
 
 
 class LogHandler(logging.Handler):

@@ -13,7 +13,9 @@ from bruno.cli.output import console
 def report(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A run folder, a model file, or the name of a pretrained model."),
+        typer.Argument(
+            metavar="MODEL", help="A run folder, a model file, or the name of a pretrained model."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="The page; by default report.html beside the results.")

@@ -25,7 +25,9 @@ def search(
     check_number("--top", top, 1)
     trained = model.open()
     with progress_bar("elements") as progress:
-        outcome = trained.retrieve(query, collection, index=index, top=top, progress=progress, **files.reading)
+        outcome = trained.retrieve(
+            query, collection, index=index, top=top, progress=progress, **files.reading
+        )
     show(trained, outcome, model.seed)
 
 

@@ -38,7 +38,12 @@ def sample(
     skip_bad: SkipBad = False,
 ) -> None:
     """Sample more of the same: after each element of a set of the data or of your own, or from the prior."""
-    drawn: dict[str, Any] = {"--sets": sets, "--set-size": set_size, "--data": data.data, "--split": data.split}
+    drawn: dict[str, Any] = {
+        "--sets": sets,
+        "--set-size": set_size,
+        "--data": data.data,
+        "--split": data.split,
+    }
     if prior:
         reject("`--prior` conditions on nothing;", {"--given": given, "--prefixes": prefixes, **drawn})
     if given:

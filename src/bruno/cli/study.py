@@ -23,7 +23,7 @@ def study(
     """Train Student-t and Gaussian processes under stress, as in appendix G of the paper."""
     from bruno.devices import resolve_device
     from bruno.reporting.summaries import summarise
-    from bruno.tasks.stability import run_stability_study
+    from bruno.tasks.stability import StabilityStudy, stability_study
 
     check_number("--steps", steps, 1)
     if out.exists() and not out.is_dir():
@@ -32,10 +32,9 @@ def study(
     for name in data.split(","):
         examples = bruno.data.load_examples(name, data_dir=data_dir)
         with progress_bar("steps") as progress:
-            found = run_stability_study(
-                examples, name=Path(name).stem, steps=steps, seeds=(seed,), device=device, progress=progress
-            )
-        result = summarise(found)
-        path = result.write(out, config=found.config, seed=seed)
+            curves = stability_study(examples, steps=steps, seeds=(seed,), device=device, progress=progress)
+        study = StabilityStudy(Path(name).stem, steps, tuple(curves))
+        result = summarise(study)
+        path = result.write(out, config=study.config, seed=seed)
         print_result(result)
         console.print(f"written: {path}", soft_wrap=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import singledispatch
 from typing import Any
 
-import numpy as np
 import torch
 
 from bruno.fit import FineTuningComparison
@@ -83,7 +82,9 @@ def _(outcome: FewShotEvaluation) -> Result:
     protocol, baseline = found.protocol, f"nearest {found.features}"
     variants = {}  # suffix of the file name: words in the title
     if protocol.threshold is not None:
-        variants[f"above-{protocol.threshold:g}"] = f"dimensions with correlation above {protocol.threshold:g}"
+        variants[f"above-{protocol.threshold:g}"] = (
+            f"dimensions with correlation above {protocol.threshold:g}"
+        )
     if not protocol.noise:
         variants["without-noise"] = "without noise"
     return Result(
@@ -102,7 +103,7 @@ def _(outcome: FewShotEvaluation) -> Result:
             (_setting(a), _per_cent(a), _per_cent(b), f"{100 / a.way:.1f}", f"{a.episodes:,}")
             for a, b in zip(found.model, found.baseline, strict=True)
         ),
-        f"Mean of {protocol.trials} trials ± standard deviation over trials; in the picture ± standard error.",
+        f"Mean of {protocol.trials} trials ± standard deviation; in the picture ± standard error.",
         few_shot_bars({"BRUNO": found.model, baseline: found.baseline}),
     )
 
@@ -241,7 +242,9 @@ def _(outcome: Classification) -> Result:
         rest = ", ".join(f"{other} {100 * p:.1f}" for other, p in others)
         rows.append((name, first, f"{100 * probability:.1f}", rest))
     shown = [f"the first {_QUERIES} of {len(rows)}"] * (len(rows) > _QUERIES)
-    shown += [f"the {_CLASSES} most probable of {len(outcome.classes)} classes"] * (len(outcome.classes) > _CLASSES)
+    shown += [f"the {_CLASSES} most probable of {len(outcome.classes)} classes"] * (
+        len(outcome.classes) > _CLASSES
+    )
     images = to_uint8(outcome.queries[:_QUERIES], outcome.kind.levels) if outcome.kind.is_images else None
     return Result(
         "classification",
@@ -271,7 +274,9 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 @summarise.register
 def _(outcome: Watch) -> Result:
-    return _timeline("anomaly", "Outliers in a stream", outcome.summary, outcome.kind, "stream", "those before it")
+    return _timeline(
+        "anomaly", "Outliers in a stream", outcome.summary, outcome.kind, "stream", "those before it"
+    )
 
 
 @summarise.register
@@ -279,9 +284,9 @@ def _(outcome: BatchJudgement) -> Result:
     result = _timeline(
         "anomaly-batch", "Outliers in a batch", outcome.summary, outcome.kind, "batch", "all others"
     )
-    lowest = sorted(
-        outcome.summary.latest, key=lambda one: (not one[1].out_of_distribution, one[1].score)
-    )[:_LOWEST]
+    lowest = sorted(outcome.summary.latest, key=lambda one: (not one[1].out_of_distribution, one[1].score))[
+        :_LOWEST
+    ]
     names = short_names([name for name, _ in lowest])
     rows = tuple(
         (f"{judgement.score:+.2f}", name, verdict(judgement))
@@ -295,9 +300,7 @@ def verdict(judgement: Judgement) -> str:
     return "outlier" * judgement.outlier + ", out of distribution" * judgement.out_of_distribution
 
 
-def _timeline(
-    name: str, title: str, summary: StreamSummary, kind: Kind, what: str, given: str
-) -> Result:
+def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: str, given: str) -> Result:
     found = f"{summary.outliers} of {summary.count} are outliers"
     if summary.out_of_distribution:
         found += f", {summary.out_of_distribution} of them out of distribution and excluded from the evidence"
@@ -352,9 +355,11 @@ def _(outcome: AnomalyEvaluation) -> Result:
         {"contamination": [asdict(part) for part in found]},
         ("area under ROC / average precision", *by_rate),
         tuple(
-            (m, *(f"{q[m].area:.3f} / {q[m].average_precision:.3f}" for q in by_rate.values())) for m in methods
+            (m, *(f"{q[m].area:.3f} / {q[m].average_precision:.3f}" for q in by_rate.values()))
+            for m in methods
         ),
-        f"{found[0].sets} sets of {found[0].set_size} elements of {outcome.data}; in the picture ± standard error.",
+        f"{found[0].sets} sets of {found[0].set_size} elements of {outcome.data}; "
+        "in the picture ± standard error.",
         dot_plot(methods, panels),
     )
 
@@ -403,8 +408,8 @@ def _(outcome: RetrievalEvaluation) -> Result:
         {"by_shots": [asdict(part) for part in found]},
         ("mean average precision (precision at 1, 5, 10)", *by_shots),
         (*rows, ("chance", *(f"{part.chance:.3f}" for part in found))),
-        f"{found[0].queries} queries in a collection of {found[0].collection} elements of {outcome.data}; in the "
-        "picture ± standard error.",
+        f"{found[0].queries} queries in a collection of {found[0].collection} elements of {outcome.data}; "
+        "in the picture ± standard error.",
         dot_plot(methods, panels),
     )
 
@@ -419,21 +424,23 @@ def _precisions(quality: RetrievalQuality) -> str:
 
 @summarise.register
 def _(outcome: DimensionsByCorrelation) -> Result:
-    shown = [(t, n) for t, n in zip(outcome.thresholds, outcome.dimensions, strict=True) if n]
-    # Below the smallest correlation the curve is flat.
-    start = max((i for i, (_, n) in enumerate(shown) if n == outcome.total), default=0)
-    line = tuple(zip(*shown[max(0, start - 6) :], strict=True))
+    counts = dict(zip(outcome.thresholds, outcome.dimensions, strict=True))
+    # The curve is flat below the smallest correlation, and ends where no dimension is left.
+    rising = [t for t, n in counts.items() if n == outcome.total][-6:]
+    shown = {t: n for t, n in counts.items() if n and (n < outcome.total or t in rising)}
     rows = []
-    for threshold in (0.01, 0.1, 0.5):
-        above = [n for t, n in zip(outcome.thresholds, outcome.dimensions, strict=True) if t <= threshold * 1.0001]
-        rows.append((f"{threshold}", f"{above[-1]} of {outcome.total}"))
+    for limit in (0.01, 0.1, 0.5):
+        nearest = min(counts, key=lambda t: abs(t - limit))
+        rows.append((f"{nearest:.2g}", f"{counts[nearest]} of {outcome.total}"))
     return Result(
         "correlations",
         "Latent dimensions that distinguish sets",
         asdict(outcome),
         ("correlation above", "dimensions"),
         tuple(rows),
-        picture=line_plot({"dimensions": line}, "correlation above", "dimensions", log="xy"),
+        picture=line_plot(
+            {"dimensions": (list(shown), list(shown.values()))}, "correlation above", "dimensions", log="xy"
+        ),
     )
 
 
@@ -445,9 +452,7 @@ def _(outcome: CorrelationAndDof) -> Result:
         "degrees-of-freedom",
         "Correlation and degrees of freedom of every latent dimension",
         asdict(outcome),
-        picture=scatter_plot(
-            outcome.correlation, outcome.dof, "correlation", "degrees of freedom", log="xy"
-        ),
+        picture=scatter_plot(outcome.correlation, outcome.dof, "correlation", "degrees of freedom", log="xy"),
     )
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from bruno.data import Examples
+from bruno.kinds import Kind
 from bruno.model import Bruno
 from bruno.process import Evidence
 from bruno.tasks.few_shot import FewShotProtocol, episode_scores
@@ -35,6 +36,8 @@ class Classification:
         names: names of the queries.
         support: number of support elements of each class.
         temperature: divisor of the log scores.
+        queries: the elements that were classified.
+        kind: of the elements.
     """
 
     probabilities: Float[Tensor, "queries classes"]
@@ -44,6 +47,8 @@ class Classification:
     names: tuple[str, ...]
     support: tuple[int, ...]
     temperature: float
+    queries: Tensor
+    kind: Kind
 
     def most_probable(self, k: int) -> list[list[tuple[str, float]]]:
         """For each query, the k most probable classes (or all, if fewer) with their probabilities."""
@@ -133,6 +138,8 @@ def classify(
         names=names,
         support=tuple(map(len, named.values())),
         temperature=temperature,
+        queries=queries,
+        kind=model.kind,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,8 @@ from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.tasks.metrics import mean_and_error
 from bruno.tasks.progress import Progress
+
+_SETS = 200  # at least, over all classes
 
 
 @dataclass(frozen=True)
@@ -94,3 +97,8 @@ def measure_bits_per_dim(
         by_set = by_set.view(sets_per_class, sampler.classes).mean(0)
     error = mean_and_error(by_set).error.item() if len(by_set) > 1 else None
     return BitsPerDim(bits.mean().item(), by_position[0].item(), tuple(by_position.tolist()), error, number)
+
+
+def default_sets_per_class(classes: int) -> int:
+    """Sets of each class to measure bits/dim on: one if there are many classes, more if there are few."""
+    return math.ceil(_SETS / classes)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from bruno.config import FlowConfig, ModelConfig, ProcessConfig, TrainConfig
+from bruno.config import FlowConfig, ModelConfig, ProcessConfig, TrainConfig, to_dict
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
@@ -85,6 +86,20 @@ class Curve:
     bits_per_dim: tuple[float, ...]
     skipped: int
     final: float
+
+
+@dataclass(frozen=True)
+class StabilityStudy:
+    """The learning curves of a study, and the name of the data they were learnt on."""
+
+    name: str
+    steps: int
+    curves: tuple[Curve, ...]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What all models have in common."""
+        return {"steps": self.steps, "flow": to_dict(STUDY_FLOW), "train": to_dict(STUDY_TRAIN)}
 
 
 def stability_study(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from bruno.arrays import ArrayLike, as_tensor
 from bruno.config import Recipe
 from bruno.data import Element, ElementReader, Examples, is_available, load_examples, load_path
+from bruno.kinds import Images
 from bruno.model import Bruno
 from bruno.recipe_data import RecipeData, is_path, unseen_split, warn_of_skipped
 from bruno.tasks.familiarity import Familiarity
@@ -131,14 +132,16 @@ class TrainedData:
         Warns of files that were skipped, and of images unlike those of training.
         """
         if are_paths(source):
-            paths = [source] if isinstance(source, str | Path) else list(source)
+            paths = [source] if isinstance(source, str | Path) else list(cast(Sequence[str], source))
             reader = self.reader(invert=invert, skip_bad=skip_bad)
             elements = Elements(*reader.read_all(paths))
             warn_of_unreadable(reader)
         elif isinstance(source, list) and source and isinstance(source[0], Element):
-            elements = Elements(torch.stack([one.x for one in source]).cpu(), tuple(one.name for one in source))
+            elements = Elements(
+                torch.stack([one.x for one in source]).cpu(), tuple(one.name for one in source)
+            )
         else:
-            x = as_tensor(source, "source", kind=self.model.kind)
+            x = as_tensor(cast(ArrayLike, source), "source", kind=self.model.kind)
             x = x.unsqueeze(0) if tuple(x.shape) == self.model.shape else x
             elements = Elements(x.cpu(), tuple(map(str, range(1, len(x) + 1))))
         self.warn_if_unfamiliar(elements.x)
@@ -185,7 +188,13 @@ class TrainedData:
         examples = examples.with_levels(self.model.levels)
         if is_path(data):
             self.warn_if_unfamiliar(examples.elements)
-        name = split if data is None else Path(data).stem if is_path(data) or data == "drawn" else f"{data}-{split}"
+        name = (
+            split
+            if data is None
+            else Path(data).stem
+            if is_path(data) or data == "drawn"
+            else f"{data}-{split}"
+        )
         return Selection(examples, name)
 
     @cached_property
@@ -229,8 +238,8 @@ class TrainedData:
         kind = self.model.kind
         examples = load_path(
             path,
-            size=kind.size if kind.is_images else None,
-            grey=kind.is_images and kind.is_grey,
+            size=kind.size if isinstance(kind, Images) else None,
+            grey=not isinstance(kind, Images) or kind.is_grey,
             group=self.group,
             columns=self.columns,
             skip_bad=self.recipe is not None and self.recipe.data.skip_bad,
@@ -243,6 +252,13 @@ class TrainedData:
 
     def _inverts(self, invert: bool | None) -> bool:
         return (self.recipe is not None and self.recipe.data.invert) if invert is None else invert
+
+
+def _data_name(data: str | None, split: str) -> str:
+    """What results are called after: the split of the model's own data, or other data."""
+    if data is None:
+        return split
+    return Path(data).stem if is_path(data) or data == "drawn" else f"{data}-{split}"
 
 
 def are_paths(source: object) -> bool:

@@ -138,7 +138,7 @@ class DetectionJobs(TrainedData):
 
     def watch(
         self,
-        stream: Source | Iterable[Element] | None,
+        stream: Source | Iterable[Element],
         detector: Detector,
         *,
         typical: Source | None = None,
@@ -149,7 +149,7 @@ class DetectionJobs(TrainedData):
         """Watch a stream: iterate over its judged elements.
 
         Args:
-            stream: files, folders, arrays or elements; None for a synthetic stream of the model's data.
+            stream: files, folders, arrays or elements.
             detector: as from `detector`.
             typical: elements to condition on before the stream begins.
             state: a file to resume from, if it exists, and to keep the posterior in.
@@ -231,9 +231,9 @@ class DetectionJobs(TrainedData):
         """What `calibrate` or `calibrate_batch` finds on clean sets."""
         if len(clean.names) < _FEW_CLASSES:
             warnings.warn(
-                f"calibrated on {len(clean.names)} class{'es' * (len(clean.names) > 1)} with {len(clean)} elements, "
-                "too few: the false-alarm rate may be far off. Name other data to calibrate on, or set a "
-                "threshold.",
+                f"calibrated on {len(clean.names)} class{'es' * (len(clean.names) > 1)} with {len(clean)} "
+                "elements, too few: the false-alarm rate may be far off. Name other data to calibrate on, or "
+                "set a threshold.",
                 stacklevel=3,
             )
         return fit(

@@ -81,7 +81,8 @@ def _model_file(name: str, checkpoint: str) -> Path:
     if not path.is_file():
         known = ", ".join(pretrained_names()) or "none"
         raise ValueError(
-            f"`path` must be a run folder, a model file or a pretrained model ({known}); {name} does not exist."
+            f"`path` must be a run folder, a model file or a pretrained model ({known}); "
+            f"{name} does not exist."
         )
     if checkpoint != "last":
         raise ValueError(f"`checkpoint` is for run folders; {name} is one model. Leave it out.")

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from bruno.arrays import to_numpy
 from bruno.config import to_dict
-from bruno.data import Examples, SetSampler
+from bruno.data import SetSampler
 from bruno.data.images import is_hidden
 from bruno.files import atomic_write
 from bruno.kinds import Kind
@@ -96,7 +96,7 @@ class Trained(DetectionJobs):
     """A trained model with its recipe and data, and the jobs it does.
 
     `bruno.open` opens one, `bruno.train` and `bruno.finetune` make one. Jobs work on the model's own test
-    split unless told otherwise: `split` names another split, `data` a known data set or the path of user data,
+    split by default: `split` names another split, `data` a known data set or the path of user data, and
     `invert` turns dark ink into bright ink in user images. Every job takes the seed of its random numbers.
     """
 
@@ -176,7 +176,13 @@ class Trained(DetectionJobs):
             noise=noise,
             threshold=threshold,
         )
-        found = compare_few_shot(self.model, selected.examples, protocol, seed=seed, progress=progress)
+        found = compare_few_shot(
+            self.model,
+            selected.examples,
+            protocol,
+            generator=torch.Generator().manual_seed(seed),
+            progress=progress,
+        )
         return FewShotEvaluation(selected.name, found)
 
     def inspect(
@@ -240,9 +246,7 @@ class Trained(DetectionJobs):
 
     def sample_prior(self, samples: int = 8, *, temperature: float = 1.0, seed: int = 0) -> Samples:
         """Samples from the prior, each the first element of a set of its own."""
-        return prior_samples(
-            self.model, samples, generator=self._generator(seed), temperature=temperature
-        )
+        return prior_samples(self.model, samples, generator=self._generator(seed), temperature=temperature)
 
     def sample_repeats(
         self,
@@ -306,7 +310,8 @@ class Trained(DetectionJobs):
         if set_size is None:
             set_size = min(_SAMPLED_SET_SIZE, sampler.min_count)
         sampler.check_set_size(set_size, "set_size")
-        return sampler.tasks(1, sets, set_size, generator)[0]
+        drawn: Tensor = sampler.tasks(1, sets, set_size, generator)[0]
+        return drawn
 
     # --- classification ----------------------------------------------------------------------------------
 
@@ -334,7 +339,7 @@ class Trained(DetectionJobs):
             skip_bad: skip files that cannot be read.
             seed: of the episodes that the temperature is fitted on.
         """
-        reading = {"invert": invert, "skip_bad": skip_bad}
+        reading: dict[str, Any] = {"invert": invert, "skip_bad": skip_bad}
         sets = self._support(support, reading)
         if len(sets) < 2:
             raise ValueError(f"`support` must have at least two classes; got {len(sets)}.")
@@ -343,7 +348,9 @@ class Trained(DetectionJobs):
             temperature = self._fitted_temperature(sets, data, invert, seed)
         return classify(self.model, sets, x, names=names, prior=prior, temperature=temperature)
 
-    def _support(self, support: str | Path | Mapping[str, Source], reading: dict[str, Any]) -> dict[str, Tensor]:
+    def _support(
+        self, support: str | Path | Mapping[str, Source], reading: dict[str, Any]
+    ) -> dict[str, Tensor]:
         if isinstance(support, Mapping):
             return {str(name): self.read(some, **reading).x for name, some in support.items()}
         path = Path(support)
@@ -370,9 +377,7 @@ class Trained(DetectionJobs):
             trials=max(2, _CALIBRATION_EPISODES // rotated),
             rotations=self.rotations,
         ).limited_to(examples)
-        found = fit_temperature(
-            self.model, examples, protocol, generator=torch.Generator().manual_seed(seed)
-        )
+        found = fit_temperature(self.model, examples, protocol, generator=torch.Generator().manual_seed(seed))
         _log.info(
             "temperature %.2f, from %d episodes with %d mistakes",
             found.temperature,
@@ -456,10 +461,13 @@ class Trained(DetectionJobs):
         samples = outcome if isinstance(outcome, Samples) else outcome.samples
         arrays: dict[str, Any] = {"samples": samples.images if samples.levels else samples.x, "seen": (0,)}
         if not isinstance(outcome, Samples):
-            arrays |= {"inputs": outcome.inputs, "seen": getattr(outcome, "lengths", None) or outcome.repeats}
+            seen = outcome.lengths if isinstance(outcome, SetSamples) else outcome.repeats
+            arrays |= {"inputs": outcome.inputs, "seen": seen}
         folder = self.folder / "results"
         paths = [folder / f"{name}.npz"]
-        np.savez_compressed(paths[0], **{key: np.asarray(to_numpy(value)) for key, value in arrays.items()})
+        np.savez_compressed(
+            paths[0], allow_pickle=False, **{key: np.asarray(to_numpy(part)) for key, part in arrays.items()}
+        )
         if not samples.levels:
             paths.append(folder / f"{name}.csv")
             self._write_rows(paths[-1], samples.x, arrays["seen"])

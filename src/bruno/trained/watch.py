@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+from torch import Tensor
 
 from bruno.checkpoint import load, save
 from bruno.data import Element
@@ -56,16 +58,17 @@ class Watch:
         self.summary, self.kind = StreamSummary(), trained.model.kind
         self._group: str | None = None
         self._warned_of_group = self._warned_of_brightness = False
-        self.posterior = self._resumed(typical)
-        if self.posterior is None:
-            self.posterior = trained.model.prior()
-            if typical is not None:
-                self.posterior = self._conditioned(trained.read(typical, invert=invert, skip_bad=skip_bad).x)
+        resumed = self._resumed(typical)
+        if resumed is None and typical is not None:
+            resumed = self._conditioned(trained.read(typical, invert=invert, skip_bad=skip_bad).x)
+        self.posterior = trained.model.prior() if resumed is None else resumed
 
     def __iter__(self) -> Iterator[Judged]:
         for element in self._elements:
             self._warn_of(element)
-            judgement, self.posterior = self._detector.step(self.posterior, element.x.to(self._trained.device))
+            judgement, self.posterior = self._detector.step(
+                self.posterior, element.x.to(self._trained.device)
+            )
             self.summary.add(element.name, element.x, judgement)
             yield Judged(element, judgement)
         warn_of_unreadable(self._reader)
@@ -87,12 +90,12 @@ class Watch:
         _log.info("the state is kept in %s", self._state)
 
     def _opened(self, stream: Source | Iterable[Element]) -> Iterable[Element]:
+        if isinstance(stream, Iterator):
+            return stream
         if not are_paths(stream):
-            if isinstance(stream, Iterator) or _are_elements(stream):
-                return stream
             x, names = self._trained.read(stream)
             return [Element(name, one) for name, one in zip(names, x, strict=True)]
-        paths = [stream] if isinstance(stream, str | Path) else list(stream)
+        paths = [stream] if isinstance(stream, str | Path) else list(cast(Sequence[str], stream))
         if not self._reader.skip_bad:
             for path in paths:
                 if not Path(path).exists():
@@ -107,11 +110,11 @@ class Watch:
         _log.info("resuming from %s, after %d elements%s", self._state, posterior.evidence.count, ignored)
         return posterior
 
-    def _conditioned(self, typical: object) -> Posterior:
+    def _conditioned(self, typical: Tensor) -> Posterior:
         posterior = self._detector.condition_on_typical(typical)
         if excluded := len(typical) - int(posterior.evidence.count):
             warnings.warn(
-                f"`typical`: {excluded} of {len(typical)} elements are out-of-distribution and were excluded.",
+                f"`typical`: excluded {excluded} of {len(typical)} elements, which are out-of-distribution.",
                 stacklevel=3,
             )
         return posterior
@@ -124,20 +127,18 @@ class Watch:
             self._warned_of_brightness = bool(self._trained.familiarity.too_bright(element.x))
         elif not self._warned_of_brightness and (reason := self._trained.familiarity.too_bright(element.x)):
             warnings.warn(
-                f"{element.name} is unlike the images of training: {reason}.", UnfamiliarDataWarning, stacklevel=3
+                f"{element.name} is unlike the images of training: {reason}.",
+                UnfamiliarDataWarning,
+                stacklevel=3,
             )
             self._warned_of_brightness = True
         if element.group != self._group and not self._warned_of_group:
             warnings.warn(
-                f"{element.name}: {self._trained.group} changes from {self._group} to {element.group}; all rows "
-                "are judged as one set. Give each group a stream of its own.",
+                f"{element.name}: {self._trained.group} changes from {self._group} to {element.group}; all "
+                "rows are judged as one set. Give each group a stream of its own.",
                 stacklevel=3,
             )
             self._warned_of_group = True
-
-
-def _are_elements(stream: object) -> bool:
-    return isinstance(stream, list) and bool(stream) and isinstance(stream[0], Element)
 
 
 def _writable(path: Path) -> Path:
