@@ -13,11 +13,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ def trainer(recipe: Recipe, device: str = "cpu", *, networks: bool = True, **set
             if isinstance(coupling, AffineCoupling):
                 coupling.network = Echo()
     sampler = SetSampler(examples, rotations=recipe.data.rotations, device=device)
-    return Trainer(model.to(device), sampler, replace(recipe.train, **settings))
+    return Trainer(model.to(device), sampler, evolve(recipe.train, **settings))
 
 
 def seconds(run: Callable[[], Any], times: int) -> float:

@@ -1,12 +1,51 @@
+import math
+
+import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bruno.config import FlowConfig, ModelConfig, ProcessConfig, from_dict, to_dict
+from bruno.config import (
+    DataConfig,
+    FlowConfig,
+    ModelConfig,
+    ProcessConfig,
+    Recipe,
+    TrainConfig,
+    check_at_least,
+    describe,
+    flat,
+    from_dict,
+    load_recipe,
+    presets,
+    to_dict,
+)
+
+TRAINING = st.fixed_dictionaries(
+    {},
+    optional={
+        "steps": st.integers(1, 10**6),
+        "rate": st.floats(0, 1),
+        "optimiser": st.sampled_from(["adamw", "adam", "rmsprop"]),
+        "mirror": st.booleans(),
+        "seed": st.integers(0, 2**63 - 1),
+    },
+)
 
 
-def test_dictionaries_and_configs_are_the_same():
-    config = ModelConfig((1, 8, 8), flow=FlowConfig(filters=3), process=ProcessConfig("gaussian"))
-    assert from_dict(ModelConfig, to_dict(config)) == config
-    assert from_dict(ModelConfig, {"shape": [7], "levels": 0}).shape == (7,)
+@given(TRAINING, st.floats(1e-6, 0.4), st.lists(st.text()))
+def test_a_config_survives_its_dictionary(training, alpha, classes):
+    data = DataConfig("digits", classes=tuple(classes))
+    recipe = Recipe(data, alpha=alpha, train=TrainConfig(**training))
+    values = to_dict(recipe)
+    assert from_dict(Recipe, values) == recipe
+    assert values["train"].items() >= training.items()
+
+
+def test_a_dictionary_may_hold_lists_and_leave_out_defaults():
+    config = from_dict(ModelConfig, {"shape": [7], "levels": 0, "flow": {"kind": "dense"}})
+    assert config == ModelConfig((7,), 0, flow=FlowConfig("dense"))
+    assert hash(config) == hash(ModelConfig((7,), 0, flow=FlowConfig("dense")))
 
 
 @pytest.mark.parametrize(
@@ -24,6 +63,7 @@ def test_dictionaries_and_configs_are_the_same():
         ({"shape": [4], "flow": {"scales": "2"}}, "`flow.scales` must be int; got '2'"),
         ({"shape": [4], "flow": {"scales": True}}, "`flow.scales` must be int; got True"),
         ({"shape": [4], "process": {"dof": "a"}}, "`process.dof` must be float or int; got 'a'"),
+        ({"shape": [4], "process": {"dof": math.nan}}, "`process.dof` must be a finite number; got nan"),
         ({"shape": []}, "`shape` must be positive sizes"),
         ({"shape": [4], "levels": 1}, "`levels` must be at least 2, or 0 for real numbers; got 1"),
     ],
@@ -31,3 +71,57 @@ def test_dictionaries_and_configs_are_the_same():
 def test_mistakes_name_the_setting_and_the_way_out(values, message):
     with pytest.raises(ValueError, match=message):
         from_dict(ModelConfig, values)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: TrainConfig(rate=math.inf), "`train.rate` must be a finite number; got inf"),
+        (lambda: TrainConfig(rate=-1.0), "`train.rate` must be at least 0; got -1.0"),
+        (lambda: TrainConfig(steps=2.5), "`train.steps` must be int; got 2.5"),
+        (lambda: TrainConfig(ema=1.0), "`train.ema` must be from 0 up to 1; got 1.0"),
+        (lambda: TrainConfig(generative=0.0), "`train.generative` or `train.discriminative` must be above 0"),
+        (lambda: FlowConfig(filters="3"), "`flow.filters` must be int; got '3'"),
+        (lambda: ModelConfig((1, 8.0, 8)), "`shape` must be int; got 8.0"),
+        (lambda: ModelConfig((1,), flow=ProcessConfig()), "`flow` must be a table; got ProcessConfig"),
+        (lambda: DataConfig("x", columns=("a", "a")), "`data.columns` must all differ; got 'a' twice"),
+        (lambda: DataConfig(3), "`data.name` must be a word; got 3"),
+        (lambda: Recipe(DataConfig("x"), pixels="no"), "`pixels` must be 'logit' or 'gaussianise'; got 'no'"),
+        (lambda: attrs.evolve(TrainConfig(), way=1), "`train.way` must be at least 2; got 1"),
+    ],
+)
+def test_configs_made_in_python_are_checked_too(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_lists_and_dictionaries_are_converted_in_python_too():
+    assert ModelConfig([1, 8, 8], flow={"kind": "dense"}) == ModelConfig((1, 8, 8), flow=FlowConfig("dense"))
+
+
+def test_a_config_does_not_change():
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        FlowConfig().filters = 3
+
+
+def test_every_setting_is_described():
+    recipe = load_recipe("digits")
+    assert describe().keys() == flat(to_dict(recipe)).keys()
+    assert all(describe().values())
+    assert describe()["flow.kind"].endswith('"conv" or "dense"')
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_a_recipe_with_a_title(name):
+    assert isinstance(load_recipe(name), Recipe)
+    assert presets()[name]
+
+
+def test_settings_of_version_0_1_keep_their_meaning():
+    assert from_dict(Recipe, {"data": {"name": "x"}, "train": {"length": 7}}).train.set_size == 7
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_limit_on_something_that_is_no_number_names_it():
+    with pytest.raises(TypeError, match="`samples` must be a number of at least 1; got 'many'"):
+        check_at_least("samples", "many", 1)

@@ -1,10 +1,10 @@
 """The same laws on a GPU, where there is one: `pytest tests/test_cuda.py`."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
+from attrs import evolve
 
 from bruno import Bruno, Evidence, FlowConfig, GaussianProcess, ModelConfig, StudentTProcess
 from bruno.config import TrainConfig
@@ -75,7 +75,7 @@ def trainer(size: int = 28, **settings) -> Trainer:
     examples = Examples(images, torch.arange(200) // 20, tuple(map(str, range(10))))
     plan = TrainConfig(steps=20, batch=4, set_size=5, episodes=2, way=3, precision="float32", ema=0.9)
     sampler = SetSampler(examples, rotations=True, device="cuda")
-    return Trainer(Bruno.from_config(config).cuda(), sampler, replace(plan, **settings))
+    return Trainer(Bruno.from_config(config).cuda(), sampler, evolve(plan, **settings))
 
 
 @pytest.mark.parametrize(

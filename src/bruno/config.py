@@ -1,162 +1,198 @@
-"""What a model and its training are, as data: frozen dataclasses, from and to dictionaries and TOML."""
+"""A model and its training as data: frozen attrs classes, from and to dictionaries and TOML.
 
-from __future__ import annotations
+Every setting carries its description and its checks. They hold however a config is made: from TOML, from a
+dictionary, or directly in Python.
+"""
 
-import dataclasses
 import difflib
 import json
 import math
 import tomllib
 import typing
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+import attrs
 
 T = TypeVar("T")
+Field: TypeAlias = Any  # an attrs.Attribute, which cannot be subscripted at run time
+Check = Callable[[str, Any], None]  # of the name and the value of a setting
+
 _PRESETS = Path(__file__).parent / "presets"
-_PIXELS = ("logit", "gaussianise")
 _RENAMED = {"train.length": "set_size"}  # settings of files written by version 0.1
 
 
-@dataclass(frozen=True)
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise unless a setting is one of a few words."""
+    if value not in choices:
+        raise ValueError(f"`{name}` must be {' or '.join(map(repr, choices))}; got {value!r}.")
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Raise unless a number has at least this value."""
+    try:
+        enough = value >= least
+    except TypeError:
+        raise TypeError(f"`{name}` must be a number of at least {least}; got {value!r}.") from None
+    if not enough:  # also rejects NaN
+        raise ValueError(f"`{name}` must be at least {least}; got {value}.")
+
+
+def _setting(default: Any, description: str, check: Check | None = None) -> Any:
+    """A field of a config: its default, what it does, and the check of its value."""
+
+    def validate(config: Any, field: Field, value: Any) -> None:
+        if check:
+            check(_key(type(config), field.name), value)
+
+    return attrs.field(default=default, validator=validate, metadata={"description": description})
+
+
+def _choice(description: str, *choices: str) -> Any:
+    """A setting that is one of a few words, by default the first."""
+    words = " or ".join(f'"{choice}"' for choice in choices)
+    return _setting(choices[0], f"{description}: {words}", partial(check_choice, choices=choices))
+
+
+def _least(least: float) -> Check:
+    return partial(check_at_least, least=least)
+
+
+def _check_range(name: str, value: float, rule: str, holds: Callable[[float], bool]) -> None:
+    if not holds(value):
+        raise ValueError(f"`{name}` must be {rule}; got {value}.")
+
+
+_UP_TO_ONE = partial(_check_range, rule="from 0 up to 1", holds=lambda value: 0 <= value < 1)
+_TO_ONE = partial(_check_range, rule="from 0 to 1", holds=lambda value: 0 <= value <= 1)
+_SEED = partial(_check_range, rule="from 0 to 2**63 - 1", holds=lambda value: 0 <= value < 2**63)
+
+
+def _key(cls: type, name: str) -> str:
+    """The name of a setting as --set takes it: ``flow.filters``."""
+    return name if cls in (ModelConfig, Recipe) else f"{cls.__name__.removesuffix('Config').lower()}.{name}"
+
+
+def _typed(cls: type, fields: list[Field]) -> list[Field]:
+    """Check the type of every setting before its value: a transformer of attrs."""
+    convert = attrs.Converter(_converted, takes_self=True, takes_field=True)
+    return [field.evolve(converter=convert) for field in fields]
+
+
+def _converted(value: Any, config: Any, field: Field) -> Any:
+    """A value of the type of a setting: dictionaries become configs, lists become tuples."""
+    name, kind = _key(type(config), field.name), field.type
+    if attrs.has(kind):
+        return value if isinstance(value, kind) else from_dict(kind, _of_type(name, value, dict))
+    if typing.get_origin(kind) is tuple:
+        parts = _of_type(name, value, list, tuple)
+        return tuple(_of_type(name, part, typing.get_args(kind)[0]) for part in parts)
+    if kind is float and not -math.inf < _of_type(name, value, float, int) < math.inf:
+        raise ValueError(f"`{name}` must be a finite number; got {value}.")
+    return value if kind is float else _of_type(name, value, kind)
+
+
+def _of_type(name: str, value: Any, *types: type) -> Any:
+    # To Python a bool is an int; a setting that counts does not take one.
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        names: dict[type, str] = {dict: "a table", str: "a word", list: 'a list, as ["a", "b"] or [1, 2]'}
+        wanted = " or ".join(names.get(kind, kind.__name__) for kind in types if kind is not tuple)
+        raise ValueError(f"`{name}` must be {wanted}; got {value!r}.")
+    return value
+
+
+@attrs.frozen(slots=False, field_transformer=_typed)
 class FlowConfig:
-    """The bijection: `kind` "conv" (multi-scale, for images) or "dense" (for vectors and small images)."""
+    """The bijection between elements and latents: "conv" for images, "dense" for rows and small images."""
 
-    kind: str = "conv"
-    scales: int = 2
-    filters: int = 64
-    blocks: int = 8
-    squeeze_first: bool = False
-    couplings: int = 6  # dense ones
-    units: int = 1024  # of the dense ones
-    weight_norm: bool = True
-
-    def __post_init__(self) -> None:
-        check_choice("flow.kind", self.kind, ("conv", "dense"))
-        for name in ("scales", "filters", "units"):
-            check_at_least(f"flow.{name}", getattr(self, name), 1)
-        for name in ("blocks", "couplings"):
-            check_at_least(f"flow.{name}", getattr(self, name), 0)
+    kind: str = _choice("couplings", "conv", "dense")
+    scales: int = _setting(2, "scales of the convolutional couplings, each half as large", _least(1))
+    filters: int = _setting(64, "filters of a convolution", _least(1))
+    blocks: int = _setting(8, "residual blocks of a convolutional coupling", _least(0))
+    squeeze_first: bool = _setting(False, "run the first couplings at half the resolution, which is faster")
+    couplings: int = _setting(6, "dense couplings; after the convolutional ones, if any", _least(0))
+    units: int = _setting(1024, "hidden units of a dense coupling", _least(1))
+    weight_norm: bool = _setting(True, "normalise the weights and initialise their scale from data")
 
 
-@dataclass(frozen=True)
+@attrs.frozen(slots=False, field_transformer=_typed)
 class ProcessConfig:
-    """The process: `kind` "student-t" or "gaussian", and where its parameters start.
+    """The exchangeable process of the latents, and the initial values of its parameters."""
 
-    The first `leading` dimensions may start with a correlation of their own: what a class has in common then
-    has somewhere to go.
-    """
-
-    kind: str = "student-t"
-    dof: float = 1000.0
-    variance: float = 1.0
-    correlation: float = 0.1
-    leading: int = 0
-    leading_correlation: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_choice("process.kind", self.kind, ("student-t", "gaussian"))
-        check_at_least("process.leading", self.leading, 0)
+    kind: str = _choice("process", "student-t", "gaussian")
+    dof: float = _setting(1000.0, "initial degrees of freedom")
+    variance: float = _setting(1.0, "initial variance of a latent")
+    correlation: float = _setting(0.1, "initial correlation of two elements of a set")
+    leading: int = _setting(0, "number of leading dimensions: they start at another correlation", _least(0))
+    leading_correlation: float = _setting(0.9, "initial correlation of the leading dimensions")
 
 
-@dataclass(frozen=True)
+@attrs.frozen(slots=False, field_transformer=_typed)
 class ModelConfig:
-    """A model of sets whose elements have this shape.
+    """A model of sets whose elements have this shape."""
 
-    Integers on 0..levels − 1 are dequantised and put on the whole line by `pixels`, "logit" or "gaussianise",
-    with this alpha; with 0 levels the elements are real numbers, standardised instead.
-    """
+    shape: tuple[int, ...] = _setting(attrs.NOTHING, "shape of an element: (1, 28, 28) or (7,)")
+    levels: int = _setting(256, "values that a pixel can take; 0 for rows of real numbers")
+    pixels: str = _choice("map of pixels to real numbers", "logit", "gaussianise")
+    alpha: float = _setting(1e-6, "margin of that map at both ends, as a fraction of its range")
+    flow: FlowConfig = attrs.field(factory=FlowConfig)
+    process: ProcessConfig = attrs.field(factory=ProcessConfig)
 
-    shape: tuple[int, ...]
-    levels: int = 256
-    pixels: str = "logit"
-    alpha: float = 1e-6
-    flow: FlowConfig = field(default_factory=FlowConfig)
-    process: ProcessConfig = field(default_factory=ProcessConfig)
-
-    def __post_init__(self) -> None:
+    def __attrs_post_init__(self) -> None:
+        """Check what the ranges do not cover."""
         if not self.shape or any(size < 1 for size in self.shape):
             raise ValueError(f"`shape` must be positive sizes, as (1, 28, 28) or (7,); got {self.shape}.")
         if self.levels == 1 or self.levels < 0:
             raise ValueError(f"`levels` must be at least 2, or 0 for real numbers; got {self.levels}.")
-        check_choice("pixels", self.pixels, _PIXELS)
 
 
-@dataclass(frozen=True)
+@attrs.frozen(slots=False, field_transformer=_typed)
 class TrainConfig:
-    """How a model is trained: on sets of one class, on k-way n-shot episodes, or on a weighted sum of both.
+    """How a model is trained: on sets of one class, on few-shot episodes, or on a weighted sum of both.
 
-    The rate warms up over a share of the run, stays or decays ("linear" and "cosine" to `final_rate`,
-    "exponential" likewise), all in terms of progress, so that a run of minutes has the same shape as one of
-    steps. The process has a rate of its own, `process_rate` times the flow's. `precision` and `graph` are for
-    a GPU: networks in bfloat16, and the whole step compiled and captured as one CUDA graph.
+    Schedules depend on the fraction of the run that is done, so that a run limited by minutes has the same
+    shape as one limited by steps.
     """
 
-    steps: int = 1000
-    minutes: float = 0.0  # how long to train, by the clock, instead of how many steps; 0: by steps
-    batch: int = 32
-    set_size: int = 20
-    generative: float = 1.0  # weight of bits/dim
-    discriminative: float = 0.0  # weight of the cross-entropy of episodes
-    onset: float = 0.0  # the share of the run, its first, in which that does not count yet
-    episodes: int = 8
-    way: int = 20
-    shot: int = 1
-    queries: int = 1  # of each class of an episode
-    shared: bool = False  # bits/dim are those of the episodes' classes: an image counts for both losses
-    optimiser: str = "adamw"
-    rate: float = 1e-3
-    process_rate: float = 3.0
-    weight_decay: float = 0.0
-    warmup: float = 0.02
-    decay: str = "linear"
-    final_rate: float = 0.0  # as a share of the rate
-    clip: float = 0.0  # largest norm of the gradient; 0 for none
-    ema: float = 0.0  # how much the averaged weights keep at each step; 0 for no averaging
-    mirror: bool = False  # every other set, as a whole
-    shift: int = 0  # move each image by up to so many pixels, fractions too if it is downsample after
-    # Slant, turn and stretch each set as a whole, and each image by itself: how far the linear map is from
-    # the identity, at first. Such images are not quite those to be modelled, so both fade, and the last
-    # steps see images as they are.
-    slant: float = 0.0
-    warp: float = 0.0
-    fade: float = 1.0  # over this share of the run, its last; 0 for never
-    precision: str = "bfloat16"
-    graph: bool = True
-    seed: int = 0
+    steps: int = _setting(1000, "optimiser steps", _least(1))
+    minutes: float = _setting(0.0, "train for this long instead of `steps`; 0: by steps", _least(0))
+    batch: int = _setting(32, "sets in a step", _least(1))
+    set_size: int = _setting(20, "elements of a set", _least(1))
+    generative: float = _setting(1.0, "weight of bits/dim in the loss", _least(0))
+    discriminative: float = _setting(0.0, "weight of the episodes' cross-entropy in the loss", _least(0))
+    onset: float = _setting(0.0, "fraction of the run before cross-entropy starts", _UP_TO_ONE)
+    episodes: int = _setting(8, "few-shot episodes in a step", _least(1))
+    way: int = _setting(20, "classes of an episode", _least(2))
+    shot: int = _setting(1, "support elements of each class of an episode", _least(1))
+    queries: int = _setting(1, "query elements of each class of an episode", _least(1))
+    shared: bool = _setting(False, "compute bits/dim on the episodes' elements instead of on separate sets")
+    optimiser: str = _choice("optimiser", "adamw", "adam", "rmsprop")
+    rate: float = _setting(1e-3, "learning rate of the flow", _least(0))
+    process_rate: float = _setting(3.0, "learning rate of the process, as a multiple of `rate`", _least(0))
+    weight_decay: float = _setting(0.0, "weight decay of the flow", _least(0))
+    warmup: float = _setting(0.02, "fraction of the run for the learning rate to warm up", _UP_TO_ONE)
+    decay: str = _choice("schedule of the learning rate", "linear", "cosine", "exponential", "none")
+    final_rate: float = _setting(0.0, "final learning rate, as a fraction of `rate`", _UP_TO_ONE)
+    clip: float = _setting(0.0, "gradient clipping: largest norm; 0: none", _least(0))
+    ema: float = _setting(0.0, "decay of the moving average of the weights; 0: none", _UP_TO_ONE)
+    mirror: bool = _setting(False, "mirror every second set as a whole")
+    shift: int = _setting(0, "shift each image by up to this many pixels", _least(0))
+    slant: float = _setting(0.0, "initial strength of random linear maps of whole sets", _least(0))
+    warp: float = _setting(0.0, "initial strength of random linear maps of single images", _least(0))
+    fade: float = _setting(1.0, "last fraction of the run: slant and warp fade; 0: never", _TO_ONE)
+    precision: str = _choice("type of the networks on a GPU", "bfloat16", "float32")
+    graph: bool = _setting(True, "on a GPU, compile the step and capture it as one CUDA graph")
+    recompute: bool = _setting(False, "activation checkpointing: less memory for more time")
+    seed: int = _setting(0, "seed of all random numbers", _SEED)
 
-    def __post_init__(self) -> None:
-        check_choice("train.optimiser", self.optimiser, ("adamw", "adam", "rmsprop"))
-        check_choice("train.decay", self.decay, ("linear", "cosine", "exponential", "none"))
-        check_choice("train.precision", self.precision, ("float32", "bfloat16"))
-        for name in ("steps", "batch", "set_size", "episodes", "shot", "queries"):
-            check_at_least(f"train.{name}", getattr(self, name), 1)
-        check_at_least("train.way", self.way, 2)
-        for name in (
-            "generative",
-            "discriminative",
-            "rate",
-            "process_rate",
-            "weight_decay",
-            "clip",
-            "minutes",
-            "slant",
-            "warp",
-        ):
-            check_at_least(f"train.{name}", getattr(self, name), 0)
-        check_at_least("train.shift", self.shift, 0)
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"`train.seed` must be from 0 to 2**63 - 1; got {self.seed}.")
+    def __attrs_post_init__(self) -> None:
+        """Check the settings that depend on each other."""
         if self.onset and not self.generative:
             raise ValueError(
                 f"`train.onset` needs a weight of bits/dim above 0, to train on until then; got {self.onset}."
             )
-        if not 0 <= self.fade <= 1:
-            raise ValueError(f"`train.fade` must be from 0 to 1; got {self.fade}.")
-        for name in ("onset", "warmup", "final_rate", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"`train.{name}` must be from 0 up to 1; got {getattr(self, name)}.")
         if not self.generative and not self.discriminative:
             raise ValueError("`train.generative` or `train.discriminative` must be above 0; got 0 for both.")
         if self.shared and not (self.generative and self.discriminative):
@@ -172,68 +208,72 @@ class TrainConfig:
 
     @property
     def elements(self) -> int:
-        """How many are encoded in a step."""
+        """Number of elements encoded in a step."""
         sets = self.batch * self.set_size * bool(self.generative and not self.shared)
         return sets + self.episodes * self.way * (self.shot + self.queries) * bool(self.discriminative)
 
 
-@dataclass(frozen=True)
+@attrs.frozen(slots=False, field_transformer=_typed)
 class DataConfig:
-    """What a model learns from: a named data set, or the path of a folder, archive, npz or CSV."""
+    """The data that a model learns from."""
 
-    name: str
-    split: str = "train"  # or "trainval", once all choices are made
-    rotations: bool = False  # every class four times, rotated by multiples of 90 degrees
-    original: bool = (
-        False  # learn from images in the size they were published in, downsample last in each step
-    )
-    classes: tuple[str, ...] = ()  # only these; all if empty
-    size: int = 0  # for images of your own: resize to this height and width
-    colour: bool = False  # for images of your own: three channels
-    invert: bool = False  # for images of your own: dark ink on bright paper becomes bright ink
-    group: str = ""  # for a CSV: the column that names the set
-    columns: tuple[str, ...] = ()  # for a CSV: the numbers of a row; all other columns if empty
-    skip_bad: bool = False  # leave out what cannot be read
+    name: str = _setting(attrs.NOTHING, "a named data set, or the path of a folder, archive, npz or CSV")
+    split: str = _choice("split to train on", "train", "trainval")
+    rotations: bool = _setting(False, "use every class four times, rotated by multiples of 90 degrees")
+    original: bool = _setting(False, "augment images at their original size and downsample them last")
+    classes: tuple[str, ...] = _setting((), "use only these classes; empty: all")
+    size: int = _setting(0, "user images: resize to this height and width; 0: do not resize", _least(0))
+    colour: bool = _setting(False, "user images: three channels instead of one")
+    invert: bool = _setting(False, "user images: turn dark ink on bright paper into bright ink")
+    group: str = _setting("", "CSV: the group column, which names the set of a row")
+    columns: tuple[str, ...] = _setting((), "CSV: the columns of a row; empty: all but the group column")
+    skip_bad: bool = _setting(False, "skip files and rows that cannot be read")
 
-    def __post_init__(self) -> None:
-        check_choice("data.split", self.split, ("train", "trainval"))
-        check_at_least("data.size", self.size, 0)
+    def __attrs_post_init__(self) -> None:
+        """Check that no column is named twice."""
         for name in self.columns:
             if self.columns.count(name) > 1:
-                raise ValueError(f"`data.columns` must all differ; {name!r} is there twice.")
+                raise ValueError(f"`data.columns` must all differ; got {name!r} twice.")
 
 
-@dataclass(frozen=True)
+@attrs.frozen(slots=False, field_transformer=_typed)
 class Recipe:
-    """All that a training run is made from: one TOML file, or a preset of that name."""
+    """Everything that defines a training run: one TOML file, or a preset."""
 
     data: DataConfig
-    pixels: str = "logit"  # or "gaussianise": how integers get to the whole line
-    alpha: float = 1e-6  # how much of it stays free at each end
-    flow: FlowConfig = field(default_factory=FlowConfig)
-    process: ProcessConfig = field(default_factory=ProcessConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-
-    def __post_init__(self) -> None:
-        check_choice("pixels", self.pixels, _PIXELS)
+    pixels: str = _choice("map of pixels to real numbers", "logit", "gaussianise")
+    alpha: float = _setting(1e-6, "margin of that map at both ends, as a fraction of its range")
+    flow: FlowConfig = attrs.field(factory=FlowConfig)
+    process: ProcessConfig = attrs.field(factory=ProcessConfig)
+    train: TrainConfig = attrs.field(factory=TrainConfig)
 
     def model(self, shape: tuple[int, ...], levels: int) -> ModelConfig:
         """The model for elements of this shape."""
         return ModelConfig(shape, levels, self.pixels, self.alpha, self.flow, self.process)
 
 
+def describe(cls: Any = Recipe) -> dict[str, str]:
+    """What every setting does, by its name as --set takes it."""
+    result: dict[str, str] = {}
+    for field in attrs.fields(cls):
+        nested: Any = field.type
+        result |= (
+            describe(nested) if attrs.has(nested) else {_key(cls, field.name): field.metadata["description"]}
+        )
+    return result
+
+
 def presets() -> dict[str, str]:
-    """The recipes that come with the package, and the first line of each: what it is."""
+    """The presets with their titles, which are the first lines of their files."""
     files = sorted(_PRESETS.glob("*.toml"))
     return {file.stem: file.read_text("utf-8").splitlines()[0].lstrip("# ") for file in files}
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A preset by name or a TOML file by path, with ``section.key=value`` settings put over it."""
+    """A preset by name or a TOML file by path, changed by ``section.key=value`` settings."""
     path = Path(name) if name.endswith(".toml") else _PRESETS / f"{name}.toml"
     if not path.is_file():
-        near = difflib.get_close_matches(name, presets(), 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(presets())}."
+        hint = _nearest(name, presets(), "{!r}", "there are")
         raise ValueError(f"`preset` must be a preset or a .toml file; got {name!r}, {hint}")
     try:
         values = tomllib.loads(path.read_text("utf-8"))
@@ -243,83 +283,63 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def override(cls: type[T], values: dict[str, Any], settings: Sequence[str]) -> T:
-    """A dataclass from nested dictionaries with ``section.key=value`` settings put over them."""
+    """A config from nested dictionaries, changed by ``section.key=value`` settings."""
     for setting in settings:
         _set(values, setting)
     return from_dict(cls, values)
 
 
 def named(settings: Sequence[str], *keys: str) -> bool:
-    """Whether some of ``section.key=value`` settings are of these keys."""
+    """Whether any of these keys is set by ``section.key=value`` settings."""
     return any(setting.partition("=")[0].strip() in keys for setting in settings)
 
 
 def _set(values: dict[str, Any], setting: str) -> None:
-    """``train.steps=50`` as a person types it: a word needs no quotes."""
+    """Apply ``train.steps=50``; a word needs no quotes."""
     key, equals, text = setting.partition("=")
     *path, last = key.strip().split(".")
+    rule = "`--set` must be key=value, as train.steps=500"
     if not equals or not last:
-        raise ValueError(f"`--set` takes key.sub=value, as train.steps=500; got {setting!r}.")
+        raise ValueError(f"{rule}; got {setting!r}.")
     for name in path:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
-            raise ValueError(
-                f"`--set` takes key.sub=value, as train.steps=500; {name} has no sub: {setting!r}."
-            )
+            raise ValueError(f"{rule}; got {setting!r}, but {name} is not a section.")
     try:
         values[last] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         values[last] = text.strip()
 
 
-def from_dict(cls: type[T], values: dict[str, Any], path: str = "") -> T:
-    """A dataclass from nested dictionaries; an unknown key is an error that names the nearest known one."""
-    hints = typing.get_type_hints(cls)
-    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+def from_dict(cls: type[T], values: dict[str, Any]) -> T:
+    """A config from nested dictionaries; the error for an unknown key names the nearest known one."""
+    known, path = attrs.fields_dict(typing.cast(Any, cls)), _key(cls, "")
     arguments: dict[str, Any] = {}
-    for name, value in values.items():
-        name = _RENAMED.get(f"{path}{name}", name)
+    for key, value in values.items():
+        name = _RENAMED.get(f"{path}{key}", key)
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean `{path}{near[0]}`?" if near else f"known are {', '.join(sorted(known))}."
+            hint = _nearest(name, sorted(known), f"`{path}{{}}`", "known are")
             raise ValueError(f"`{path}{name}` is not a setting of {cls.__name__}; {hint}")
-        if dataclasses.is_dataclass(hints[name]):
-            _check_type(f"{path}{name}", value, dict)
-            value = from_dict(hints[name], value, f"{path}{name}.")
-        elif typing.get_origin(hints[name]) is tuple:
-            _check_type(f"{path}{name}", value, list, tuple)
-            for part in value:
-                _check_type(f"{path}{name}", part, typing.get_args(hints[name])[0])
-            value = tuple(value)
-        elif hints[name] is float:
-            _check_type(f"{path}{name}", value, float, int)
-            if not math.isfinite(value):
-                raise ValueError(f"`{path}{name}` must be a finite number; got {value}.")
-        else:
-            _check_type(f"{path}{name}", value, hints[name])
         arguments[name] = value
-    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
-        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if required and f.name not in arguments:
-            raise ValueError(f"`{path}{f.name}` must be given: it has no default.")
+    for name, field in known.items():
+        if field.default is attrs.NOTHING and name not in arguments:
+            raise ValueError(f"`{path}{name}` must be given: it has no default.")
     return cls(**arguments)
 
 
-def _check_type(name: str, value: Any, *types: type) -> None:
-    # bool is an int to Python, but not to a person
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        names: dict[type, str] = {dict: "a table", str: "a word", list: 'a list, as ["a", "b"] or [1, 2]'}
-        wanted = " or ".join(names.get(t, t.__name__) for t in types if t is not tuple)
-        raise ValueError(f"`{name}` must be {wanted}; got {value!r}.")
+def _nearest(name: str, known: Iterable[str], form: str, all_are: str) -> str:
+    """The known name that was probably meant, or all of them."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {form.format(near[0])}?" if near else f"{all_are} {', '.join(known)}."
 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """The inverse of `from_dict`, ready for JSON."""
-    return dataclasses.asdict(config)
+    return attrs.asdict(config)
 
 
 def check_same(run: str, began: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise unless nested settings are those that a run began with, as far as both have them."""
+    """Raise unless nested settings equal those a run began with, where both have them."""
     before, after = flat(json.loads(json.dumps(began))), flat(json.loads(json.dumps(now)))
     for key in sorted(before.keys() & after.keys()):
         if before[key] != after[key]:
@@ -330,20 +350,8 @@ def check_same(run: str, began: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with keys as --set has them: ``flow.filters``."""
+    """Nested dictionaries as one, with keys as --set takes them: ``flow.filters``."""
     result: dict[str, Any] = {}
     for name, value in values.items():
         result |= flat(value, f"{path}{name}.") if isinstance(value, dict) else {f"{path}{name}": value}
     return result
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """A setting is one of a few words."""
-    if value not in choices:
-        raise ValueError(f"`{name}` must be {' or '.join(map(repr, choices))}; got {value!r}.")
-
-
-def check_at_least(name: str, value: float, least: float) -> None:
-    """A setting has a lower limit."""
-    if not value >= least:  # which NaN is not either
-        raise ValueError(f"`{name}` must be at least {least}; got {value}.")

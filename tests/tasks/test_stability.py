@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from attrs import evolve
 
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.data import Examples
@@ -11,7 +12,7 @@ from bruno.data.sampling import SetSampler
 from bruno.tasks.stability import STUDY_TRAIN, VARIANTS, Curve, Variant, stability_study
 
 SMALL_FLOW = FlowConfig(kind="dense", couplings=2, units=32)
-SMALL_TRAIN = dataclasses.replace(STUDY_TRAIN, batch=4, set_size=10)
+SMALL_TRAIN = evolve(STUDY_TRAIN, batch=4, set_size=10)
 
 
 def small_study(examples: Examples, *variants: Variant, steps: int, **settings) -> list[Curve]:
@@ -55,7 +56,7 @@ def test_white_outliers_show_at_every_hundredth_step_and_nowhere_before(study, p
 
 
 def test_only_the_last_image_of_a_set_is_white(learnt_digits):
-    still = dataclasses.replace(SMALL_TRAIN, set_size=2, batch=3)
+    still = evolve(SMALL_TRAIN, set_size=2, batch=3)
     (curve,) = small_study(
         learnt_digits,
         Variant("white", white_every=1, rate=1e-12),
@@ -86,10 +87,8 @@ def test_only_the_last_image_of_a_set_is_white(learnt_digits):
 def test_a_variant_is_plain_training_with_that_one_setting(learnt_digits, variant, flow, process, rate):
     (curve,) = small_study(learnt_digits, variant, steps=15, processes=["student-t"], seeds=[7])
     torch.manual_seed(7)
-    settings = ModelConfig(
-        (1, 8, 8), 17, flow=dataclasses.replace(SMALL_FLOW, **flow), process=ProcessConfig(**process)
-    )
-    config = dataclasses.replace(SMALL_TRAIN, steps=15, rate=rate, seed=7)
+    settings = ModelConfig((1, 8, 8), 17, flow=evolve(SMALL_FLOW, **flow), process=ProcessConfig(**process))
+    config = evolve(SMALL_TRAIN, steps=15, rate=rate, seed=7)
     steps = train_steps(Bruno.from_config(settings), SetSampler(learnt_digits), config)
     assert curve.bits_per_dim == pytest.approx([step.bits_per_dim for step in steps], rel=1e-4)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 from safetensors import SafetensorError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -212,7 +213,7 @@ def test_a_line_of_the_log_that_was_cut_spoils_no_other(sampler, tmp_path):
     list(run.train(trainer(sampler, config)))
     log = tmp_path / "log.jsonl"
     log.write_text(log.read_text()[:-30])
-    more = trainer(sampler, replace(config, steps=3))
+    more = trainer(sampler, evolve(config, steps=3))
     run.resume(more)
     list(run.train(more))
     assert [line["index"] for line in run.read_log()] == [1, 3]
@@ -278,7 +279,7 @@ def test_other_settings_are_refused_but_more_steps_are_not(sampler, tmp_path):
     with pytest.raises(ValueError, match=r"`train.batch` must be as the run .* began, 4; got 8"):
         run.resume(trainer(sampler, TrainConfig(**{**vars(TRAIN), "batch": 8})))
     assert run.resume(trainer(sampler, TrainConfig(**{**vars(TRAIN), "steps": 50})))
-    wider = Bruno.from_config(replace(MODEL, flow=replace(MODEL.flow, units=17)))
+    wider = Bruno.from_config(evolve(MODEL, flow=evolve(MODEL.flow, units=17)))
     with pytest.raises(ValueError, match=r"`flow.units` must be as the run .* began, 16; got 17"):
         run.resume(Trainer(wider, sampler, TRAIN))
 

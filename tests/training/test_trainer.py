@@ -1,8 +1,8 @@
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
+from attrs import evolve
 
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.config import TrainConfig, from_dict
@@ -81,7 +81,7 @@ def test_shared_images_count_for_both_losses(sampler):
     assert sets is None
     weight = torch.tensor(0.5)
     loss, bits, accuracy = Objective(trainer.model, config, weight)(None, tasks)
-    alone = replace(config, shared=False)
+    alone = evolve(config, shared=False)
     expected, *_ = Objective(trainer.model, alone, weight)(tasks.flatten(0, 1), tasks)
     torch.testing.assert_close(loss, expected)
     assert loss > bits
@@ -120,13 +120,13 @@ def test_cross_entropy_counts_from_its_onset_on(sampler):
     assert [step.loss > step.bits_per_dim for step in steps] == 3 * [False] + 3 * [True]
     assert all(0 <= step.accuracy <= 1 for step in steps)  # it is told all along
     models = fresh(), fresh()
-    list(train_steps(models[0], sampler, replace(config, steps=2, onset=0.9)))
-    list(train_steps(models[1], sampler, replace(config, steps=2, discriminative=1e-30)))
+    list(train_steps(models[0], sampler, evolve(config, steps=2, onset=0.9)))
+    list(train_steps(models[1], sampler, evolve(config, steps=2, discriminative=1e-30)))
     assert models[0].fingerprint() == models[1].fingerprint()
     with pytest.raises(ValueError, match=r"`train.onset` needs a weight of bits/dim above 0.*got 0.5"):
-        replace(config, generative=0.0)
+        evolve(config, generative=0.0)
     with pytest.raises(ValueError, match=r"`train.onset` must be from 0 up to 1; got 1.0"):
-        replace(config, onset=1.0)
+        evolve(config, onset=1.0)
 
 
 def test_the_same_seed_trains_the_same_model(sampler):
@@ -272,7 +272,7 @@ def test_rows_of_a_table_are_trained_on_too():
         ({"shared": True}, "`train.shared` needs weights above 0 for both losses"),
         ({"warmup": 1.5}, "`train.warmup` must be from 0 up to 1; got 1.5"),
         ({"decay": "exponential"}, "`train.final_rate` must be above 0"),
-        ({"stepz": 3}, r"did you mean `steps`\?"),
+        ({"stepz": 3}, r"did you mean `train.steps`\?"),
     ],
 )
 def test_mistakes_in_the_settings(values, message):
@@ -284,9 +284,9 @@ def test_steps_from_python_end_with_the_average(sampler):
     config = TrainConfig(steps=12, batch=4, set_size=4, ema=0.9)
     model, plain = fresh(), fresh()
     list(train_steps(model, sampler, config))
-    list(train_steps(plain, sampler, replace(config, ema=0.0)))
+    list(train_steps(plain, sampler, evolve(config, ema=0.0)))
     trainer = Trainer(fresh(), sampler, config)
     trainer.advance(12)
     assert model.fingerprint() == trainer.trained().fingerprint() != plain.fingerprint()
     with pytest.raises(ValueError, match=r"`train.minutes` must be 0"):
-        next(train_steps(model, sampler, replace(config, minutes=1.0)))
+        next(train_steps(model, sampler, evolve(config, minutes=1.0)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
+from attrs import evolve
 from torch import Generator, Tensor
 
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig, TrainConfig, to_dict
@@ -126,11 +126,11 @@ def stability_study(
     runs = list(itertools.product(variants, processes, seeds))
     curves = []
     for number, (variant, process, seed) in enumerate(runs):
-        own_flow = replace(flow, weight_norm=variant.weight_norm)
+        own_flow = evolve(flow, weight_norm=variant.weight_norm)
         settings = ModelConfig(
             examples.shape, examples.levels, alpha=alpha, flow=own_flow, process=ProcessConfig(process)
         )
-        own_train = replace(train, steps=steps, rate=train.rate * variant.rate, seed=seed)
+        own_train = evolve(train, steps=steps, rate=train.rate * variant.rate, seed=seed)
         trainer = Trainer(_fresh_model(settings, variant.correlation, seed).to(device), sampler, own_train)
         trained = []
         for index in range(1, steps + 1):
