@@ -14,7 +14,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 @pytest.fixture
 def rows() -> Examples:
-    """Seven classes of four rows each: real numbers have no noise, and a set is all of its class."""
+    """Seven classes of four rows each: rows have no noise, and a set of four is the whole class."""
     labels = torch.arange(7).repeat(4)
     return Examples(3 * torch.randn(7, 4)[labels] + torch.randn(28, 4), labels, tuple("abcdefg"))
 
@@ -28,13 +28,13 @@ def model(rows) -> Bruno:
 
 
 def joint_bits(model: Bruno, rows: Examples) -> torch.Tensor:
-    """Of all of each class: the mean over positions, whatever their order."""
+    """Bits/dim of each whole class, a mean over positions that does not depend on their order."""
     sets = torch.stack([rows.elements[rows.labels == label] for label in range(len(rows.names))])
     return model.bits_per_dim(model.log_prob(sets)).mean(1).double().detach()
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_one_set_of_each_class_counts_every_class_once(model, rows, batch_size):
+def test_without_a_number_of_sets_every_class_is_measured_once(model, rows, batch_size):
     result = measure_bits_per_dim(
         model, SetSampler(rows), sets=None, set_size=4, generator=seeded(), batch_size=batch_size
     )
@@ -44,20 +44,22 @@ def test_one_set_of_each_class_counts_every_class_once(model, rows, batch_size):
     assert result.error == pytest.approx(expected.std().item() / 7**0.5, rel=1e-4)
 
 
-def test_a_bit_is_a_question_of_two_equal_answers(model):
+def test_a_probability_of_one_half_per_dimension_is_one_bit(model):
     assert model.bits_per_dim(torch.tensor(0.5).log() * model.dim).item() == pytest.approx(1)
 
 
-def test_rounds_measure_every_class_so_often(model, rows):
+def test_sets_per_class_measures_every_class_that_often(model, rows):
     once, thrice = (
-        measure_bits_per_dim(model, SetSampler(rows), sets=None, rounds=n, set_size=4, generator=seeded())
+        measure_bits_per_dim(
+            model, SetSampler(rows), sets=None, sets_per_class=n, set_size=4, generator=seeded()
+        )
         for n in (1, 3)
     )
     assert thrice.sets == 21
     assert thrice.mean == pytest.approx(once.mean, rel=1e-5)
 
 
-def test_with_every_class_once_only_elements_are_left_to_chance(model, rows):
+def test_measuring_every_class_removes_the_variance_between_classes(model, rows):
     def means(sets: int | None) -> torch.Tensor:
         sampler = SetSampler(rows)
         return torch.tensor(
@@ -71,7 +73,7 @@ def test_with_every_class_once_only_elements_are_left_to_chance(model, rows):
     assert means(7).std() > 0.01
 
 
-def test_drawn_sets_come_close_to_every_class_once(model, rows):
+def test_random_sets_agree_with_every_class_within_the_standard_error(model, rows):
     drawn = measure_bits_per_dim(model, SetSampler(rows), sets=400, set_size=4, generator=seeded())
     assert drawn.sets == 400
     assert abs(drawn.mean - joint_bits(model, rows).mean().item()) < 4 * drawn.error
@@ -86,14 +88,14 @@ def test_positions_average_to_the_mean_and_the_first_is_the_prior(model, rows):
         assert result.by_position[2] < result.first
 
 
-def test_which_elements_come_first_is_not_left_to_chance(model, rows):
+def test_the_first_position_does_not_depend_on_the_order_of_elements(model, rows):
     prior = model.bits_per_dim(model.prior().log_prob(rows.elements)).mean().item()
-    for seed in range(4):  # every element of every class is drawn, in another order
+    for seed in range(4):  # all elements of every class are drawn, in another order
         result = measure_bits_per_dim(model, SetSampler(rows), sets=None, set_size=4, generator=seeded(seed))
         assert result.first == pytest.approx(prior, rel=1e-5)
 
 
-def test_turned_classes_count_too():
+def test_rotated_classes_are_measured_too():
     images = torch.zeros(6, 1, 2, 2, dtype=torch.uint8)
     sampler = SetSampler(Examples(images, torch.arange(3).repeat(2), tuple("abc")), rotations=True)
     model = Bruno.from_config(
@@ -102,18 +104,35 @@ def test_turned_classes_count_too():
     assert measure_bits_per_dim(model, sampler, sets=None, set_size=2, generator=seeded()).sets == 12
 
 
-def test_one_set_tells_no_error(model, rows):
-    with pytest.raises(ValueError, match=r"`sets` must be at least 2, .*; got 1\."):
+def test_a_standard_error_needs_two_sets_or_classes(model, rows):
+    with pytest.raises(ValueError, match=r"`sets` .*2.*; got 1\."):
         measure_bits_per_dim(model, SetSampler(rows), sets=1, set_size=2, generator=seeded())
     alone = SetSampler(rows.of_classes([3]))
     assert (
-        measure_bits_per_dim(model, alone, sets=None, set_size=2, rounds=5, generator=seeded()).error is None
+        measure_bits_per_dim(model, alone, sets=None, set_size=2, sets_per_class=5, generator=seeded()).error
+        is None
     )
 
 
-def test_sets_of_the_same_elements_do_not_make_an_error_smaller(model, rows):
+def test_more_sets_of_the_same_elements_do_not_reduce_the_standard_error(model, rows):
     once, often = (
-        measure_bits_per_dim(model, SetSampler(rows), sets=None, rounds=n, set_size=4, generator=seeded())
+        measure_bits_per_dim(
+            model, SetSampler(rows), sets=None, sets_per_class=n, set_size=4, generator=seeded()
+        )
         for n in (1, 50)
     )
     assert often.error == pytest.approx(once.error, rel=1e-4)  # all of each class, in another order
+
+
+def test_progress_counts_sets(model, rows):
+    reports = []
+    measure_bits_per_dim(
+        model,
+        SetSampler(rows),
+        sets=None,
+        set_size=2,
+        generator=seeded(),
+        batch_size=3,
+        progress=lambda *report: reports.append(report),
+    )
+    assert reports == [(3, 7), (6, 7), (7, 7)]

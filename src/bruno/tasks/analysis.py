@@ -195,9 +195,9 @@ def log_prob_by_position(
         gains.append((steps - alone).double().cpu())
         if progress is not None:
             progress(begin + count, sets)
-    found, gain = mean_and_error(torch.cat(log_probs)), mean_and_error(torch.cat(gains))
-    columns = (found.mean, found.error, gain.mean, gain.error)
-    return LogProbByPosition(*(tuple(column.tolist()) for column in columns), sets=sets)
+    mean, error = (tuple(part.tolist()) for part in mean_and_error(torch.cat(log_probs)))
+    gain, gain_error = (tuple(part.tolist()) for part in mean_and_error(torch.cat(gains)))
+    return LogProbByPosition(mean, error, gain, gain_error, sets)
 
 
 # --- all together ----------------------------------------------------------------------------------------
