@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 import bruno
-from bruno.config import load_recipe, to_dict
+from bruno import Bruno, FlowConfig, ModelConfig
+from bruno.config import TrainConfig, load_recipe, to_dict
+from bruno.data import load_examples
+from bruno.data.sampling import SetSampler
 from bruno.reporting.images import png
 from bruno.reporting.page import describe_recipe, learning_curve_result, page, report, write_page
 from bruno.reporting.results import Result, read_results
+from bruno.training.run import Run
+from bruno.training.trainer import Trainer
 
 PICTURE = png(np.zeros((2, 2, 1), np.uint8))
 RESULT = Result("one", "A <title>", {"accuracy": 0.5}, ("a", "b"), (("1", "2 & 3"),))
@@ -108,6 +113,17 @@ def test_a_report_describes_the_recipe_of_the_run(folder):
 def test_a_report_from_inside_the_folder_has_its_name(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert f"<title>{folder.name}</title>" in report(".").read_text("utf-8")
+
+
+def test_a_report_marks_results_of_earlier_checkpoints(tmp_path):
+    config = ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=4))
+    sampler = SetSampler(load_examples("digits"))
+    run = Run(tmp_path)
+    run.save(Trainer(Bruno.from_config(config), sampler, TrainConfig(steps=1, batch=2, set_size=2)))
+    now = run.model("last").fingerprint()
+    for name, model in (("old", "0" * len(now)), ("now", now), ("neither", "")):
+        replace(RESULT, name=name, model=model).write(tmp_path, config={}, seed=0)
+    assert report(tmp_path).read_text("utf-8").count("From an earlier checkpoint") == 1
 
 
 def test_a_recipe_is_described_by_data_process_flow_and_seed():
