@@ -281,7 +281,7 @@ def test_what_a_stream_knows_is_kept_before_its_picture_is_drawn(trained, tmp_pa
     def impatient(*arguments, **keywords):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bruno.cli.judging.scores_over_time", impatient)
+    monkeypatch.setattr("bruno.cli.judging.score_timeline", impatient)
     state = tmp_path / "known"
     stream = [trained / "queries" / "5", "--threshold", "0", "--state", state]
     run("anomaly", trained / "run", *stream, code=130)
