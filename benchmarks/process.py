@@ -1,7 +1,7 @@
-"""How fast the process scores sets, against the recurrence of the paper and against plain linear algebra.
+"""Speed of the process, compared with the paper's recurrence and with general linear algebra.
 
-Every time is a median over repetitions of forward + backward, each subject in a process of its own: what one
-leaves behind in the memory allocator would decide how the next one does. Run with `make bench`.
+Every time is the median of several forward and backward passes. Each method runs in a process of its own: the
+state of the memory allocator would otherwise carry over from one to the next. Run with `make bench`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Density = Callable[[Tensor], Tensor]
 
 
 def fused(process: StudentTProcess) -> Density:
-    """What the package does."""
+    """The package's method."""
     return process.step_log_prob
 
 
 def _recurrence(process: StudentTProcess, elements: Any, n: int) -> Tensor:
-    """The paper's equations 12 ff. as a loop of torch operations."""
+    """The recurrence of the paper, equations 12 ff., as a loop of torch operations."""
     nu, v, rho = process.dof, process.variance, process.covariance
     mu, var, beta, s, b_before = torch.zeros_like(v), v, 0.0, 0.0, 0.0
     steps = []
@@ -59,12 +59,12 @@ def _recurrence(process: StudentTProcess, elements: Any, n: int) -> Tensor:
 
 
 def loop(process: StudentTProcess) -> Density:
-    """The recurrence, taking z[:, i] at step i. The gradient of each z[:, i] is as large as z: O(n²)."""
+    """The recurrence with z[:, i] at step i. The gradient of each z[:, i] has the size of z: O(n²)."""
     return lambda z: _recurrence(process, lambda i: z[:, i], z.shape[1])
 
 
 def unbound_loop(process: StudentTProcess) -> Density:
-    """The recurrence over z.unbind(1), which avoids that."""
+    """The recurrence over z.unbind(1), which avoids these large gradients."""
 
     def density(z: Tensor) -> Tensor:
         elements = z.unbind(1)
@@ -74,7 +74,7 @@ def unbound_loop(process: StudentTProcess) -> Density:
 
 
 def general(process: StudentTProcess) -> Density:
-    """A covariance matrix for each dimension and its Cholesky factor: O(n³)."""
+    """General linear algebra: the Cholesky factor of a covariance matrix for each dimension, O(n³)."""
 
     def density(z: Tensor) -> Tensor:
         n = z.shape[1]
@@ -113,7 +113,7 @@ def measure(subject: str, batch: int, n: int, dim: int, repeats: int, device: st
 
 
 def measure_captured(subject: str, batch: int, n: int) -> dict[str, float]:
-    """Median seconds of forward + backward replayed as one CUDA graph, as training runs it: no launches."""
+    """Median seconds of forward + backward replayed as one CUDA graph, as in training."""
     torch.manual_seed(0)
     process = StudentTProcess(DIM).cuda()
     density = SUBJECTS[subject](process)
@@ -140,7 +140,7 @@ def measure_captured(subject: str, batch: int, n: int) -> dict[str, float]:
 def measure_memory(batch: int, n: int, device: str) -> dict[str, float]:
     """Peak memory of a forward pass that will be differentiated, as a multiple of its input."""
     process = StudentTProcess(DIM).to(device)
-    process.step_log_prob(torch.randn(2, 4, DIM, device=device))  # what loads once stays out of the figure
+    process.step_log_prob(torch.randn(2, 4, DIM, device=device))  # excludes memory that is allocated once
     z = torch.randn(batch, n, DIM, device=device, requires_grad=True)
     size = z.numel() * z.element_size()
     before = _peak_memory(device)
@@ -149,7 +149,7 @@ def measure_memory(batch: int, n: int, device: str) -> dict[str, float]:
 
 
 def measure_scaling(n: int, device: str) -> dict[str, float]:
-    """Seconds an observation for one long set, no gradient, and what it needs beside its input."""
+    """Seconds per element of one long set without gradients, and memory beside its input."""
     process = StudentTProcess(DIM).to(device)
     z = torch.randn(n, DIM, device=device)
     before = _peak_memory(device)
@@ -161,12 +161,12 @@ def measure_scaling(n: int, device: str) -> dict[str, float]:
             process.step_log_prob(z)
             _wait(device)
             times.append(time.perf_counter() - begin)
-    grown = (_peak_memory(device) - before) / 2**20
-    return {"seconds": statistics.median(times) / n, "extra_MiB": grown}
+    extra = (_peak_memory(device) - before) / 2**20
+    return {"seconds": statistics.median(times) / n, "extra_MiB": extra}
 
 
 def _peak_memory(device: str) -> int:
-    """Bytes: the most that was allocated on a GPU, or resident, so far."""
+    """Peak memory so far in bytes: allocated on a GPU, resident on a CPU."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -177,7 +177,8 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def in_a_process_of_its_own(function: str, *arguments: Any) -> dict[str, float]:
+def in_new_process(function: str, *arguments: Any) -> dict[str, float]:
+    """The result of a function of this module, called in a new process."""
     command = [sys.executable, __file__, "--measure", json.dumps([function, *arguments])]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(output.splitlines()[-1])  # type: ignore[no-any-return]
@@ -187,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--out", type=Path, help="where to keep the JSON; results/process-DEVICE.json if left out"
+        "--out", type=Path, help="the JSON file to write; results/process-DEVICE.json by default"
     )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -198,7 +199,9 @@ def main() -> None:
     device, console = arguments.device, Console()
     results: dict[str, Any] = {"provenance": provenance(seed=0), "speed": [], "scaling": [], "memory": []}
 
-    table = Table("batch × n × dim", "subject", "ms", "times ours", title=f"Forward + backward, {device}")
+    table = Table(
+        "batch × n × dim", "subject", "ms", "relative to ours", title=f"Forward + backward, {device}"
+    )
     for batch, n, subjects in (
         (32, 20, ["fused", "loop", "unbound_loop", "general"]),
         (32, 500, ["fused", "loop", "unbound_loop", "general"]),
@@ -206,10 +209,10 @@ def main() -> None:
     ):
         ours = math.nan
         for subject in subjects:
-            # The general solution of all dimensions would not fit: a few of them, the time scaled up.
+            # All dimensions would not fit into memory: some are measured, and the time is scaled up.
             dim = {20: DIM, 500: 49, 5000: 1}[n] if subject == "general" else DIM
             repeats = {20: 40, 500: 5, 5000: 3}[n] if subject == "fused" or n == 20 else 2
-            seconds = in_a_process_of_its_own("measure", subject, batch, n, dim, repeats, device)["seconds"]
+            seconds = in_new_process("measure", subject, batch, n, dim, repeats, device)["seconds"]
             seconds *= DIM / dim
             ours = seconds if subject == "fused" else ours
             row = {"batch": batch, "n": n, "dim": DIM, "subject": subject, "measured_dim": dim}
@@ -219,7 +222,7 @@ def main() -> None:
     if device == "cuda":
         ours = math.nan
         for subject in ("fused", "unbound_loop"):
-            seconds = in_a_process_of_its_own("measure_captured", subject, 32, 20)["seconds"]
+            seconds = in_new_process("measure_captured", subject, 32, 20)["seconds"]
             ours = seconds if subject == "fused" else ours
             row = {
                 "batch": 32,
@@ -234,16 +237,16 @@ def main() -> None:
             table.add_row(f"32 × 20 × {DIM}", name, f"{seconds * 1e3:.2f}", f"{seconds / ours:.1f}")
     console.print(table)
 
-    table = Table("n", "µs an observation", "extra MiB", title=f"One set of n × {DIM}, no gradient, {device}")
+    table = Table("n", "µs per element", "extra MiB", title=f"One set of n × {DIM}, no gradient, {device}")
     for n in (100, 1000, 10_000, 100_000, 1_000_000):
-        figures = in_a_process_of_its_own("measure_scaling", n, device)
+        figures = in_new_process("measure_scaling", n, device)
         results["scaling"].append({"n": n, **figures})
         table.add_row(f"{n:,}", f"{figures['seconds'] * 1e6:.2f}", f"{figures['extra_MiB']:.0f}")
     console.print(table)
 
     table = Table("batch × n", "times the input", title=f"Peak memory of a forward pass, {device}")
     for batch, n in ((32, 20), (32, 500), (1, 5000)):
-        figures = in_a_process_of_its_own("measure_memory", batch, n, device)
+        figures = in_new_process("measure_memory", batch, n, device)
         results["memory"].append({"batch": batch, "n": n, **figures})
         table.add_row(f"{batch} × {n}", f"{figures['times_input']:.2f}")
     console.print(table)
