@@ -1,4 +1,4 @@
-"""README and docs: code blocks run, shell lines parse, links lead somewhere, and tables are what was measured."""
+"""README and docs: code blocks run, shell lines parse, links exist, and tables are what was measured."""
 
 import re
 import runpy
@@ -19,13 +19,13 @@ ROOT = Path(__file__).parents[1]
 README, COMMAND_LINE = ROOT / "README.md", ROOT / "docs" / "command-line.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PLACEHOLDER = re.compile(r"\b(DIR|FOLDER|FILE|IMAGE)\b")
 
-# A shell line is run, not only parsed, unless it has a placeholder, reads standard input, or is one of these.
-SLOW = ("bruno demo", "bruno study", "bruno anomaly measure")
-CHEAPER = {  # appended to a line, to make it cheap; the last of two equal options counts
+# A shell line is parsed, but not run, if it has a placeholder, reads standard input, or is one of these.
+PLACEHOLDER = re.compile(r"\b(DIR|FOLDER|FILE|IMAGE)\b")
+SLOW = ("demo", "study", "anomaly measure")
+CHEAPER = {  # appended to a line that is run; the last of two equal options counts
     "train": "--steps 3 --validate 0 --out {new}",
-    "finetune": "--steps 3 --trials 0 --out {new} --set train.set_size=4",
+    "finetune": "--steps 3 --trials 0 --out {new}",
     "evaluate": "--sets 4",
     "fewshot": "--trials 2",
     "anomaly watch": "--sets 100 --set-size 5",
@@ -35,48 +35,55 @@ CHEAPER = {  # appended to a line, to make it cheap; the last of two equal optio
 }
 
 
-def blocks(page, *languages):
-    return [code for language, code in BLOCK.findall(page.read_text("utf-8")) if language in languages]
+def blocks(page, language):
+    return [code for found, code in BLOCK.findall(page.read_text("utf-8")) if found == language]
+
+
+def pages_with(language):
+    return [pytest.param(page, id=page.name) for page in PAGES if blocks(page, language)]
 
 
 def shell_lines():
     return [
-        (page, line)
+        pytest.param(line, id=f"{page.name}: {line.split('#')[0].strip()}")
         for page in PAGES
         for block in blocks(page, "sh")
-        for line in block.replace("\\\n", " ").splitlines()
-        if line.strip() and not line.startswith("#")
+        for line in block.splitlines()
     ]
 
 
-def words_of(line):
-    """The arguments of `bruno` in a line such as ``… | .venv/bin/bruno train digits  # a comment``, if it has any."""
+def arguments(line):
+    """The arguments of `bruno` in a line such as ``… | bruno train digits  # comment``, if it has any."""
     words = shlex.split(line, comments=True)
-    places = [i for i, word in enumerate(words) if word.removeprefix(".venv/bin/") == "bruno"]
-    return words[places[-1] + 1 :] if places else None
+    return words[words.index("bruno") + 1 :] if "bruno" in words else None
 
 
 def parse(words):
-    """The name of the command and its parameters; raises click's UsageError for what is unknown or missing."""
-    command, name = typer.main.get_command(app), []
+    """Name and parameters of the command; raises if an option is unknown or an argument is missing."""
+    command, names = typer.main.get_command(app), []
     context = command.make_context("bruno", list(words))
     while hasattr(command, "resolve_command"):
-        last, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
-        name.append(last)
-        context = command.make_context(last, words, parent=context)
-    return " ".join(name), context.params
+        name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+        names.append(name)
+        context = command.make_context(name, words, parent=context)
+    return " ".join(names), context.params
+
+
+def run(words):
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exit_code == 0, f"bruno {shlex.join(words)}\n{outcome.output}\n{outcome.exception!r}"
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A folder with examples/ and two small runs, as a reader of the docs has."""
+    """A folder with examples/ and two trained runs."""
     folder = tmp_path_factory.mktemp("workplace")
     (folder / "examples").symlink_to(ROOT / "examples")
+    table = "train table --set data.name=examples/machines.csv --set data.group=machine"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        table = "train table --set data.name=examples/machines.csv --set data.group=machine --steps 30"
-        for words in ("train digits --steps 30 --validate 0", f"{table} --validate 0"):
-            succeeds(words.split())
+        for words in ("train digits", table):
+            run([*words.split(), "--steps", "30", "--validate", "0"])
     return folder
 
 
@@ -84,106 +91,72 @@ def workplace(tmp_path_factory):
 def in_workplace(workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     monkeypatch.delenv("BRUNO_DATA", raising=False)
-    return workplace
-
-
-def succeeds(words):
-    outcome = CliRunner().invoke(app, words)
-    assert outcome.exit_code == 0, f"bruno {' '.join(words)}\n{outcome.output}\n{outcome.exception!r}"
 
 
 # --- code ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem
-)
-@pytest.mark.filterwarnings("default")  # examples may warn: they are short of data and of training
+@pytest.mark.parametrize("page", pages_with("python"))
+@pytest.mark.filterwarnings("default")  # models of a few steps, calibrated on few classes, warn
 def test_python_blocks_of_a_page_run_one_after_the_other(page, in_workplace):
     names = {}
     for block in blocks(page, "python"):
-        exec(compile(block, f"{page.name}, block", "exec"), names)
+        exec(compile(block, f"a block of {page.name}", "exec"), names)
 
 
-@pytest.mark.parametrize(("page", "line"), shell_lines(), ids=lambda value: getattr(value, "stem", None))
-def test_shell_lines_are_valid(page, line):
-    words = words_of(line)
-    if words is not None:
-        name, parameters = parse(words)
+@pytest.mark.parametrize("line", shell_lines())
+def test_shell_lines_are_valid(line):
+    words = shlex.split(line, comments=True)
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    elif words[0] == "pip":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+        assert words == ["pip", "install", "-e", ".[all]"]
+        assert "all" in project["optional-dependencies"]
+    else:
+        name, parameters = parse(arguments(line))
         assert name in COMMANDS
         if name == "train":
             with_settings(load_recipe(parameters["preset"]), parse_settings(parameters["settings"] or []))
-        return
-    first, *rest = shlex.split(line, comments=True)
-    if first == "make":
-        assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    elif first.endswith("torchrun"):
-        parse(rest[rest.index("-m") + 2 :])
-    else:
-        assert first == "pip"
-        extras = re.findall(r"\[([\w,]+)\]", line)
-        known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        assert {name for some in extras for name in some.split(",")} <= set(known)
 
 
-def runnable():
+def lines_to_run():
     """Each line once, however many pages have it."""
-    lines = {" ".join(words): words for _, line in shell_lines() if (words := words_of(line))}
+    found = {shlex.join(words): words for param in shell_lines() if (words := arguments(*param.values))}
     return [
         pytest.param(words, id=text)
-        for text, words in lines.items()
-        if not (PLACEHOLDER.search(text) or "-" in words or f"bruno {text}".startswith(SLOW))
+        for text, words in found.items()
+        if not (PLACEHOLDER.search(text) or "-" in words or text.startswith(SLOW))
     ]
 
 
-@pytest.mark.parametrize("words", runnable())
+@pytest.mark.parametrize("words", lines_to_run())
 @pytest.mark.filterwarnings("default")
 def test_shell_lines_run(words, in_workplace, tmp_path):
     name, _ = parse(words)
-    more = CHEAPER.get(name, "").format(new=tmp_path / "run")
-    succeeds([*words, *more.split()])
+    run([*words, *CHEAPER.get(name, "").format(new=tmp_path / "run").split()])
 
 
-@pytest.mark.parametrize(
-    "block",
-    [block for page in PAGES for block in blocks(page, "toml")],
-    ids=lambda block: block.splitlines()[0],
-)
-def test_recipes_are_valid(block):
-    assert from_dict(Recipe, tomllib.loads(block))
+@pytest.mark.parametrize("page", pages_with("toml"))
+def test_recipes_are_valid(page):
+    for block in blocks(page, "toml"):
+        assert from_dict(Recipe, tomllib.loads(block))
 
 
-def test_every_block_is_of_a_language_that_is_tested():
-    for page in PAGES:
-        for language, code in BLOCK.findall(page.read_text("utf-8")):
-            assert language in ("python", "sh", "toml", "text"), f"{page.name}: {code}"
-
-
-# --- the command line ------------------------------------------------------------------------------------
-
-
-def sections():
-    """The text of each section of the command-line page, by its heading."""
-    parts = re.split(r"^#+ (.+)$", COMMAND_LINE.read_text("utf-8"), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_line_page_names_every_option_of_every_command(name):
-    section, shared = sections()[f"bruno {name}"], sections()["Options that several commands share"]
-    command = typer.main.get_command(app)
-    for part in name.split():
-        command = command.commands[part]
-    for parameter in command.params:
-        options = [option for option in parameter.opts if option.startswith("--")]
-        assert all(f"`{option}" in section or f"`{option}" in shared for option in options), options
-    assert f"bruno {name}" in "".join(BLOCK.findall(section)[0])
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_are_in_a_language_that_is_tested(page):
+    assert {language for language, _ in BLOCK.findall(page.read_text("utf-8"))} <= {
+        "python",
+        "sh",
+        "toml",
+        "text",
+    }
 
 
 # --- text ------------------------------------------------------------------------------------------------
 
 
-def test_the_readme_is_short():
+def test_the_readme_has_at_most_700_words():
     assert len(README.read_text("utf-8").split()) <= 700
 
 
@@ -192,13 +165,27 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
-def test_links_lead_somewhere(page):
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_links_exist(page):
     for link in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text("utf-8")):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_line_page_names_every_option_of_a_command(name):
+    parts = re.split(r"^#+ (.+)$", COMMAND_LINE.read_text("utf-8"), flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    text = sections[f"bruno {name}"]
+    assert f"\nbruno {name}" in text
+    command = typer.main.get_command(app)
+    for part in name.split():
+        command = command.commands[part]
+    for option in (option for parameter in command.params for option in parameter.opts):
+        if option.startswith("--"):
+            assert f"`{option}`" in text + sections["Options that several commands share"]
 
 
 # --- numbers ---------------------------------------------------------------------------------------------
@@ -213,15 +200,17 @@ def test_the_table_of_omniglot_is_what_was_measured(omniglot):
     assert omniglot["table"]() in (ROOT / "docs" / "omniglot.md").read_text("utf-8")
 
 
-def test_the_results_of_the_readme_are_rows_of_that_table(omniglot):
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in omniglot["table"]().splitlines()
-    ]
-    known = {row[0]: row for row in cells}
-    rows = re.findall(r"^\| ([^|]+) \|(.+)\|$", README.read_text("utf-8"), re.MULTILINE)
+def test_the_results_in_the_readme_are_rows_of_that_table(omniglot):
+    measured = {cells(line)[0]: cells(line) for line in omniglot["table"]().splitlines()}
+    lines = re.findall(r"^\| .+ \|$", README.read_text("utf-8"), re.MULTILINE)
+    rows = [cells(line) for line in lines if cells(line)[0]]
     assert len(rows) == 4
-    for title, rest in rows:
-        assert [cell.strip() for cell in rest.split("|")] == known[title][1:6]
+    for row in rows:
+        assert row == measured[row[0]][: len(row)]
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 @pytest.mark.parametrize("name", ["omniglot", "omniglot-fewshot"])
