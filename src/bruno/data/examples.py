@@ -1,101 +1,107 @@
-"""Labelled examples in memory: what every reader gives and every sampler takes."""
+"""Labelled examples in memory: what readers return and samplers draw from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int, Integer
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from bruno.data.archives import reason
 from bruno.files import atomic_write
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Examples:
-    """Elements with the class of each: images, uint8 (n, channels, height, width), or rows, float (n, dim).
+    """Elements and their classes: images, uint8 (n, channels, height, width), or rows, float (n, dim).
 
-    Attributes:
-        elements: all of them, the classes in any order.
-        labels: the index of each element's class in `names`.
-        names: of the classes.
-        skipped: what a reader left out, if it was told to go on after a bad file.
-        levels: images are integers from 0 to levels − 1; 0 for real numbers.
-        columns: of rows: what their numbers are called, if that is known.
+    Args:
+        elements: in any order: a tensor, an array, or a list of tensors, arrays, PIL images or rows.
+        labels: for each element the index of its class in `names`: a tensor, an array or a list.
+        names: the names of the classes.
+        skipped: the names of files, lines and classes that a reader skipped.
+        levels: number of grey values, 256 for 8-bit images; always 0 if elements are real numbers.
+        columns: for rows: the names of their columns, if known.
     """
 
     elements: Tensor
     labels: Int[Tensor, " n"]
     names: tuple[str, ...]
-    skipped: tuple[str, ...] = ()
-    levels: int = 256
-    columns: tuple[str, ...] = ()
+    skipped: tuple[str, ...]
+    levels: int
+    columns: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        for name, value in (("elements", self.elements), ("labels", self.labels)):
-            if not isinstance(value, Tensor):
-                raise TypeError(
-                    f"`{name}` must be a torch.Tensor; got {type(value).__name__}. Use torch.as_tensor."
-                )
-        if self.labels.dtype.is_floating_point or self.labels.ndim != 1:
-            raise TypeError(
-                f"`labels` must be integers, one for each element; got {self.labels.dtype} of shape "
-                f"{tuple(self.labels.shape)}. Use labels.long()."
-            )
-        if self.elements.is_floating_point():
-            object.__setattr__(self, "levels", 0)
-        if len(self.elements) != len(self.labels):
-            raise ValueError(
-                f"`labels` must be one for each of {len(self.elements)} elements; got {len(self.labels)}."
-            )
-        if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.names):
-            lowest, highest = int(self.labels.min()), int(self.labels.max())
-            raise ValueError(
-                f"`labels` must be from 0 to {len(self.names) - 1}, for as many names; "
-                f"got {lowest if lowest < 0 else highest}."
-            )
+    def __init__(
+        self,
+        elements: Tensor | NDArray[Any] | Sequence[Any],
+        labels: Tensor | NDArray[Any] | Sequence[Any],
+        names: Sequence[str],
+        skipped: Sequence[str] = (),
+        levels: int = 256,
+        columns: Sequence[str] = (),
+    ) -> None:
+        x, y = _as_tensor(elements, "elements"), _as_tensor(labels, "labels")
+        _check_labels(y, len(x), len(names))
+        values = {
+            "elements": x,
+            "labels": y.long(),
+            "names": tuple(names),
+            "skipped": tuple(skipped),
+            "levels": 0 if x.is_floating_point() else levels,
+            "columns": tuple(columns),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
         return len(self.elements)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one element."""
+        """The shape of one element."""
         return tuple(self.elements.shape[1:])
 
-    def inverted(self) -> Examples:
-        """Images with dark for bright."""
-        if not self.levels:
-            raise ValueError("`invert` is for images; these are rows of numbers. Leave it out.")
-        return replace(self, elements=self.levels - 1 - self.elements)
-
-    def with_levels(self, levels: int) -> Examples:
-        """Images of as many grey values as a model has; what is no image stays as it is."""
-        if not levels or not self.levels:
-            return self
-        return replace(self, elements=rescale_levels(self.elements, self.levels, levels), levels=levels)
+    @property
+    def is_images(self) -> bool:
+        """Whether the elements are images, integers below `levels`, rather than rows of real numbers."""
+        return self.levels > 0
 
     @property
     def counts(self) -> Int[Tensor, " classes"]:
-        """Elements in each class."""
+        """The number of elements in each class."""
         return torch.bincount(self.labels, minlength=len(self.names))
 
+    def inverted(self) -> Examples:
+        """Return the images with dark and bright exchanged."""
+        if not self.is_images:
+            raise ValueError("`invert` must be left out for rows of numbers; it is for images.")
+        return replace(self, elements=self.levels - 1 - self.elements)
+
+    def with_levels(self, levels: int) -> Examples:
+        """Return images rescaled to another number of grey values; rows stay unchanged."""
+        if not levels or not self.is_images:
+            return self
+        return replace(self, elements=rescale_levels(self.elements, self.levels, levels), levels=levels)
+
     def of_classes(self, keep: Iterable[int]) -> Examples:
-        """Some of the classes, numbered anew in this order."""
+        """Return the examples of some classes, which are renumbered in the given order."""
         order = list(keep)
-        place = torch.full((len(self.names),), -1)
-        place[order] = torch.arange(len(order))
-        labels = place[self.labels]
+        position = torch.full((len(self.names),), -1)
+        position[order] = torch.arange(len(order))
+        labels = position[self.labels]
         inside = labels >= 0
         names = tuple(self.names[i] for i in order)
         return replace(self, elements=self.elements[inside], labels=labels[inside], names=names)
 
-    def named(self, names: Sequence[str]) -> Examples:
-        """The classes with these names."""
+    def select(self, names: Sequence[str]) -> Examples:
+        """Return the examples of the classes with these names, in this order."""
         missing = sorted(set(names) - set(self.names))
         if missing:
             known = ", ".join(self.names[:8]) + (", …" if len(self.names) > 8 else "")
@@ -103,7 +109,10 @@ class Examples:
         return self.of_classes(self.names.index(name) for name in names)
 
     def with_at_least(self, count: int) -> Examples:
-        """The classes that have so many elements; `skipped` names the others. All, if none has so many."""
+        """Return the classes with at least `count` elements and add the others to `skipped`.
+
+        Returns all classes if none has `count` elements.
+        """
         counts = self.counts.tolist()
         if max(counts) < count:
             return self
@@ -112,10 +121,7 @@ class Examples:
         return replace(kept, skipped=(*self.skipped, *small))
 
     def save(self, path: Path) -> None:
-        """One compact file: compressed, and read without unpickling anything.
-
-        It is there as a whole or not at all, however many processes write it at once.
-        """
+        """Write a compressed npz without pickles, atomically."""
         with atomic_write(path) as beside, beside.open("wb") as file:
             np.savez_compressed(
                 file,
@@ -129,22 +135,22 @@ class Examples:
 
     @classmethod
     def load(cls, path: Path) -> Examples:
-        """Read what `save` wrote; a ValueError that names the file if it is something else, or damaged."""
+        """Read a file that `save` wrote; raises ValueError with its path if it is another file or damaged."""
         try:
             with path.open("rb") as file:
-                held = np.load(file, allow_pickle=False)
-                if "elements" not in held:
-                    raise ValueError(f"it holds {', '.join(held) or 'nothing'}")
+                content = np.load(file, allow_pickle=False)
+                if "elements" not in content:
+                    raise ValueError(f"it contains {', '.join(content) or 'nothing'}")
                 return cls(
-                    torch.from_numpy(held["elements"]),
-                    torch.from_numpy(held["labels"]).long(),
-                    tuple(map(str, held["names"])),
-                    tuple(map(str, held["skipped"])),
-                    int(held["levels"]),
-                    tuple(map(str, held.get("columns", ()))),
+                    content["elements"],
+                    content["labels"],
+                    tuple(map(str, content["names"])),
+                    tuple(map(str, content["skipped"])),
+                    int(content["levels"]),
+                    tuple(map(str, content.get("columns", ()))),
                 )
-        except Exception as error:  # numpy, zipfile and zlib have a dozen ways to say that it is damaged
-            raise ValueError(f"{path}: is no compact file of examples: {reason(error)}.") from error
+        except Exception as error:  # numpy, zipfile and zlib raise many different errors for damaged files
+            raise ValueError(f"{path}: must be a file of `Examples.save`; got: {reason(error)}.") from error
 
 
 def column_positions(wanted: Sequence[str], header: Sequence[str]) -> list[int]:
@@ -161,7 +167,7 @@ def column_positions(wanted: Sequence[str], header: Sequence[str]) -> list[int]:
 
 
 def concatenate(parts: Sequence[Examples]) -> Examples:
-    """Several sets of examples as one; the classes stay apart."""
+    """Join several examples; classes stay separate, even if they share a name."""
     offsets = np.cumsum([0, *(len(part.names) for part in parts[:-1])])
     return Examples(
         torch.cat([part.elements for part in parts]),
@@ -169,12 +175,46 @@ def concatenate(parts: Sequence[Examples]) -> Examples:
         tuple(name for part in parts for name in part.names),
         tuple(name for part in parts for name in part.skipped),
         max(part.levels for part in parts),
+        parts[0].columns,
     )
 
 
 def rescale_levels(pixels: Integer[Tensor, "*batch"], now: int, wanted: int) -> Integer[Tensor, "*batch"]:
-    """Grey values from 0 to now − 1 as those from 0 to wanted − 1."""
+    """Rescale grey values from 0 … now − 1 to 0 … wanted − 1, rounded."""
     if now == wanted:
         return pixels
     kind = torch.uint8 if wanted <= 256 else torch.long
     return (pixels.double() * ((wanted - 1) / (now - 1))).round().to(kind)
+
+
+def _check_labels(labels: Tensor, elements: int, classes: int) -> None:
+    if labels.is_floating_point() or labels.ndim != 1:
+        raise TypeError(
+            f"`labels` must be integers, one for each element; got {labels.dtype} of shape "
+            f"{tuple(labels.shape)}. Use labels.long()."
+        )
+    if len(labels) != elements:
+        raise ValueError(f"`labels` must be one for each of {elements} elements; got {len(labels)}.")
+    if elements and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        lowest, highest = int(labels.min()), int(labels.max())
+        raise ValueError(
+            f"`labels` must be from 0 to {classes - 1}, one for each of {classes} names; "
+            f"got {lowest if lowest < 0 else highest}."
+        )
+
+
+def _as_tensor(values: Any, name: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    try:
+        if not isinstance(values, np.ndarray) and len(values) and isinstance(values[0], Image.Image):
+            images = [np.atleast_3d(np.asarray(image)).transpose(2, 0, 1) for image in values]
+            return torch.from_numpy(np.stack(images))
+        if not isinstance(values, np.ndarray) and len(values) and isinstance(values[0], Tensor):
+            return torch.stack(list(values))
+        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"`{name}` must be a tensor, an array, or a list of equal shapes; got {type(values).__name__}: "
+            f"{reason(error)}."
+        ) from error
