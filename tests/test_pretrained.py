@@ -19,7 +19,7 @@ import bruno
 from bruno.checkpoint import read_about
 from bruno.cli import app
 from bruno.data import ElementReader, load_examples
-from bruno.data.readers import read_images
+from bruno.data.images import read_images
 from bruno.data.sampling import SetSampler
 from bruno.tasks.anomaly import Detector
 from bruno.tasks.classification import classify

@@ -17,7 +17,7 @@ from bruno.data.augmentation import (
     random_shears,
     random_shift,
 )
-from bruno.data.readers import decode
+from bruno.data.images import decode
 from bruno.data.sampling import SetSampler
 from bruno.training import Trainer, train_steps
 

@@ -1,4 +1,4 @@
-"""Labelled examples from files of every kind."""
+"""Labelled examples: named datasets and user files, single elements, and random sets."""
 
 from bruno.data.datasets import (
     DATASETS,
@@ -10,8 +10,9 @@ from bruno.data.datasets import (
     locate,
     locate_compact,
 )
-from bruno.data.elements import Element, ElementReader
 from bruno.data.examples import Examples
+from bruno.data.reader import Element, ElementReader
+from bruno.data.sampling import SetSampler
 
 __all__ = [
     "DATASETS",
@@ -19,6 +20,7 @@ __all__ = [
     "ElementReader",
     "Examples",
     "MissingDataError",
+    "SetSampler",
     "expected_path",
     "is_available",
     "load_examples",

@@ -1,6 +1,6 @@
-"""The files of folders, zips and tars, one after the other, and what may be wrong with them.
+"""Files of folders, zips and tars, read one at a time, and the errors that damaged files raise.
 
-A fault of a file is raised when that file is read, so that whoever reads can leave it out and go on.
+A damaged file raises when it is read, not when it is listed, so that a caller can skip it and go on.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NamedTuple, NoReturn
 
 from PIL import Image
 
-# What Python and Pillow raise when a file is not what it should be. A RuntimeError is zipfile's word for an
-# encrypted member (NotImplementedError, a kind of it, for a compression it lacks), a SyntaxError Pillow's.
+# Errors that Python and Pillow raise for damaged files. zipfile raises RuntimeError for an encrypted member
+# and NotImplementedError, a subclass, for an unknown compression method; Pillow raises SyntaxError.
 READ_ERRORS = (
     OSError,
     EOFError,
@@ -36,17 +36,20 @@ READ_ERRORS = (
 
 
 class Entry(NamedTuple):
-    """A file: its path inside the folder or archive, and a function that reads it, to be called in turn."""
+    """A file: its path inside the folder or archive, and a function that reads its content.
+
+    Call `read` before the next entry is requested: it may need the open archive.
+    """
 
     name: str
     read: Callable[[], bytes]
 
 
 def entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
-    """The files of a folder, zip or tar whose names are wanted, in the order in which they lie there.
+    """Yield the files of a folder, zip or tar whose names are wanted.
 
-    Where a tar is cut short or damaged, a last entry stands for what is lost: reading it raises. Raises one
-    of `READ_ERRORS` if it cannot be opened.
+    The files of a folder are sorted; those of an archive keep its order. A truncated or damaged tar ends with
+    an entry for the lost rest, whose `read` raises. Raises one of `READ_ERRORS` if it cannot be opened.
     """
     if path.is_dir():
         for file in sorted(path.rglob("*")):
@@ -59,53 +62,71 @@ def entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
                 if not info.is_dir() and wanted(info.filename):
                     yield Entry(info.filename, partial(archive.read, info))
     else:
-        yield from _of_tar(path, wanted)
+        yield from _tar_entries(path, wanted)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is hidden, or metadata that macOS adds to archives."""
+    return name.startswith((".", "__MACOSX"))
+
+
+def file_stamp(path: Path) -> str:
+    """Return a text that changes when the file, or any file below the folder, changes.
+
+    It holds sizes and modification times, and paths relative to `path`: it does not depend on where the file
+    or folder is. Raises FileNotFoundError if `path` does not exist.
+    """
+    if not path.exists() and not path.is_symlink():
+        raise FileNotFoundError(f"{path}: there is no such file or folder.")
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    facts = ((file, file.stat() if file.exists() else file.lstat()) for file in files)  # dangling links
+    return "\n".join(f"{file.relative_to(path)} {at.st_size} {at.st_mtime_ns}" for file, at in facts)
 
 
 def reason(error: Exception) -> str:
-    """What an error says, on one line and without its full stop."""
+    """Return the message of an error: its first line, without the full stop."""
     if isinstance(error, KeyError):
-        return f"there is no {error} in it"
+        return f"{error} is missing"
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".:")
 
 
-def _of_tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
-    with _opened_tar(path) as archive:
+def _tar_entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
+    with _open_tar(path) as archive:
         try:
             for member in archive:
                 if member.isfile() and wanted(member.name):
-                    yield Entry(member.name, partial(_content, archive, member))
+                    yield Entry(member.name, partial(_read_member, archive, member))
             _check_end(archive)
         except READ_ERRORS as error:
-            damage = tarfile.ReadError(f"it is cut short or damaged: {reason(error)}")
+            damage = tarfile.ReadError(f"it is truncated or damaged: {reason(error)}")
             yield Entry("the rest of the archive", partial(_fail, damage))
 
 
-def _opened_tar(path: Path) -> tarfile.TarFile:
+def _open_tar(path: Path) -> tarfile.TarFile:
     try:
         return tarfile.open(path)
-    except tarfile.TarError as error:  # which lists all that was tried, line by line
-        raise tarfile.ReadError("it does not begin as an archive does") from error
+    except tarfile.TarError as error:  # its message lists every format that was tried
+        raise tarfile.ReadError("it is not an archive") from error
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member)
-    assert file is not None  # only links and folders have none
+    assert file is not None  # None only for links and folders
     return file.read()
 
 
 def _check_end(archive: tarfile.TarFile) -> None:
-    """Raise unless zero bytes alone follow the last member, as many as end an archive.
+    """Raise unless the last member is followed by the zero bytes that end an archive, and nothing else.
 
-    `tarfile` takes a damaged header, and the end of the file, for the end of the archive. Reading to the end
-    also has the check sum of a compressed archive compared.
+    `tarfile` treats a damaged header and the end of the file as the end of the archive. Reading to the end
+    also verifies the checksum of a compressed archive.
     """
     file, zeros = archive.fileobj, 0
     assert file is not None
     file.seek(archive.offset)
     while block := file.read(1 << 20):
         if block.count(0) < len(block):
-            raise tarfile.ReadError("there is data that belongs to no file")
+            raise tarfile.ReadError("data after the last readable file")
         zeros += len(block)
     if zeros < tarfile.BLOCKSIZE:
         raise tarfile.ReadError("its end is missing")

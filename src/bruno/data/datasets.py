@@ -1,4 +1,4 @@
-"""Data sets by name: where their files are, how they are split, one compact file after the first parse."""
+"""Named datasets and user files: where they are, how they are split, and a cache of parsed examples."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from bruno.data.archives import file_stamp
 from bruno.data.examples import Examples, concatenate
-from bruno.data.readers import read_cifar10, read_csv, read_idx, read_images, read_npz
+from bruno.data.formats import read_cifar10, read_idx, read_npz
+from bruno.data.images import Size, read_images
 from bruno.data.synthetic import draw_characters
+from bruno.data.tables import read_csv
 
-_FORMAT = 5  # of the compact files, and of how files are read: older ones are not used
+_FORMAT = 5  # version of the cached files and of how files are parsed: increase it to ignore older caches
 SPLITS = ("train", "validation", "trainval", "test", "all")
-OMNIGLOT_FIRST = ("Alphabet_of_the_Magi/character01", "Angelic/character01")  # of each archive
+OMNIGLOT_FIRST = ("Alphabet_of_the_Magi/character01", "Angelic/character01")  # first class of each archive
 OMNIGLOT_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file: its place below the data folder, its SHA-256, and where to get it."""
+    """A published file: its path below the data folder, its SHA-256, and its URLs."""
 
     path: str
     sha256: str
@@ -34,9 +36,9 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set that can be asked for by name.
+    """A dataset with a name.
 
-    `read` gives it in the size that models take, `read_original` in the one it was published in, if larger.
+    `read` returns images in the size of the models; `read_original` in the published size, if it is larger.
     """
 
     title: str
@@ -47,7 +49,7 @@ class Dataset:
 
 
 class MissingDataError(FileNotFoundError):
-    """A data set's files are neither here nor to be had; says which ones and where to put them."""
+    """Files of a dataset are missing and could not be downloaded; the message names them and their folder."""
 
 
 def load_examples(
@@ -64,28 +66,28 @@ def load_examples(
     min_count: int = 1,
     download: bool = True,
 ) -> Examples:
-    """The examples of a split of a named data set, or of a folder, archive, npz or CSV by its path.
+    """Load a split of a named dataset, or of a folder, archive, npz or CSV given by its path.
 
     Args:
         name: one of `DATASETS`, or a path.
-        split: "train", "validation", both as "trainval", "test", or "all"; the classes of the first two and
-            of test differ where a model is meant to be tried on classes it has not seen.
-        data_dir: where files are looked for first; $BRUNO_DATA if left out. Then in ~/.cache/bruno, where
-            downloads go.
-        size: for your own images: resize to this height and width.
-        original: images in the size they were published in instead.
-        grey: for your own images: one channel or three.
-        group: for a CSV: the column that says which set a row belongs to.
-        columns: for a CSV: those to read, in this order; all others if left out.
-        skip_bad: for your own files: leave out what cannot be read, and count it.
-        min_count: with skip_bad, leave out classes with fewer elements, too. The others stay in their split.
-        download: fetch what is missing.
+        split: "train", "validation", "trainval" (both), "test", or "all". Where models are tested on unseen
+            classes, the splits have different classes.
+        data_dir: the folder that is searched first, by default $BRUNO_DATA; then ~/.cache/bruno, where
+            downloads are saved.
+        size: for user images: resize to this height and width.
+        original: return images in their published size instead.
+        grey: for user images: one channel; otherwise three.
+        group: for a CSV: the group column, which assigns rows to sets.
+        columns: for a CSV: the columns to read, in this order; by default all others.
+        skip_bad: for user files: skip elements that cannot be read; `Examples.skipped` names them.
+        min_count: with skip_bad, also skip classes with fewer elements. Other classes keep their split.
+        download: download missing files.
     """
     if split not in SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
     if name in DATASETS:
         if size:
-            raise ValueError(f"`size` must be left out for {name}, which has its own; got {size}.")
+            raise ValueError(f"`size` must be left out for {name}, which has a fixed size; got {size}.")
         source, folder = DATASETS[name], None if data_dir is None else Path(data_dir)
         parsed = _parsed(name, source, folder, download, original)
         return parsed if split == "all" else source.split(parsed, split)
@@ -100,28 +102,28 @@ def load_examples(
     part = examples if split == "all" else split_by_class(examples, split)
     if not skip_bad:
         return part
-    left_out = examples.with_at_least(min_count).skipped  # the same for all splits: to be said once
-    return replace(part.with_at_least(min_count), skipped=left_out)
+    skipped = examples.with_at_least(min_count).skipped  # the same for all splits, to be reported once
+    return replace(part.with_at_least(min_count), skipped=skipped)
 
 
 def load_path(
     path: Path,
     *,
-    size: int | tuple[int, int] | None = None,
+    size: Size | None = None,
     grey: bool = True,
     group: str = "",
     columns: Sequence[str] = (),
     skip_bad: bool = False,
 ) -> Examples:
-    """All examples of a folder, archive, npz or CSV; the arguments are those of `load_examples`.
+    """Load all examples of a folder, archive, npz or CSV; for the arguments see `load_examples`.
 
-    What takes long to parse is kept as one compact file, made anew when the files change or are to be read
-    in another way. An npz is not: it is such a file already, and as fast to read.
+    Parsed examples are cached, and parsed again when a file or an argument changes. An npz is not cached: it
+    is as fast to read as the cache.
     """
     if not path.exists():
         raise ValueError(
             f"`data` must be one of {', '.join(DATASETS)}, or a path; there is nothing at {str(path)!r}. "
-            "Name it (--set data.name=PATH to train, --data PATH for another's)."
+            "Set it (--set data.name=PATH to train, --data PATH for other commands)."
         )
     kind = path.suffix.lower()
     if kind == ".npz":
@@ -129,21 +131,21 @@ def load_path(
     if kind == ".csv":
         return _cached(
             f"{path.resolve()} {group!r} {tuple(columns)} {skip_bad}",
-            _stamp(path),
+            file_stamp(path),
             lambda: read_csv(path, group, columns=columns, skip_bad=skip_bad),
         )
     return _cached(
         f"{path.resolve()} {size} {grey} {skip_bad}",
-        _stamp(path),
+        file_stamp(path),
         lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad),
     )
 
 
 def split_by_class(examples: Examples, split: str) -> Examples:
-    """Every tenth class is for test, every tenth for validation: a model meets them for the first time there.
+    """Return a split of the classes: every tenth for test, another tenth for validation, the rest for train.
 
-    Of fewer than twenty classes two are for each, of fewer than ten the same two for both, of three or four
-    one. With fewer than three all classes are for all.
+    With 10 to 19 classes, two are for test and two for validation; with 5 to 9, the same two are for both;
+    with 3 or 4, one. With fewer than 3, every split has all classes.
     """
     classes = range(len(examples.names))
     if len(classes) < 3:
@@ -162,30 +164,30 @@ def split_by_class(examples: Examples, split: str) -> Examples:
 
 
 def locate(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
-    """Where each file of a named data set is, or None where it is missing."""
+    """Return the path of each file of a named dataset, None for missing ones."""
     return {remote.path: _find(remote.path, data_dir) for remote in DATASETS[name].files}
 
 
 def locate_compact(name: str, data_dir: Path | None = None, original: bool = False) -> Path | None:
-    """A data set as one file that `Examples.save` wrote, NAME.npz in a data folder: it is taken first.
+    """Return the path of NAME.npz, a dataset saved by `Examples.save`, which is preferred to published files.
 
-    Images in the size they were published in are looked for in NAME-original.npz.
+    With `original`, images in their published size: NAME-original.npz.
     """
     return _find(f"{name}-original.npz" if original else f"{name}.npz", data_dir)
 
 
 def is_available(name: str, data_dir: Path | None = None) -> bool:
-    """Whether a named data set can be read without a download."""
+    """Whether a named dataset can be read without a download."""
     return locate_compact(name, data_dir) is not None or all(locate(name, data_dir).values())
 
 
 def expected_path(remote: RemoteFile, data_dir: Path | None = None) -> Path:
-    """Where a published file is to be put by hand: below data_dir, $BRUNO_DATA or the cache."""
+    """Return where to put a published file by hand: below data_dir, $BRUNO_DATA or the cache."""
     return _folders(data_dir)[0] / remote.path
 
 
 def cache_dir() -> Path:
-    """$BRUNO_CACHE, or ~/.cache/bruno."""
+    """Return $BRUNO_CACHE, or ~/.cache/bruno."""
     return Path(os.environ.get("BRUNO_CACHE") or Path.home() / ".cache" / "bruno")
 
 
@@ -196,25 +198,24 @@ def _parsed(name: str, source: Dataset, data_dir: Path | None, download: bool, o
         try:
             return Examples.load(compact)
         except ValueError as error:
-            files = ", ".join(remote.path for remote in source.files) or "what is built in"
+            files = ", ".join(remote.path for remote in source.files) or "the package"
             raise ValueError(
-                f"{error} It is in the way: move or rename it. {name} is read from {files}."
+                f"{error} Move or rename it, and {name} is read from {files} instead."
             ) from error
     if not source.files:
         return read([])
     paths = [
         _find(remote.path, data_dir) or _fetch(name, remote, data_dir, download) for remote in source.files
     ]
-    return _cached(f"{name} {larger}", "".join(map(_stamp, paths)), lambda: read(paths))
+    stamp = "".join(f"{path.resolve()} {file_stamp(path)}" for path in paths)
+    return _cached(f"{name} {larger}", stamp, lambda: read(paths))
 
 
 def _folders(data_dir: Path | None) -> list[Path]:
     if data_dir is not None and not data_dir.is_dir():
-        raise ValueError(f"`--data-dir` must be a folder that is there; there is no {data_dir}.")
-    named = (
-        [data_dir] if data_dir else [Path(os.environ["BRUNO_DATA"])] if os.environ.get("BRUNO_DATA") else []
-    )
-    return [*named, cache_dir()]
+        raise ValueError(f"`data_dir` must be an existing folder; got {str(data_dir)!r}.")
+    chosen = data_dir or os.environ.get("BRUNO_DATA")
+    return [Path(chosen), cache_dir()] if chosen else [cache_dir()]
 
 
 def _find(file: str, data_dir: Path | None) -> Path | None:
@@ -222,16 +223,16 @@ def _find(file: str, data_dir: Path | None) -> Path | None:
 
 
 def _fetch(name: str, remote: RemoteFile, data_dir: Path | None, download: bool) -> Path:
-    problems = ["downloading is switched off"]
+    problems = ["download is disabled"]
     if download:
-        import pooch  # type: ignore[import-untyped]  # only here: everything else works without it
+        import pooch  # type: ignore[import-untyped]  # only needed to download
 
         terminal = sys.stderr.isatty()
         pooch.get_logger().setLevel("INFO" if terminal else "WARNING")
         problems = []
         for url in remote.mirrors:
             try:
-                target = cache_dir() / remote.path  # the data folder is its owner's
+                target = cache_dir() / remote.path  # never write into a user's data folder
                 got = pooch.retrieve(
                     url, f"sha256:{remote.sha256}", target.name, target.parent, progressbar=terminal
                 )
@@ -239,30 +240,30 @@ def _fetch(name: str, remote: RemoteFile, data_dir: Path | None, download: bool)
             except Exception as error:
                 problems.append(f"{url}: {_cause(error)}")
     raise MissingDataError(
-        f"{name} needs {remote.path} (SHA-256 {remote.sha256[:12]}…), which is not there: put it at "
-        f"{expected_path(remote, data_dir)}, or name another folder with --data-dir or $BRUNO_DATA. "
+        f"{name} needs {remote.path} (SHA-256 {remote.sha256[:12]}…), which is missing: put it at "
+        f"{expected_path(remote, data_dir)}, or set another folder with --data-dir or $BRUNO_DATA. "
         + "; ".join(problems)
     )
 
 
 def _cause(error: BaseException) -> str:
-    """What went wrong first: a library for the network wraps it into what each of its layers has to say."""
+    """Return the message of the root cause, which every layer of a network library wraps in its own."""
     while error.__context__:
         error = error.__context__
     return " ".join(str(error).split())
 
 
-def _cached(what: str, state: str, parse: Callable[[], Examples]) -> Examples:
-    """Parse once; after that the compact file is read instead. No cache is no reason to fail.
+def _cached(key: str, stamp: str, parse: Callable[[], Examples]) -> Examples:
+    """Return the cached examples of a key and stamp, or parse and cache them; works without a cache, too.
 
-    What was kept of the same in an earlier state is deleted.
+    Deletes those that were cached for the same key with another stamp.
     """
-    name, version = (hashlib.sha256(f"{_FORMAT}{key}".encode()).hexdigest()[:16] for key in (what, state))
+    name, version = (hashlib.sha256(f"{_FORMAT}{text}".encode()).hexdigest()[:16] for text in (key, stamp))
     path = cache_dir() / "parsed" / f"{name}-{version}.npz"
     if path.is_file():
         try:
             return Examples.load(path)
-        except ValueError:  # damaged: it is made again
+        except ValueError:  # damaged: parse again
             pass
     examples = parse()
     try:
@@ -276,32 +277,23 @@ def _cached(what: str, state: str, parse: Callable[[], Examples]) -> Examples:
     return examples
 
 
-def _stamp(path: Path) -> str:
-    """Changes when the file, or one below the folder, does."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    facts = ((file, file.stat() if file.exists() else file.lstat()) for file in files)  # links may dangle
-    states = (f" {file.relative_to(path)} {at.st_size} {at.st_mtime_ns}" for file, at in facts)
-    return str(path.resolve()) + "".join(states)
-
-
-# --- the named ones ------------------------------------------------------------------------------------
+# --- named datasets ------------------------------------------------------------------------------------
 
 
 def _read_digits(_: list[Path]) -> Examples:
-    """scikit-learn's 1,797 handwritten digits, 8 × 8 with 17 grey values."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # a second's import that most commands do not need
+    """Return scikit-learn's 1,797 handwritten digits, 8 × 8 with 17 grey values."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # takes a second to import
 
     digits = load_digits()
-    pixels = torch.from_numpy(digits.images.astype(np.uint8)).unsqueeze(1)
-    names = tuple(map(str, range(10)))
-    return Examples(pixels, torch.from_numpy(digits.target).long(), names, levels=17)
+    pixels = digits.images.astype(np.uint8)[:, None]
+    return Examples(pixels, digits.target, tuple(map(str, range(10))), levels=17)
 
 
 def _split_digits(examples: Examples, split: str) -> Examples:
-    """Seven digits to learn from, three that no model has seen."""
+    """Return seven digits for training or three unseen ones for validation and test."""
     held_out = (2, 5, 8)
-    learnt = [i for i in range(10) if i not in held_out]
-    return examples.of_classes(learnt if split.startswith("train") else held_out)
+    seen = [i for i in range(10) if i not in held_out]
+    return examples.of_classes(seen if split.startswith("train") else held_out)
 
 
 def _read_omniglot(paths: list[Path], size: int | None = 28) -> Examples:
@@ -310,15 +302,18 @@ def _read_omniglot(paths: list[Path], size: int | None = 28) -> Examples:
         part = read_images(path, size=size).inverted()
         if part.names[0] != first:
             raise ValueError(
-                f"{path}: is not Omniglot's archive of that name: its first class must be {first}; "
-                f"it is {part.names[0]}. Get it from {_OMNIGLOT[0]}{path.name}."
+                f"{path}: must be Omniglot's archive, whose first class is {first}; got {part.names[0]}. "
+                f"Download it from {_OMNIGLOT[0]}{path.name}."
             )
         parts.append(part)
     return concatenate(parts)
 
 
 def _split_omniglot(examples: Examples, split: str) -> Examples:
-    """Vinyals et al. (2016): 1,200 characters to learn from (five alphabets to validate), 423 for test."""
+    """Return a split of Vinyals et al. (2016): 1,200 characters for trainval, 423 for test.
+
+    Five alphabets of trainval are for validation.
+    """
 
     def is_test(name: str) -> bool:
         alphabet, character = name.split("/")
@@ -326,7 +321,7 @@ def _split_omniglot(examples: Examples, split: str) -> Examples:
             alphabet > "Gurmukhi" or (alphabet == "Gurmukhi" and character > "character41")
         )
 
-    evaluation = set(examples.names[examples.names.index(OMNIGLOT_FIRST[1]) :])  # it comes second
+    evaluation = set(examples.names[examples.names.index(OMNIGLOT_FIRST[1]) :])  # the second archive
     validation = {name for name in examples.names if name.split("/")[0] in OMNIGLOT_VALIDATION}
     wanted = {
         "test": is_test,
@@ -338,22 +333,27 @@ def _split_omniglot(examples: Examples, split: str) -> Examples:
 
 
 def _read_two_idx(paths: list[Path]) -> Examples:
-    train, test = read_idx(*paths[:2]), read_idx(*paths[2:])
-    test_names = tuple(f"test/{name}" for name in test.names)
-    return concatenate([train, Examples(test.elements, test.labels, test_names)])
+    return _join(read_idx(*paths[:2]), read_idx(*paths[2:]))
 
 
 def _read_cifar10(paths: list[Path]) -> Examples:
-    train, test = (read_cifar10(paths[0], train=flag) for flag in (True, False))
-    return concatenate([train, Examples(test.elements, test.labels, tuple(f"test/{n}" for n in test.names))])
+    return _join(read_cifar10(paths[0], train=True), read_cifar10(paths[0], train=False))
+
+
+def _join(train: Examples, test: Examples) -> Examples:
+    """Join the published splits; the names of test classes start with test/."""
+    return concatenate([train, replace(test, names=tuple(f"test/{name}" for name in test.names))])
 
 
 def _split_as_published(examples: Examples, split: str) -> Examples:
-    """The same classes in train and test; validation is test, so choose nothing by it that you report."""
+    """Return the published split: train and test have the same classes, and validation is test.
+
+    So do not report test results of a model that was selected by validation.
+    """
     test = not split.startswith("train")
     wanted = [i for i, name in enumerate(examples.names) if name.startswith("test/") == test]
     part = examples.of_classes(wanted)
-    return Examples(part.elements, part.labels, tuple(n.removeprefix("test/") for n in part.names))
+    return replace(part, names=tuple(name.removeprefix("test/") for name in part.names))
 
 
 def _idx_files(folder: str, mirrors: tuple[str, ...], hashes: tuple[str, ...]) -> tuple[RemoteFile, ...]:
@@ -374,15 +374,15 @@ _OMNIGLOT = (
 )
 
 DATASETS = {
-    "digits": Dataset("scikit-learn's handwritten digits", (), _read_digits, _split_digits),
+    "digits": Dataset("1,797 handwritten digits of scikit-learn, 8 × 8", (), _read_digits, _split_digits),
     "drawn": Dataset(
-        "40 characters from the project's own pen, 28 × 28",
+        "40 synthetic characters, drawn 20 times each, 28 × 28",
         (),
         lambda _: draw_characters(),
         split_by_class,
     ),
     "omniglot": Dataset(
-        "Omniglot, 1,623 characters by 20 hands, 28 × 28",
+        "Omniglot, 1,623 characters, drawn by 20 people each, 28 × 28",
         (
             RemoteFile(
                 "omniglot/images_background.zip",
@@ -422,8 +422,8 @@ DATASETS = {
         _idx_files(
             "fashion-mnist",
             (
-                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
                 "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             ),
             (
                 "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",

@@ -153,19 +153,6 @@ class Examples:
             raise ValueError(f"{path}: must be a file of `Examples.save`; got: {reason(error)}.") from error
 
 
-def column_positions(wanted: Sequence[str], header: Sequence[str]) -> list[int]:
-    """The place of each in a header; a ValueError if there is none, or more than one."""
-    missing = [name for name in wanted if name not in header]
-    if missing:
-        raise ValueError(
-            f"columns must be {', '.join(wanted)}, in any order; {missing[0]!r} is not among "
-            f"{', '.join(header)}."
-        )
-    if twice := [name for name in wanted if list(header).count(name) > 1]:
-        raise ValueError(f"columns must have different names; {twice[0]!r} is there twice.")
-    return [list(header).index(name) for name in wanted]
-
-
 def concatenate(parts: Sequence[Examples]) -> Examples:
     """Join several examples; classes stay separate, even if they share a name."""
     offsets = np.cumsum([0, *(len(part.names) for part in parts[:-1])])

@@ -1,0 +1,153 @@
+"""Published file formats: idx (MNIST, Fashion-MNIST), CIFAR-10 and npz."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import struct
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bruno.data.archives import READ_ERRORS, entries, reason
+from bruno.data.examples import Examples
+from bruno.data.images import Size, fit_all
+from bruno.data.tables import MAX_NUMBER
+
+
+def read_idx(images: Path, labels: Path) -> Examples:
+    """Read a pair of gzipped idx files, the format of MNIST and Fashion-MNIST."""
+    pixels, classes = _read_idx_array(images, 3), _read_idx_array(labels, 1)
+    if len(pixels) != len(classes):
+        raise ValueError(
+            f"{labels}: must have a label for each of the {len(pixels)} images of {images.name}; "
+            f"got {len(classes)}."
+        )
+    if not len(pixels):
+        raise ValueError(f"{images}: must contain at least one image; got none.")
+    names = tuple(str(i) for i in range(int(classes.max()) + 1))
+    return Examples(pixels[:, None], classes, names)
+
+
+def read_cifar10(path: Path, train: bool) -> Examples:
+    """Read the Python version of CIFAR-10, a tar.gz of pickles; only numpy arrays are unpickled."""
+    batches = [f"data_batch_{i}" for i in range(1, 6)] if train else ["test_batch"]
+    contents: dict[str, dict[bytes, Any]] = {}
+    try:
+        for name, read in entries(path, lambda name: _file_name(name) in (*batches, "batches.meta")):
+            contents[_file_name(name)] = _ArrayUnpickler(io.BytesIO(read()), encoding="bytes").load()
+        names = tuple(label.decode() for label in contents["batches.meta"][b"label_names"])
+        data = [contents[batch][b"data"] for batch in batches]
+        labels = [label for batch in batches for label in contents[batch][b"labels"]]
+        pixels = np.concatenate(data, dtype=np.uint8, casting="safe").reshape(-1, 3, 32, 32)
+        return Examples(pixels, labels, names)
+    except Exception as error:  # a damaged pickle can raise anything
+        raise ValueError(
+            f"{path}: must be the Python version of CIFAR-10; it is not, or damaged: {reason(error)}."
+        ) from error
+
+
+def read_npz(path: Path, *, size: Size | None = None, grey: bool | None = None) -> Examples:
+    """Read an npz with `labels` (n,) and either `rows` (n, dim) or `images`, uint8.
+
+    Images are (n, height, width), (n, height, width, channels) or (n, channels, height, width). They are
+    resized and converted like those of `read_images`; by default they keep their size and channels.
+    """
+    arrays = _load_npz(path)
+    are_rows = "rows" in arrays
+    elements = _check_rows(path, arrays["rows"]) if are_rows else _channels_first(path, arrays["images"])
+    n, labels = len(elements), arrays["labels"]
+    if not n or labels.shape not in ((n,), (n, 1)):
+        raise ValueError(
+            f"{path}: `labels` must be one for each element, of at least one; "
+            f"got labels of shape {labels.shape} for {n} elements."
+        )
+    names, classes = np.unique(labels.reshape(n), return_inverse=True)
+    elements = elements if are_rows else fit_all(elements, size, grey)
+    return Examples(elements, classes, tuple(map(str, names)))
+
+
+def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Return `labels` and `rows` or `images`."""
+    try:
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                raise ValueError("it is a single array, an .npy; use np.savez(FILE, images=…, labels=…)")
+            arrays = {name: content[name] for name in ("images", "rows", "labels") if name in content}
+    except (*READ_ERRORS, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read as npz: {reason(error)}.") from error
+    if "labels" not in arrays or len(arrays) == 1:
+        found = ", ".join(content) or "nothing"
+        raise ValueError(f"{path}: must contain `images` or `rows`, and `labels`; got {found}.")
+    return arrays
+
+
+def _check_rows(path: Path, rows: NDArray[Any]) -> NDArray[Any]:
+    """Return float64 (n, dim): a model standardises rows before it rounds them to float32."""
+    if rows.ndim != 2 or rows.dtype.kind not in "fiub":
+        raise ValueError(f"{path}: `rows` must be numbers (n, dim); got {rows.dtype} {rows.shape}.")
+    numbers = rows.astype(np.float64)
+    bad = ~(np.abs(numbers) <= MAX_NUMBER)  # also rejects NaN
+    if bad.any():
+        raise ValueError(f"{path}: `rows` must be finite and below {MAX_NUMBER:.1e}; got {numbers[bad][0]}.")
+    return numbers
+
+
+def _channels_first(path: Path, images: NDArray[Any]) -> NDArray[Any]:
+    """Return uint8 (n, channels, height, width); the axis of length 1 or 3 holds the channels."""
+    if images.ndim == 3 and images.dtype == np.uint8:
+        return images[:, None]
+    first, last = (images.ndim == 4 and images.shape[axis] in (1, 3) for axis in (1, -1))
+    if images.dtype != np.uint8 or first == last:
+        raise ValueError(
+            f"{path}: `images` must be uint8, (n, height, width), or with 1 or 3 channels first or last: "
+            "(n, height, width, channels) or (n, channels, height, width); "
+            f"got {images.dtype} {images.shape}."
+        )
+    return np.ascontiguousarray(images if first else images.transpose(0, 3, 1, 2))
+
+
+def _read_idx_array(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    expected = 0x800 + dimensions  # 0x08 for unsigned bytes, then the number of dimensions
+    try:
+        with gzip.open(path) as file:
+            content = file.read()
+        (magic,) = struct.unpack(">I", content[:4])
+        shape = struct.unpack(f">{dimensions}I", content[4 : 4 * dimensions + 4]) if magic == expected else ()
+    except READ_ERRORS as error:
+        raise ValueError(
+            f"{path}: must be a gzipped idx file; it is not, or truncated: {reason(error)}."
+        ) from error
+    if magic != expected:
+        raise ValueError(
+            f"{path}: must be an idx file of {dimensions} dimensions (magic number {expected}); got {magic}."
+        )
+    pixels = np.frombuffer(content, np.uint8, offset=4 * dimensions + 4)
+    if pixels.size != np.prod(shape, dtype=np.int64):
+        raise ValueError(
+            f"{path}: must contain {'×'.join(map(str, shape))} bytes; got {pixels.size}. It is truncated."
+        )
+    return pixels.reshape(shape)
+
+
+def _file_name(name: str) -> str:
+    return PurePosixPath(name).name
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickles numpy arrays and refuses every other class."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),
+        }:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        raise pickle.UnpicklingError(f"refused to unpickle {module}.{name}")

@@ -1,0 +1,162 @@
+"""Image files: decoding, resizing, and folders or archives with one folder for each class."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from bruno.data.archives import READ_ERRORS, entries, is_hidden, reason
+from bruno.data.examples import Examples
+
+_READABLE = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+_UNREADABLE = {".heic", ".heif", ".avif", ".jxl", ".svg", ".pdf", ".dng", ".cr2", ".nef", ".psd"}
+
+Size = int | tuple[int, int]  # a side, or (height, width)
+
+
+def read_images(
+    path: Path, *, size: Size | None = None, grey: bool = True, skip_bad: bool = False
+) -> Examples:
+    """Read a folder, zip or tar of class folders of images; the name of a class is the path of its folder.
+
+    Args:
+        path: the folder or archive.
+        size: resize to this side or (height, width), bilinear. By default all images must have one size.
+        grey: one channel; otherwise three.
+        skip_bad: skip images that cannot be read or differ from the most common size, and the lost part of a
+            damaged archive, instead of raising. `Examples.skipped` names them.
+    """
+    images, problems = _decode_all(path, size, grey, skip_bad)
+    problems |= _size_problems(images)
+    if problems and not skip_bad:
+        name, problem = next(iter(problems.items()))
+        raise ValueError(f"{path}: {name} cannot be used: {problem}.")
+    names = sorted(images.keys() - problems)
+    if not names:
+        raise ValueError(
+            f"{path}: must contain images in class folders, like {path.name}/CLASS/IMAGE.png; found none"
+            + (f", and {len(problems)} that could not be read." if problems else ".")
+        )
+    skip = 0 if path.is_dir() else _wrapper_depth(names)
+    classes, labels = np.unique([_class_of(name, skip) for name in names], return_inverse=True)
+    pixels = np.stack([images[name] for name in names])
+    return Examples(pixels, labels, tuple(map(str, classes)), tuple(problems))
+
+
+def decode(content: bytes, size: Size | None, grey: bool) -> NDArray[np.uint8]:
+    """Decode an image file to uint8 (channels, height, width), resized if `size` is given."""
+    try:
+        opened = Image.open(io.BytesIO(content))
+    except UnidentifiedImageError as error:
+        raise ValueError("it is not an image") from error
+    with opened as file:
+        ImageOps.exif_transpose(file, in_place=True)  # upright, however the camera was held
+        return fit(_opaque(_with_8_bits(file)), size, grey)
+
+
+def fit(image: Image.Image, size: Size | None, grey: bool) -> NDArray[np.uint8]:
+    """Convert an image to grey or RGB and resize it: uint8 (channels, height, width)."""
+    image = image.convert("L" if grey else "RGB")
+    if size is not None:
+        height, width = (size, size) if isinstance(size, int) else size
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    array = np.asarray(image)
+    return array[None] if grey else array.transpose(2, 0, 1)
+
+
+def fit_all(images: NDArray[np.uint8], size: Size | None, grey: bool | None) -> NDArray[np.uint8]:
+    """Apply `fit` to images (n, channels, height, width); by default they keep their size and channels."""
+    channels, height, width = images.shape[1:]
+    wanted = (size, size) if isinstance(size, int) else size or (height, width)
+    grey = channels == 1 if grey is None else grey
+    if wanted == (height, width) and grey == (channels == 1):
+        return images
+    arrays = np.moveaxis(images, 1, 3)
+    opened = (Image.fromarray(array[:, :, 0] if channels == 1 else array) for array in arrays)
+    return np.stack([fit(image, wanted, grey) for image in opened])
+
+
+def is_image(name: str) -> bool:
+    """Whether the name is that of a readable image file, neither hidden nor in a hidden folder."""
+    path = PurePosixPath(name)
+    return path.suffix.lower() in _READABLE and not any(map(is_hidden, path.parts))
+
+
+def is_unreadable_image(name: str) -> bool:
+    """Whether the name is that of an image in an unsupported format, such as a phone's HEIC."""
+    return PurePosixPath(name).suffix.lower() in _UNREADABLE and not is_hidden(name)
+
+
+def _decode_all(
+    path: Path, size: Size | None, grey: bool, skip_bad: bool
+) -> tuple[dict[str, NDArray[np.uint8]], dict[str, str]]:
+    """Return the images and the problems, by file name; stops at the first problem unless `skip_bad`."""
+    images: dict[str, NDArray[np.uint8]] = {}
+    problems: dict[str, str] = {}
+    try:
+        for name, read in entries(path, _is_in_class_folder):
+            try:
+                images[name] = decode(read(), size, grey)
+            except (*READ_ERRORS, ValueError) as error:
+                problems[name] = reason(error)
+                if not skip_bad:
+                    break
+    except READ_ERRORS as error:
+        raise ValueError(
+            f"{path}: must be a folder, zip or tar of class folders, an .npz or a .csv; it is none of these, "
+            f"or truncated: {reason(error)}."
+        ) from error
+    return images, problems
+
+
+def _is_in_class_folder(name: str) -> bool:
+    return is_image(name) and len(PurePosixPath(name).parts) > 1
+
+
+def _size_problems(images: dict[str, NDArray[np.uint8]]) -> dict[str, str]:
+    """Return a problem for each image that differs from the most common size."""
+    if not images:
+        return {}
+    [(common, _)] = Counter(image.shape for image in images.values()).most_common(1)
+    return {
+        name: f"all images must have one size, {common[1:]}; got {image.shape[1:]}. "
+        "Set a size (`data.size`, without `data.original`)"
+        for name, image in images.items()
+        if image.shape != common
+    }
+
+
+def _wrapper_depth(names: Iterable[str]) -> int:
+    """Return 1 if the archive has a single top folder around all class folders, else 0."""
+    paths = [PurePosixPath(name).parts for name in names]
+    return int(len({parts[0] for parts in paths}) == 1 and all(len(parts) > 2 for parts in paths))
+
+
+def _class_of(name: str, skip: int) -> str:
+    return "/".join(PurePosixPath(name).parts[skip:-1])
+
+
+def _with_8_bits(image: Image.Image) -> Image.Image:
+    """Scale 16-bit grey values to 8 bits, where Pillow would clip them at 255."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray(np.round(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels have 32 bits and an unknown range. Save it with 8 or 16 bits")
+    return image
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """Fill transparent pixels with black or white, whichever contrasts more with the opaque ones."""
+    if not image.has_transparency_data:
+        return image
+    rgba = image.convert("RGBA")
+    luminance, alpha = np.asarray(rgba.convert("L"), float), np.asarray(rgba.getchannel("A"), float)
+    foreground = (luminance * alpha).sum() / max(1.0, alpha.sum())
+    background = Image.new("RGBA", rgba.size, "black" if foreground > 127 else "white")
+    return Image.alpha_composite(background, rgba)

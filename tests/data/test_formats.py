@@ -1,0 +1,147 @@
+import gzip
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from image_files import as_idx, as_tar
+
+from bruno.data.formats import read_cifar10, read_idx, read_npz
+
+
+class TestIdx:
+    def files(self, path, images=None, labels=None):
+        images = np.arange(24, dtype=np.uint8).reshape(4, 3, 2) if images is None else images
+        (path / "images.gz").write_bytes(as_idx(images))
+        labels = np.array([1, 0, 2, 1], np.uint8) if labels is None else labels
+        (path / "labels.gz").write_bytes(as_idx(labels))
+        return path / "images.gz", path / "labels.gz"
+
+    def test_pixels_and_labels_are_read(self, tmp_path):
+        examples = read_idx(*self.files(tmp_path))
+        assert examples.elements.shape == (4, 1, 3, 2)
+        assert examples.elements[1].flatten().tolist() == [6, 7, 8, 9, 10, 11]
+        assert examples.counts.tolist() == [1, 2, 1]
+
+    def test_a_bad_file_is_named(self, tmp_path):
+        images, labels = self.files(tmp_path)
+        with pytest.raises(ValueError, match=r"labels.gz: must be an idx file of 3 dimensions"):
+            read_idx(labels, labels)
+        short = gzip.compress(gzip.decompress(images.read_bytes())[:-5])
+        (tmp_path / "short.gz").write_bytes(short)
+        with pytest.raises(ValueError, match=r"short.gz: .*4×3×2 bytes; got 19"):
+            read_idx(tmp_path / "short.gz", labels)
+        (tmp_path / "half.gz").write_bytes(images.read_bytes()[:20])
+        with pytest.raises(ValueError, match=r"half.gz: must be a gzipped idx file"):
+            read_idx(tmp_path / "half.gz", labels)
+        (tmp_path / "empty.gz").write_bytes(b"")
+        with pytest.raises(ValueError, match=r"empty.gz: must be a gzipped idx file"):
+            read_idx(tmp_path / "empty.gz", labels)
+        nothing = self.files(tmp_path, np.zeros((0, 3, 2), np.uint8), np.zeros(0, np.uint8))
+        with pytest.raises(ValueError, match=r"images.gz: .*at least one image; got none"):
+            read_idx(*nothing)
+        few = self.files(tmp_path, np.zeros((4, 3, 2), np.uint8), labels=np.zeros(3, np.uint8))
+        with pytest.raises(ValueError, match=r"labels.gz: .*the 4 images of images.gz; got 3"):
+            read_idx(*few)
+
+
+class TestCifar:
+    def archive(self, path, batch=None, **replaced):
+        content = {b"data": np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072), b"labels": [1, 0]}
+        files = {f"data_batch_{i}": content for i in range(1, 6)}
+        files |= {"test_batch": batch or content, "batches.meta": {b"label_names": [b"cat", b"dog"]}}
+        pickles = {name: pickle.dumps(content, protocol=2) for name, content in files.items()}
+        return as_tar(path, {f"cifar/{name}": content for name, content in (pickles | replaced).items()})
+
+    def test_all_batches_of_a_split_are_read(self, tmp_path):
+        path = self.archive(tmp_path)
+        train, test = read_cifar10(path, train=True), read_cifar10(path, train=False)
+        assert train.elements.shape == (10, 3, 32, 32)
+        assert test.labels.tolist() == [1, 0]
+        assert test.names == ("cat", "dog")
+
+    def test_only_arrays_are_unpickled(self, tmp_path):
+        class Evil:
+            def __reduce__(self):
+                return print, ("never printed",)
+
+        with pytest.raises(ValueError, match=r"refused to unpickle (__builtin__|builtins).print"):
+            read_cifar10(self.archive(tmp_path, {b"data": Evil()}), train=False)
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (pickle.dumps({b"labels": [1, 0]}), r"b'data' is missing"),
+            (pickle.dumps({b"data": np.zeros((2, 3072), np.uint8)}), r"b'labels' is missing"),
+            (pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}), r"`labels` must be one"),
+            (b"\x80\x02X\x01\x00\x00\x00\xff.", r"codec can't decode"),
+            (b"", r"Ran out of input"),
+        ],
+    )
+    def test_a_bad_batch_raises_with_the_path_of_the_file(self, tmp_path, content, message):
+        path = self.archive(tmp_path, test_batch=content)
+        with pytest.raises(ValueError, match=rf"images.tar.gz: .*CIFAR-10.*{message}"):
+            read_cifar10(path, train=False)
+
+    def test_the_message_about_a_bad_archive_has_one_line(self, tmp_path):
+        path = self.archive(tmp_path)
+        whole = path.read_bytes()
+        for content in (b"not a tar", whole[:200], whole[:-9]):
+            path.write_bytes(content)
+            with pytest.raises(ValueError, match=r"images.tar.gz: .*CIFAR-10") as error:
+                read_cifar10(path, train=False)
+            assert "\n" not in str(error.value)
+
+
+class TestNpz:
+    def test_images_and_rows_are_read(self, tmp_path):
+        images = np.zeros((3, 4, 5), np.uint8)
+        np.savez(tmp_path / "a.npz", images=images, labels=["x", "y", "x"])
+        examples = read_npz(tmp_path / "a.npz")
+        assert examples.shape == (1, 4, 5)
+        assert examples.names == ("x", "y")
+        np.savez(tmp_path / "c.npz", images=np.zeros((3, 4, 5, 3), np.uint8), labels=[0, 1, 2])
+        assert read_npz(tmp_path / "c.npz").shape == (3, 4, 5)
+        np.savez(tmp_path / "r.npz", rows=np.ones((3, 2)), labels=[0, 1, 1])
+        assert read_npz(tmp_path / "r.npz").elements.dtype == torch.float64
+        np.savez(tmp_path / "bad.npz", pictures=images)
+        with pytest.raises(ValueError, match=r"bad.npz: .*`images` or `rows`, and `labels`; got pictures"):
+            read_npz(tmp_path / "bad.npz")
+
+    def refused(self, path, **arrays) -> str:
+        np.savez(path / "a.npz", **arrays)
+        with pytest.raises(ValueError, match=r"a.npz: ") as error:
+            read_npz(path / "a.npz")
+        return str(error.value)
+
+    def test_labels_may_be_a_column(self, tmp_path):
+        np.savez(tmp_path / "a.npz", images=np.zeros((3, 4, 5), np.uint8), labels=[[0], [1], [1]])
+        assert read_npz(tmp_path / "a.npz").labels.tolist() == [0, 1, 1]
+
+    def test_channels_are_first_or_last_and_never_ambiguous(self, tmp_path):
+        images = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
+        np.savez(tmp_path / "last.npz", images=images, labels=[0, 1])
+        np.savez(tmp_path / "first.npz", images=images.transpose(0, 3, 1, 2), labels=[0, 1])
+        last, first = read_npz(tmp_path / "last.npz"), read_npz(tmp_path / "first.npz")
+        assert torch.equal(last.elements, first.elements)
+        assert last.shape == (3, 4, 5)
+        np.savez(tmp_path / "flat.npz", images=np.zeros((2, 3, 5), np.uint8), labels=[0, 1])
+        assert read_npz(tmp_path / "flat.npz").shape == (1, 3, 5)
+        for shape in ((2, 3, 5, 3), (2, 4, 5, 6)):
+            message = self.refused(tmp_path, images=np.zeros(shape, np.uint8), labels=[0, 1])
+            assert f"got uint8 {shape}" in message
+
+    def test_a_bad_npz_is_named(self, tmp_path):
+        images = np.zeros((3, 4, 5), np.uint8)
+        assert "shape (2,) for 3 elements" in self.refused(tmp_path, images=images, labels=[0, 1])
+        assert "shape (3, 2) for 3 elements" in self.refused(tmp_path, images=images, labels=[[0, 1]] * 3)
+        assert "shape (0,) for 0 elements" in self.refused(tmp_path, images=images[:0], labels=[])
+        assert "got float64 (3, 4, 5)" in self.refused(tmp_path, images=images / 255, labels=[0, 1, 2])
+        assert "got <U1 (1, 2)" in self.refused(tmp_path, rows=[["a", "b"]], labels=[0])
+        assert "got float64 (2,)" in self.refused(tmp_path, rows=[1.0, 2.0], labels=[0, 1])
+        assert "got 1e+39" in self.refused(tmp_path, rows=[[1.0, 1e39]], labels=[0])
+        assert "got nan" in self.refused(tmp_path, rows=[[np.nan, 1.0]], labels=[0])
+        with (tmp_path / "a.npz").open("wb") as file:
+            np.save(file, images)
+        with pytest.raises(ValueError, match=r"a.npz: .*an .npy"):
+            read_npz(tmp_path / "a.npz")
