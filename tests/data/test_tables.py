@@ -1,6 +1,12 @@
+import sys
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bruno.data import Examples, tables
 from bruno.data.tables import read_csv
 
 
@@ -60,3 +66,116 @@ def test_a_byte_order_mark_is_ignored_and_other_encodings_are_refused(tmp_path):
     path = write(tmp_path, "Gerät,a\nm1,1\n", encoding="latin-1")
     with pytest.raises(ValueError, match=r"t.csv: .*UTF-8"):
         read_csv(path, "Gerät")
+
+
+# --- pyarrow ------------------------------------------------------------------------------------------------
+
+
+def outcome(path, **options) -> Examples | str:
+    try:
+        return read_csv(path, "machine", **options)
+    except ValueError as error:
+        return str(error)
+
+
+def assert_both_agree(path, **options) -> None:
+    pytest.importorskip("pyarrow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "_MIN_FAST_BYTES", 0)
+        fast = outcome(path, **options)
+        patch.setattr(tables, "_parse_fast", lambda *_: None)
+        slow = outcome(path, **options)
+    if isinstance(fast, str) or isinstance(slow, str):
+        assert fast == slow
+        return
+    assert torch.equal(fast.elements, slow.elements)
+    assert torch.equal(fast.elements.signbit(), slow.elements.signbit())
+    assert torch.equal(fast.labels, slow.labels)
+    for name in ("names", "skipped", "levels", "columns"):
+        assert getattr(fast, name) == getattr(slow, name)
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
+numbers = finite.map(str) | st.integers(-(10**25), 10**25).map(str) | finite.map("{:.3e}".format)
+odd_numbers = st.sampled_from(
+    ["", " ", "nan", "inf", "-Infinity", "nan(1)", "NA", "null", "true", "1_0", "+1", " 1", "1\t", "1.", ".5"]
+) | st.sampled_from(
+    ["1e400", "1e-400", "-0", "1e39", "0x1p3", "1e", "--1", "١", "1\x00", "1\u00a0", "1,5", '"', "1\n"]
+)
+groups = st.sampled_from(
+    ["m1", "m2", "", " m1", "NA", "null", "ä", "m1\x00", "a,b", 'a"b', '"', "a\nb", "\ufeff"]
+)
+any_text = st.text(max_size=4)
+
+
+def written(cell: str, quote: bool) -> str:
+    """A cell with or without quotes; unquoted commas, quotes and line ends are kept on purpose."""
+    return '"' + cell.replace('"', '""') + '"' if quote else cell
+
+
+@st.composite
+def csv_tables(draw, cells, groups=groups, max_extra=0):
+    """Two columns of numbers and one that is not read, in any order, with any line ends."""
+    order = draw(st.permutations(["machine", "a", "b", "note"]))
+    ends = draw(st.sampled_from([["\n"], ["\r\n"], ["\n", "\r\n", "\r", "\n\n"]]))
+    quotes = draw(st.sampled_from([[False], [True], [False, True]]))
+    lines = [",".join(written(name, draw(st.sampled_from(quotes))) for name in order)]
+    for _ in range(draw(st.integers(0, 4))):
+        row = {"machine": draw(groups), "note": draw(any_text), "a": draw(cells), "b": draw(cells)}
+        line = [written(row[name], draw(st.sampled_from(quotes))) for name in order]
+        line += ["1"] * draw(st.integers(0, max_extra))
+        lines.append(",".join(line))
+    text = "".join(line + draw(st.sampled_from(ends)) for line in lines)
+    return draw(st.sampled_from(["", "\ufeff"])) + (text if draw(st.booleans()) else text.rstrip("\r\n"))
+
+
+every_table = (
+    csv_tables(numbers)
+    | csv_tables(numbers, groups=st.sampled_from(["m1", "m2", "ä"]))
+    | csv_tables(numbers | odd_numbers)
+    | csv_tables(numbers | odd_numbers | any_text, groups=groups | any_text, max_extra=1)
+)
+
+
+@given(every_table, st.sampled_from([("a", "b"), ("b",), ("a", "machine"), ()]), st.booleans())
+def test_pyarrow_and_python_give_the_same_examples_or_the_same_error(
+    tmp_path_factory, text, columns, skip_bad
+):
+    path = tmp_path_factory.getbasetemp() / "both.csv"
+    path.write_bytes(text.encode())
+    assert_both_agree(path, columns=columns, skip_bad=skip_bad)
+
+
+def test_pyarrow_parses_ordinary_tables(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(tables, "_MIN_FAST_BYTES", 0)
+    monkeypatch.setattr(tables, "_parse", lambda *_: pytest.fail("parsed in Python"))
+    for text in (
+        "machine,a,b\nm1,1,2.5\n\nm2,-3,4e-1",
+        '\ufeff"machine","a"\r\n"m1, old","1"\r\n"m ""2""",2\r\n',
+    ):
+        assert len(read_csv(write(tmp_path, text), "machine")) == 2
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["", '"a\nb",1,\n', 'm1,"1', "m1,x,\n", "m1,1\n", "m1,1,\rm2,2,\n", "m1,nan,\n", "m" * 140_000 + ",1,\n"],
+    ids=lambda odd: repr(odd[:10]),
+)
+def test_pyarrow_and_python_agree_on_tables_of_many_blocks(tmp_path, odd):
+    values = np.random.default_rng(0).normal(size=3000).tolist()
+    lines = [f"m{i % 5},{value},{'x' * 800}\n" for i, value in enumerate(values)]
+    path = write(tmp_path, "machine,a,note\n" + "".join([*lines[:1500], odd, *lines[1500:]]))
+    assert path.stat().st_size > 2 * 2**20  # pyarrow reads blocks of 1 MiB
+    assert_both_agree(path, columns=("a",))
+
+
+def test_pyarrow_is_optional_and_small_tables_do_not_import_it(tmp_path, monkeypatch):
+    path = write(tmp_path, "machine,a\nm1,1\n")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr(tables, "_MIN_FAST_BYTES", 0)
+    assert len(read_csv(path, "machine")) == 1
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
+    read_csv(path, "machine")
+    assert "pyarrow" not in sys.modules

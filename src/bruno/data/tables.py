@@ -15,6 +15,7 @@ from bruno.data.archives import reason
 from bruno.data.examples import Examples
 
 MAX_NUMBER = float(np.finfo(np.float32).max)  # its square is finite in float64
+_MIN_FAST_BYTES = 2**20  # smaller tables are parsed before pyarrow would be imported
 
 
 class _Columns(NamedTuple):
@@ -37,15 +38,16 @@ class _Rows(NamedTuple):
 def read_csv(path: Path, group: str, *, columns: Sequence[str] = (), skip_bad: bool = False) -> Examples:
     """Read a CSV with a header: rows with the same value in the `group` column form a set.
 
-       The other columns are numbers. `columns` selects and orders them; by default all are read.
-    Bad lines raise, or are
-       skipped if `skip_bad`.
+    The other columns are numbers. `columns` selects and orders them; by default all are read.
+
+    pyarrow, if it is installed, parses large tables. A table that it rejects is parsed again in Python, which
+    reports the line and the column of the problem, or skips the line if `skip_bad`.
     """
     with open_text(path) as file:
         table = csv.reader(file)
         try:
             found = _find_columns(path, next(table, []), group, columns)
-            rows = _parse(path, table, found, skip_bad)
+            rows = _parse_fast(path, found) or _parse(path, table, found, skip_bad)
         except csv.Error as error:
             raise ValueError(f"{path}: line {table.line_num} cannot be read as CSV: {error}.") from error
     return Examples(
@@ -137,3 +139,47 @@ def _parse(path: Path, table: Any, columns: _Columns, skip_bad: bool) -> _Rows:
         raise ValueError(f"{path}: must contain at least one row of numbers; got none.")
     names, labels = np.unique(groups, return_inverse=True)
     return _Rows(np.array(rows), names, labels, skipped)
+
+
+def _parse_fast(path: Path, columns: _Columns) -> _Rows | None:
+    """Parse a table with pyarrow; None if it is small, if pyarrow is missing, or if results might differ.
+
+    The numbers that pyarrow accepts are a subset of those that Python accepts, with the same values.
+    """
+    header, group, numbers = columns
+    if path.stat().st_size < _MIN_FAST_BYTES or len(set(header)) < len(header) or group in numbers:
+        return None
+    try:
+        import pyarrow  # type: ignore[import-untyped]  # optional
+        from pyarrow import csv as fast_csv
+    except ImportError:
+        return None
+    content = path.read_bytes()
+    types = {header[group]: pyarrow.string()} | {header[i]: pyarrow.float64() for i in numbers}
+    options = fast_csv.ConvertOptions(column_types=types, include_columns=list(types), null_values=[])
+    try:
+        content.decode()  # pyarrow decodes only the columns that it converts
+        table = fast_csv.read_csv(pyarrow.BufferReader(content), convert_options=options)
+    except (UnicodeDecodeError, pyarrow.ArrowException):
+        return None
+    values = np.stack([table[header[i]].to_numpy() for i in numbers], axis=1)
+    if not _has_one_line_each(content, len(values)) or not (np.abs(values) <= MAX_NUMBER).all():
+        return None
+    groups = table[header[group]].dictionary_encode().combine_chunks()
+    names, order = np.unique(groups.dictionary.to_pylist(), return_inverse=True)
+    return _Rows(values, names, order[groups.indices.to_numpy()])
+
+
+def _has_one_line_each(content: bytes, rows: int) -> bool:
+    """Whether the header and at least one row take one line each, of at most the size of a cell in Python.
+
+    A blank line has only its end, at most two characters. A row has more: a comma, a digit and an end.
+    """
+    ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
+    lengths = np.diff(ends, prepend=-1, append=len(content))
+    lines = int((lengths > 2).sum())
+    return (
+        content.count(b"\r") == content.count(b"\r\n")
+        and lines == rows + 1 > 1
+        and int(lengths.max()) <= csv.field_size_limit()
+    )
