@@ -2,10 +2,10 @@ import numpy as np
 import torch
 
 from bruno.data import load_examples
-from bruno.data.synthetic import _drawing, draw_characters
+from bruno.data.synthetic import _rasterise, draw_characters
 
 
-def test_characters_are_drawn_by_many_hands():
+def test_drawings_of_a_character_differ():
     examples = draw_characters(5, 4, size=20)
     assert examples.elements.shape == (20, 1, 20, 20)
     assert examples.elements.dtype == torch.uint8
@@ -13,23 +13,23 @@ def test_characters_are_drawn_by_many_hands():
     assert len({image.numpy().tobytes() for image in examples.elements}) == 20
 
 
-def test_the_same_seed_draws_the_same():
+def test_a_seed_determines_the_drawings():
     assert torch.equal(draw_characters(3, 2).elements, draw_characters(3, 2).elements)
     assert not torch.equal(draw_characters(3, 2).elements, draw_characters(3, 2, seed=1).elements)
 
 
-def test_ink_is_bright_and_there_is_some_in_the_middle_of_every_drawing():
+def test_every_drawing_has_bright_ink_away_from_the_border():
     x = draw_characters().elements.float() / 255
     ink = x.mean((1, 2, 3))
     assert ink.min() > 0.01
     assert ink.max() < 0.25
     border = x[..., 0].mean() + x[..., -1].mean() + x[..., 0, :].mean() + x[..., -1, :].mean()
     assert border < 0.02
-    assert 0.18 < (x > 0).float().mean() < 0.22  # of Omniglot's pixels 18.6 to 20.0 %, by split
+    assert 0.18 < (x > 0).float().mean() < 0.22  # Omniglot: 18.6 to 20.0 %, depending on the split
     assert 0.07 < ink.mean() < 0.1
 
 
-def test_drawings_of_a_character_are_more_alike_than_those_of_two():
+def test_drawings_are_closest_to_those_of_the_same_character():
     x = draw_characters(20, 10).elements.flatten(1).float().view(20, 10, -1)
     blurred = torch.nn.functional.avg_pool2d(x.view(200, 1, 28, 28), 4).flatten(1).view(20, 10, -1)
     within = torch.cdist(blurred, blurred).mean()
@@ -40,13 +40,13 @@ def test_drawings_of_a_character_are_more_alike_than_those_of_two():
     assert own.mean() < within
 
 
-def test_they_are_a_named_data_set():
+def test_drawn_is_a_named_dataset():
     assert len(load_examples("drawn", "all").names) == 40
-    learnt, held_out = (set(load_examples("drawn", split).names) for split in ("trainval", "test"))
-    assert (len(learnt), len(held_out)) == (36, 4)
-    assert not learnt & held_out
+    seen, unseen = (set(load_examples("drawn", split).names) for split in ("trainval", "test"))
+    assert (len(seen), len(unseen)) == (36, 4)
+    assert not seen & unseen
 
 
-def test_a_long_line_is_as_wide_everywhere_as_the_pen():
-    line = _drawing([np.array([[0.1, 0.2], [0.9, 0.3]])], 105)
-    assert (line[:, 20:85] > 0).sum(0).min() == 5  # not a string of beads
+def test_a_long_line_has_the_width_of_the_pen_everywhere():
+    line = _rasterise([np.array([[0.1, 0.2], [0.9, 0.3]])], 105)
+    assert (line[:, 20:85] > 0).sum(0).min() == 5  # no gaps between the dots
