@@ -7,7 +7,7 @@ from PIL import Image
 
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.config import TrainConfig
-from bruno.data import Examples, load_examples
+from bruno.data import Examples, SetSampler, load_examples
 from bruno.data.augmentation import (
     apply_affine,
     augment_sets,
@@ -18,7 +18,6 @@ from bruno.data.augmentation import (
     random_shift,
 )
 from bruno.data.images import decode
-from bruno.data.sampling import SetSampler
 from bruno.training import Trainer, train_steps
 
 
@@ -39,7 +38,7 @@ def test_a_set_is_mirrored_as_a_whole_or_not_at_all(sets):
     assert 10 < same.sum() < 30
 
 
-def test_an_image_is_moved_by_whole_pixels_and_paper_comes_in(sets):
+def test_an_image_moves_by_whole_pixels_and_zeros_come_in(sets):
     x = random_shift(sets, 1, seeded()).flatten(0, 1)
     seen = set()
     for image, original in zip(x, sets.flatten(0, 1), strict=True):
@@ -52,7 +51,7 @@ def test_an_image_is_moved_by_whole_pixels_and_paper_comes_in(sets):
     assert len(seen) == 9
 
 
-def test_a_warp_keeps_the_middle_the_paper_and_the_greys():
+def test_a_warp_keeps_the_centre_the_background_and_the_greys():
     ring = torch.zeros(200, 1, 29, 29, dtype=torch.uint8)
     ring[..., 8:21, 8:21] = 16
     ring[..., 9:20, 9:20] = 0
@@ -70,7 +69,7 @@ def test_a_warp_keeps_the_middle_the_paper_and_the_greys():
 
 
 @pytest.mark.parametrize("sharp", [False, True])
-def test_what_comes_in_from_outside_is_zero_though_the_image_has_none(sharp):
+def test_pixels_from_outside_are_zero_even_if_the_image_has_no_zeros(sharp):
     x = torch.full((1, 1, 6, 6), 100, dtype=torch.uint8)
     x[..., 2:4, 2:4] = 200
     moved = apply_affine(x, 2 * torch.eye(2).unsqueeze(0), sharp=sharp)
@@ -87,11 +86,11 @@ def test_a_warp_of_real_numbers_stays_in_their_range():
     assert not torch.equal(moved, moved.round())
 
 
-def test_nothing_asked_for_is_nothing_done(sets):
+def test_sets_are_unchanged_without_settings(sets):
     assert augment_sets(sets, (5, 5), seeded()) is sets
 
 
-def test_slants_keep_areas_and_vary_in_all_other_ways():
+def test_shears_preserve_area_and_vary_every_entry():
     maps = random_shears(4000, 0.2, seeded())
     torch.testing.assert_close(torch.linalg.det(maps), torch.ones(4000))
     torch.testing.assert_close(maps.mean(0), torch.eye(2), rtol=0, atol=0.05)
@@ -100,7 +99,7 @@ def test_slants_keep_areas_and_vary_in_all_other_ways():
     assert torch.equal(random_shears(3, 0.0, seeded()), torch.eye(2).expand(3, 2, 2))
 
 
-def test_a_set_is_slanted_as_a_whole_and_images_are_warped_by_themselves():
+def test_a_set_is_slanted_as_a_whole_and_images_are_warped_independently():
     bar = torch.zeros(30, 4, 1, 21, 21, dtype=torch.uint8)
     bar[..., 4:17, 9:12] = 200
 
@@ -112,13 +111,13 @@ def test_a_set_is_slanted_as_a_whole_and_images_are_warped_by_themselves():
     assert set(kinds(slant=some)) == {1}
     assert set(kinds(warp=some)) == {4}
     assert len(augment_sets(bar, (21, 21), seeded(), slant=some).flatten(1).unique(dim=0)) == 30
-    # An image's own map comes on top of its set's: with one of them at nothing, the other is as it would be.
+    # The map of an image is applied after that of its set: with strength 0 it changes nothing.
     both = augment_sets(bar, (21, 21), seeded(), slant=some, warp=torch.tensor(0.0))
     assert torch.equal(both, augment_sets(bar, (21, 21), seeded(), slant=some))
 
 
 @pytest.mark.parametrize("size", [(28, 28), (10, 21)], ids=str)
-def test_images_are_reduced_as_the_readers_of_files_do_it(size):
+def test_downsampling_agrees_with_the_file_readers(size):
     images = np.random.default_rng(0).integers(0, 2, (20, 105, 105), dtype=np.uint8) * 255
     images[10:, 30:60] = 0
     expected = []
@@ -128,11 +127,11 @@ def test_images_are_reduced_as_the_readers_of_files_do_it(size):
     found = downsample(torch.from_numpy(images).unsqueeze(1), size)
     assert found.dtype == torch.uint8
     off = (found.int() - torch.from_numpy(np.stack(expected)).int()).abs()
-    assert off.max() <= 1  # Pillow rounds its weights too
+    assert off.max() <= 1  # Pillow also rounds its weights
     assert off.float().mean() < 0.01
 
 
-def test_what_is_reduced_is_not_blurred_before():
+def test_images_are_not_blurred_before_they_are_downsampled():
     bar = torch.zeros(40, 5, 1, 84, 84, dtype=torch.uint8)
     bar[..., 20:60, 36:48] = 255
     large = apply_affine(bar.flatten(0, 1), random_affines(200, 0.2, seeded()), sharp=True)
@@ -144,7 +143,7 @@ def test_what_is_reduced_is_not_blurred_before():
 
 
 @pytest.mark.parametrize("times", [1, 3], ids=str)
-def test_a_shift_is_in_pixels_of_what_comes_out(times):
+def test_a_shift_is_in_pixels_of_the_result(times):
     square = torch.zeros(40, 5, 1, 28 * times, 28 * times, dtype=torch.uint8)
     square[..., 9 * times : 18 * times, 9 * times : 18 * times] = 255
     columns = augment_sets(square, (28, 28), seeded(), shift=1).float().sum((-3, -2))
@@ -153,7 +152,7 @@ def test_a_shift_is_in_pixels_of_what_comes_out(times):
     torch.testing.assert_close((times * middles).round().unique(), times * expected)
 
 
-def test_a_trainer_takes_images_larger_than_the_models():
+def test_a_trainer_accepts_images_larger_than_those_of_its_model():
     large = torch.randint(0, 256, (40, 1, 24, 24), dtype=torch.uint8)
     labels, names = torch.arange(40) // 10, tuple("abcd")
     flow = FlowConfig("dense", couplings=2, units=16)
@@ -169,7 +168,7 @@ def test_a_trainer_takes_images_larger_than_the_models():
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 7, 8), (1, 8, 7), (64,)], ids=str)
-def test_a_trainer_refuses_elements_that_its_model_cannot_have(shape):
+def test_a_trainer_refuses_elements_that_do_not_fit_its_model(shape):
     images = torch.zeros((40, *shape), dtype=torch.uint8)
     sampler = SetSampler(Examples(images, torch.arange(40) // 10, tuple("abcd")))
     model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=8)))
@@ -177,7 +176,7 @@ def test_a_trainer_refuses_elements_that_its_model_cannot_have(shape):
         Trainer(model, sampler, TrainConfig(set_size=5))
 
 
-def test_support_and_query_of_a_class_are_mirrored_alike():
+def test_support_and_query_of_a_class_are_mirrored_together():
     image = torch.zeros(1, 4, 4, dtype=torch.uint8)
     image[:, :, 0] = 9
     examples = Examples(image.expand(60, 1, 4, 4).clone(), torch.arange(60) // 6, tuple("abcdefghij"))
@@ -192,7 +191,7 @@ def test_support_and_query_of_a_class_are_mirrored_alike():
     assert torch.equal(left, left[:, :, :1].expand(6, 5, 5))
 
 
-def test_training_sees_mirrored_moved_and_warped_images():
+def test_every_kind_of_augmentation_changes_the_training():
     examples = load_examples("digits")
     config = ModelConfig((1, 8, 8), levels=17, flow=FlowConfig("dense", couplings=2, units=16))
     plan = {"steps": 3, "batch": 4, "set_size": 5, "discriminative": 0.1, "episodes": 2, "way": 3}
@@ -210,9 +209,11 @@ def test_training_sees_mirrored_moved_and_warped_images():
 
 
 @pytest.mark.parametrize("name", ["slant", "warp"])
-def test_slants_and_warps_fade_until_images_are_as_they_are(name):
+def test_slants_and_warps_fade_to_nothing_at_the_end_of_a_run(name):
     labels = torch.arange(40) // 10
-    examples = Examples(torch.rand(40, 1, 8, 8), labels, tuple("abcd"))  # real numbers: no noise is added
+    examples = Examples(
+        torch.rand(40, 1, 8, 8), labels, tuple("abcd")
+    )  # real numbers: no dequantisation noise
     config = ModelConfig((1, 8, 8), levels=0, flow=FlowConfig("dense", couplings=2, units=16))
 
     def bits(strength: float, progress: float) -> float:
@@ -230,7 +231,7 @@ def test_slants_and_warps_fade_until_images_are_as_they_are(name):
 
 
 @pytest.mark.parametrize("settings", [{"shift": 1}, {"mirror": True}, {"slant": 0.1}, {"warp": 0.1}], ids=str)
-def test_rows_are_neither_mirrored_nor_moved(settings):
+def test_augmentation_is_refused_for_rows(settings):
     rows = Examples(torch.randn(20, 4), torch.arange(20) // 10, ("a", "b"))
     model = Bruno.from_config(ModelConfig((4,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))
     with pytest.raises(ValueError, match=r"`train.mirror`, `train.shift`, .* are for images"):

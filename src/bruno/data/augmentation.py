@@ -1,7 +1,7 @@
-"""More images than there are: sets random_mirror or slanted as a whole, images moved or slightly warped.
+"""Augmentation of training sets: whole sets are mirrored or sheared, single images moved or warped.
 
-Strokes that are warped and then downsample look like any other; those that are downsample and then warped do not.
-So images may come larger than a model takes them, and are downsample last.
+Images may be larger than those of the model. They are warped first and downsampled last: strokes that are
+downsampled before they are warped look unlike real ones.
 """
 
 from __future__ import annotations
@@ -15,34 +15,37 @@ from torch.nn import functional as F
 
 
 def random_mirror(x: Real[Tensor, "sets n channels height width"], generator: Generator) -> Tensor:
-    """Every other set at random with left and right changed: a random_mirror class is one more class."""
+    """Mirror each set left to right with probability ½. A mirrored class is treated as another class."""
     flip = torch.rand((len(x), 1, 1, 1, 1), generator=generator, device=x.device) < 0.5
     return torch.where(flip, x.flip(-1), x)
 
 
-def random_shift(x: Real[Tensor, "*batch channels height width"], most: int, generator: Generator) -> Tensor:
-    """Each image moved by up to `most` pixels both ways; what comes in from outside is 0, as paper is."""
+def random_shift(
+    x: Real[Tensor, "*batch channels height width"], max_shift: int, generator: Generator
+) -> Tensor:
+    """Move each image by up to `max_shift` pixels along both axes; pixels from outside are 0."""
     height, width = x.shape[-2:]
-    images = F.pad(x.flatten(0, -4), (most,) * 4)
-    by = torch.randint(2 * most + 1, (2, len(images), 1), generator=generator, device=x.device)
-    rows = (torch.arange(height, device=x.device) + by[0])[:, None, :, None]
-    columns = (torch.arange(width, device=x.device) + by[1])[:, None, None, :]
+    images = F.pad(x.flatten(0, -4), (max_shift,) * 4)
+    shift = torch.randint(2 * max_shift + 1, (2, len(images), 1), generator=generator, device=x.device)
+    rows = (torch.arange(height, device=x.device) + shift[0])[:, None, :, None]
+    columns = (torch.arange(width, device=x.device) + shift[1])[:, None, None, :]
     image = torch.arange(len(images), device=x.device)[:, None, None, None]
     channel = torch.arange(images.shape[1], device=x.device)[:, None, None]
     return images[image, channel, rows, columns].view(x.shape)
 
 
 def random_shears(sets: int, strength: float | Tensor, generator: Generator) -> Float[Tensor, "sets 2 2"]:
-    """Linear maps that keep areas, one for each set: a slanted class is one more class.
+    """Return area-preserving linear maps, one for each set. A sheared class is treated as another class.
 
-    A slant along each axis and a stretch of one at the other's cost, all by strength · N(0, 1).
+    Each map shears along both axes and stretches one axis at the expense of the other, all by
+    strength · N(0, 1).
     """
     across, down, stretch = strength * torch.randn((3, sets), generator=generator, device=generator.device)
-    one, none = torch.ones_like(across), torch.zeros_like(across)
+    one, zero = torch.ones_like(across), torch.zeros_like(across)
     factors = (
-        (one, across, none, one),
-        (one, none, down, one),
-        (stretch.exp(), none, none, (-stretch).exp()),
+        (one, across, zero, one),
+        (one, zero, down, one),
+        (stretch.exp(), zero, zero, (-stretch).exp()),
     )
     first, second, third = (torch.stack(factor, 1).view(sets, 2, 2) for factor in factors)
     return first @ second @ third
@@ -51,24 +54,24 @@ def random_shears(sets: int, strength: float | Tensor, generator: Generator) -> 
 def random_affines(
     images: int, strength: float | Tensor, generator: Generator
 ) -> Float[Tensor, "images 2 2"]:
-    """Linear maps I + strength · N(0, 1), one for each image: slant, turn, size and proportion."""
-    by = torch.randn((images, 2, 2), generator=generator, device=generator.device)
-    return torch.eye(2, device=by.device) + strength * by
+    """Return linear maps I + strength · N(0, 1), one for each image: shear, rotate, scale, stretch."""
+    noise = torch.randn((images, 2, 2), generator=generator, device=generator.device)
+    return torch.eye(2, device=noise.device) + strength * noise
 
 
 def apply_affine(
     x: Real[Tensor, "images channels height width"], maps: Float[Tensor, "images 2 2"], *, sharp: bool = False
 ) -> Tensor:
-    """Each image through a linear map around its middle; what comes in from outside is 0, as paper is.
+    """Apply a linear map around its centre to each image; pixels from outside are 0.
 
-    Cubic interpolation keeps strokes as sharp, and paper as empty, as they were: a linear one would teach the
-    density images that are blurred. What overshoots goes back to the ends of the image's own range and 0.
-    Images that are to be downsample stay `sharp`: every pixel is one of the image's own.
+    Bicubic interpolation keeps strokes sharp and the background empty; a model would learn the blur of
+    bilinear interpolation. Overshoot is clamped to the range of the image and 0. `sharp` takes the nearest
+    pixel instead, for images that will be downsampled.
     """
     images = x.float()
-    places = F.affine_grid(F.pad(maps, (0, 1)), list(images.shape), align_corners=False)
+    grid = F.affine_grid(F.pad(maps, (0, 1)), list(images.shape), align_corners=False)
     mode = "nearest" if sharp else "bicubic"
-    moved = F.grid_sample(images, places, mode=mode, padding_mode="zeros", align_corners=False)
+    moved = F.grid_sample(images, grid, mode=mode, padding_mode="zeros", align_corners=False)
     if not sharp:
         lowest, highest = (end((1, 2, 3), keepdim=True) for end in (images.amin, images.amax))
         moved = moved.clamp(lowest.clamp(max=0), highest.clamp(min=0))
@@ -76,18 +79,18 @@ def apply_affine(
 
 
 def downsample(x: Real[Tensor, "*batch height width"], size: tuple[int, int]) -> Tensor:
-    """Images in a smaller size, as the readers of files make them (Pillow's bilinear filter).
+    """Reduce images to (height, width) with Pillow's bilinear filter, which the file readers use.
 
-    A pixel is the mean of those it covers and of their neighbours, weighted by a tent: first along rows, then
-    along columns, rounded after each where pixels are integers.
+    A pixel is the mean of the pixels around its centre with triangular weights: first along rows, then along
+    columns, rounded after each if pixels are integers.
     """
     for axis, length in ((-1, size[1]), (-2, size[0])):
         scale = x.shape[axis] / length
-        middles = (torch.arange(length, device=x.device) + 0.5) * scale
-        places = torch.arange(x.shape[axis], device=x.device) + 0.5
-        tents = (1 - (places - middles[:, None]).abs() / scale).clamp(min=0)
-        tents = tents / tents.sum(1, keepdim=True)
-        y = (tents @ x.float().transpose(axis, -2)).transpose(axis, -2)
+        centres = (torch.arange(length, device=x.device) + 0.5) * scale
+        pixels = torch.arange(x.shape[axis], device=x.device) + 0.5
+        weights = (1 - (pixels - centres[:, None]).abs() / scale).clamp(min=0)
+        weights = weights / weights.sum(1, keepdim=True)
+        y = (weights @ x.float().transpose(axis, -2)).transpose(axis, -2)
         x = y if x.is_floating_point() else y.round().to(x.dtype)
     return x
 
@@ -102,17 +105,23 @@ def augment_sets(
     slant: Tensor | None = None,
     warp: Tensor | None = None,
 ) -> Tensor:
-    """Sets (sets, n, channels, *size) of a training step.
+    """Augment the sets of a training step and downsample them: (sets, n, channels, *size).
 
-    `shift` is in pixels of that size, whatever the size images come in: larger ones move by fractions of it.
-    The strengths of random_shears and random_affines are tensors, which may change in a step that is captured.
+    Args:
+        x: images of `size` or larger.
+        size: (height, width) of the result.
+        generator: source of randomness.
+        mirror: mirror whole sets at random.
+        shift: move images by up to this many pixels of the result; larger images move by fractions of these.
+        slant: strength of `random_shears`; a tensor, so that a captured CUDA graph can change it.
+        warp: strength of `random_affines`; a tensor for the same reason.
     """
     x = random_mirror(x, generator) if mirror else x
-    smaller = x.shape[-2:] != size
-    larger_by = min(x.shape[-2] / size[0], x.shape[-1] / size[1])
-    x = random_shift(x, round(shift * larger_by), generator) if shift else x
+    reduce = x.shape[-2:] != size
+    ratio = min(x.shape[-2] / size[0], x.shape[-1] / size[1])
+    x = random_shift(x, round(shift * ratio), generator) if shift else x
     maps = [] if slant is None else [random_shears(len(x), slant, generator).repeat_interleave(x.shape[1], 0)]
     maps += [] if warp is None else [random_affines(x.shape[0] * x.shape[1], warp, generator)]
     if maps:
-        x = apply_affine(x.flatten(0, 1), functools.reduce(torch.matmul, maps), sharp=smaller).view(x.shape)
-    return downsample(x, size) if smaller else x
+        x = apply_affine(x.flatten(0, 1), functools.reduce(torch.matmul, maps), sharp=reduce).view(x.shape)
+    return downsample(x, size) if reduce else x

@@ -1,4 +1,4 @@
-"""Sets, episodes and contaminated sets, drawn from labelled examples where the examples live."""
+"""Random sets, episodes and contaminated sets from labelled examples, drawn on the device of the examples."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ from torch import Generator, Tensor
 
 from bruno.data.examples import Examples
 
-_MOST_KEYS = 2**13  # random numbers for a set, of which the largest are chosen: in larger classes, one by one
+_MAX_KEYS = 2**13  # size of the largest class that is sampled by one random key for each element
 
 
 class Episodes(NamedTuple):
-    """k-way n-shot tasks: which of the k supports does each query belong to? Query i belongs to support i."""
+    """k-way n-shot tasks: find the support of each query. Query i belongs to support i."""
 
     support: Tensor  # (batch, way, shot, *shape)
     query: Tensor  # (batch, way, *shape)
 
 
 class ContaminatedSets(NamedTuple):
-    """Sets of one class with some elements of others among them."""
+    """Sets of one class in which some elements are replaced by outliers, elements of other classes."""
 
     x: Tensor  # (batch, n, *shape)
     outlier: Bool[Tensor, "batch n"]
 
 
 class SetSampler:
-    """Draws sets of elements of one class by tensor operations, on the device of the examples.
+    """Draws random sets of elements of one class by tensor operations.
 
-    All elements lie sorted by class in one tensor; a draw is an index. With `rotations` every class counts
-    four times, rotated by 0, 90, 180 and 270 degrees, and all elements of a set are rotated alike.
+    Elements are kept sorted by class in one tensor; a draw is an index. With `rotations`, every class counts
+    as four classes, rotated by 0, 90, 180 and 270 degrees; all elements of a set have the same rotation.
+
+    Args:
+        examples: the elements and their classes; every class must have at least one element.
+        rotations: add rotated classes; for square images.
+        device: where the elements are kept and sets are drawn.
     """
 
     def __init__(
@@ -41,11 +46,11 @@ class SetSampler:
         self.elements = examples.elements[order].to(device)
         self.counts = examples.counts.to(device)
         self.names = examples.names
-        # Known ahead: to ask later would make the host wait for the device at every draw.
+        # Computed once: reading them from the device later would synchronise at every draw.
         self.min_count, self.max_count = int(examples.counts.min()), int(examples.counts.max())
         if self.min_count == 0:
             empty = examples.names[int(self.counts.argmin())]
-            raise ValueError(f"every class must have elements; {empty!r} has none.")
+            raise ValueError(f"`examples` must have elements in every class; got none in {empty!r}.")
         self.starts = self.counts.cumsum(0) - self.counts
         self.rotations = rotations
         if rotations:
@@ -53,49 +58,49 @@ class SetSampler:
 
     @property
     def classes(self) -> int:
-        """How many there are, rotations counted."""
+        """The number of classes, including rotated ones."""
         return len(self.counts) * (4 if self.rotations else 1)
 
     def sets(self, batch: int, n: int, generator: Generator) -> Tensor:
-        """(batch, n, *shape): for each set a class drawn uniformly, then n of its elements, none twice."""
+        """Draw sets (batch, n, *shape): a class uniformly for each set, then n different elements of it."""
         classes = torch.randint(self.classes, (batch,), generator=generator, device=self.counts.device)
         return self.sets_of(classes, n, generator)
 
     def sets_of(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Tensor:
-        """(sets, n, *shape): n elements of each of these classes, none twice.
+        """Draw n different elements of each given class: (sets, n, *shape).
 
-        Classes go from 0 to below `classes`. With rotations, the class c rotated t times by 90 degrees is
-        number t · (how many there are unturned) + c.
+        Classes are numbered from 0 to `classes` − 1. Class c, rotated t times by 90 degrees, has number
+        t · (number of classes without rotations) + c.
         """
         return self.at(self.indices_of(classes, n, generator))
 
     def indices_of(
         self, classes: Int[Tensor, " sets"], n: int, generator: Generator
     ) -> Int[Tensor, "sets n"]:
-        """Where the elements that `sets_of` draws are.
+        """Draw the indices of the elements that `sets_of` returns, for `at`.
 
-        A place stands for an element and its rotation: t · (how many elements there are) + element.
+        An index encodes an element and its rotation: t · (number of elements) + element.
         """
         self.check_set_size(n, "n")
-        unturned = len(self.counts)
-        offset = classes // unturned * len(self.elements)
-        return self.distinct(classes % unturned, n, generator) + offset.unsqueeze(1)
+        unrotated = len(self.counts)
+        offset = classes // unrotated * len(self.elements)
+        return self.distinct(classes % unrotated, n, generator) + offset.unsqueeze(1)
 
-    def at(self, places: Int[Tensor, "*batch"]) -> Tensor:
-        """(*batch, *shape): the elements at these places, each with its rotation."""
-        turns = places // len(self.elements) if self.rotations else None
-        return self.rotated(self.elements[places % len(self.elements)], turns)
+    def at(self, indices: Int[Tensor, "*batch"]) -> Tensor:
+        """Return the elements at these indices of `indices_of`, rotated: (*batch, *shape)."""
+        turns = indices // len(self.elements) if self.rotations else None
+        return self.rotated(self.elements[indices % len(self.elements)], turns)
 
     def episodes(self, batch: int, way: int, shot: int, generator: Generator) -> Episodes:
-        """Tasks with a support and one query of each class."""
+        """Draw episodes with a support set and one query of each class."""
         self.check_episodes(way, shot)
         x = self.tasks(batch, way, shot + 1, generator)
         return Episodes(x[:, :, :shot], x[:, :, shot])
 
     def tasks(self, batch: int, way: int, n: int, generator: Generator) -> Tensor:
-        """(batch, way, n, *shape): n elements of each of `way` different classes, as often as `batch`.
+        """Draw n different elements of each of `way` different classes: (batch, way, n, *shape).
 
-        A class and its rotation never meet in one task.
+        A task never contains two rotations of one class.
         """
         keys = torch.rand((batch, len(self.counts)), generator=generator, device=self.counts.device)
         classes = keys.topk(way, 1).indices
@@ -103,11 +108,11 @@ class SetSampler:
         return self.rotated(self.elements[index], self._turns((batch, way), generator))
 
     def contaminated(self, batch: int, n: int, rate: float, generator: Generator) -> ContaminatedSets:
-        """Sets in which each element is, with this rate, replaced by one of another class."""
+        """Draw sets in which each element is, with probability `rate`, replaced by one of another class."""
         if not 0 <= rate < 1:
-            raise ValueError(f"`rate` must be from 0 up to 1; got {rate}.")
+            raise ValueError(f"`rate` must be at least 0 and below 1; got {rate}.")
         if len(self.counts) < 2:
-            raise ValueError("`contaminated` needs at least two classes; there is one.")
+            raise ValueError(f"`examples` must have at least two classes; got {len(self.counts)}.")
         self.check_set_size(n, "n")
         device = self.counts.device
         classes = torch.randint(len(self.counts), (batch,), generator=generator, device=device)
@@ -115,27 +120,30 @@ class SetSampler:
         outlier = torch.rand((batch, n), generator=generator, device=device) < rate
         step = torch.randint(1, len(self.counts), (batch, n), generator=generator, device=device)
         others = (classes.unsqueeze(1) + step) % len(self.counts)
-        places = torch.rand((batch, n), generator=generator, device=device) * self.counts[others]
-        strangers = self.starts[others] + places.long().minimum(self.counts[others] - 1)
-        x = self.elements[torch.where(outlier, strangers, index)]
+        positions = torch.rand((batch, n), generator=generator, device=device) * self.counts[others]
+        outliers = self.starts[others] + positions.long().minimum(self.counts[others] - 1)
+        x = self.elements[torch.where(outlier, outliers, index)]
         return ContaminatedSets(self.rotated(x, self._turns((batch,), generator)), outlier)
 
     def check_episodes(self, way: int, shot: int, queries: int = 1, prefix: str = "") -> None:
-        """Raise unless there are so many classes and every class has so many elements and queries."""
+        """Raise unless there are `way` classes and every class has `shot` + `queries` elements.
+
+        `prefix` precedes the names of the arguments in messages.
+        """
         self.check_set_size(shot + queries, f"{prefix}shot + {queries}")
         if not 2 <= way <= len(self.counts):
             raise ValueError(f"`{prefix}way` must be from 2 to the {len(self.counts)} classes; got {way}.")
 
     def distinct(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
-        """The places in `elements` of n different elements of each class, rotations not counted.
+        """Draw the indices in `elements` of n different elements of each class, in random order.
 
-        In random order; n must be at most `min_count`.
+        Rotations are ignored; n must be at most `min_count`.
         """
         counts = self.counts[classes]
-        if self.max_count <= _MOST_KEYS:
+        if self.max_count <= _MAX_KEYS:
             chosen = _largest_keys(counts, self.max_count, n, generator)
         else:
-            chosen = _one_by_one(counts, n, generator)
+            chosen = _floyd_sample(counts, n, generator)
         return self.starts[classes].unsqueeze(1) + chosen
 
     def _turns(self, shape: tuple[int, ...], generator: Generator) -> Tensor | None:
@@ -145,9 +153,9 @@ class SetSampler:
 
     @staticmethod
     def rotated(x: Tensor, turns: Int[Tensor, "..."] | None) -> Tensor:
-        """Images rotated against the clock by 90 degrees, so many times; None for not at all.
+        """Rotate images anticlockwise by `turns` times 90 degrees; None leaves them unchanged.
 
-        The dimensions of `turns` are the first ones of x: all that is within one of them turns alike.
+        `turns` has the leading dimensions of x: one number rotates all images of the remaining dimensions.
         """
         if turns is None:
             return x
@@ -156,28 +164,29 @@ class SetSampler:
         return torch.where(turns % 2 == 1, x.transpose(-2, -1).flip(-2), x)
 
     def check_set_size(self, n: int, name: str) -> None:
-        """Raise unless every class has n elements; `name` is what the caller calls n."""
+        """Raise unless every class has n elements; `name` is the name of n in the message."""
         if not 1 <= n <= self.min_count:
-            where = self.names[int(self.counts.argmin())]
+            smallest = self.names[int(self.counts.argmin())]
             raise ValueError(
-                f"`{name}` must be from 1 to {self.min_count}, what class {where!r} has; got {n}."
+                f"`{name}` must be from 1 to {self.min_count}, the size of class {smallest!r}; got {n}."
             )
 
 
 def _largest_keys(
-    counts: Int[Tensor, " sets"], most: int, n: int, generator: Generator
+    counts: Int[Tensor, " sets"], max_count: int, n: int, generator: Generator
 ) -> Int[Tensor, "sets n"]:
-    """n different numbers below each count, at most `most`: where the largest of as many random keys are."""
-    keys = torch.rand((len(counts), most), generator=generator, device=counts.device)
-    inside = torch.arange(most, device=counts.device) < counts.unsqueeze(1)
+    """Draw n different numbers below each count: the positions of the n largest of `count` random keys."""
+    keys = torch.rand((len(counts), max_count), generator=generator, device=counts.device)
+    inside = torch.arange(max_count, device=counts.device) < counts.unsqueeze(1)
     return keys.masked_fill(~inside, -1.0).topk(n, 1).indices
 
 
-def _one_by_one(counts: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
-    """The same by Floyd's algorithm, whatever the counts in n steps.
+def _floyd_sample(counts: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
+    """Draw n different numbers below each count by Floyd's algorithm: n steps for any count.
 
-    Step i picks any of the first count − n + i + 1 numbers and, if it has that already, the last of them,
-    which it cannot have. That makes every selection as likely as any other, though not its order.
+    Step i picks one of the first count − n + i + 1 numbers. If that number was picked before, it takes the
+    last of them, which no earlier step could pick. All subsets are equally likely; the shuffle at the end
+    makes all orders equally likely, too.
     """
     shape, device = (len(counts), n), counts.device
     chosen = torch.full(shape, -1, device=device)
@@ -190,9 +199,9 @@ def _one_by_one(counts: Int[Tensor, " sets"], n: int, generator: Generator) -> I
 
 
 def with_rotations(examples: Examples) -> Examples:
-    """Every class four times, rotated by 0, 90, 180 and 270 degrees, each a class of its own.
+    """Return every class rotated by 0, 90, 180 and 270 degrees, as four separate classes.
 
-    They are numbered as `SetSampler.sets_of` has them: first all classes as they are, then all rotated once.
+    They are numbered like those of `SetSampler.sets_of`: all classes unrotated, then all rotated once, etc.
     """
     _check_square(examples)
     offsets = torch.arange(4) * len(examples.names)
@@ -208,6 +217,6 @@ def with_rotations(examples: Examples) -> Examples:
 def _check_square(examples: Examples) -> None:
     if len(examples.shape) != 3 or examples.shape[1] != examples.shape[2]:
         raise ValueError(
-            f"`rotations` needs square images; the elements have shape {examples.shape}. "
-            "Resize them (`data.size`), or do without rotations."
+            f"`rotations` must be left out unless images are square; got elements of shape {examples.shape}. "
+            "Resize them (`data.size`), or leave out rotations."
         )
