@@ -3,12 +3,13 @@ import zlib
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from test_model import MODELS, elements, trained
 
 import bruno
 from bruno import Bruno, FlowConfig, ModelConfig
-from bruno.checkpoint import read, read_about
+from bruno.checkpoint import load_with_metadata, read, read_about
 from bruno.weights import pretrained_names
 
 
@@ -163,6 +164,17 @@ def test_half_precision_halves_the_file_and_loads_as_float32(tmp_path):
     torch.testing.assert_close(half.encode(x).z, model.encode(x).z, rtol=0.01, atol=0.01)
     assert read_about(tmp_path / "half") == {"seed": 3}
     assert read_about(tmp_path / "whole") == {}
+
+
+def test_a_model_and_its_metadata_are_read_once(tmp_path, monkeypatch):
+    model = trained(MODELS["dense image"])
+    bruno.save(model, tmp_path / "model", about={"seed": 3})
+    reads = []
+    monkeypatch.setattr("bruno.checkpoint.safe_open", lambda *a, **k: reads.append(a) or safe_open(*a, **k))
+    loaded, about = load_with_metadata(tmp_path / "model")
+    assert loaded.fingerprint() == model.fingerprint()
+    assert about == read_about(tmp_path / "model") == {"seed": 3}
+    assert len(reads) == 2  # one for each function
 
 
 def test_models_that_come_with_the_package(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Models and posteriors as files: safetensors with a JSON header. Nothing is ever unpickled."""
+"""Models and posteriors as files: safetensors with a JSON header. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,13 +25,13 @@ _CHECKSUM_OF_BYTES = "checksum"  # of older files
 def save(
     thing: Bruno | Posterior, path: str | Path, *, half: bool = False, about: dict[str, Any] | None = None
 ) -> None:
-    """Write a model or a posterior to a file, whole or not at all.
+    """Write a model or a posterior to a file, atomically.
 
     Args:
-        thing: a model that was built from a config, or a posterior of one.
+        thing: a model that was built from a config, or a posterior of any model.
         path: the file.
-        half: the weights of a model's flow in half precision, half the size; loading widens them again.
-        about: what else the file is to say of a model, ready for JSON; `read_about` gives it back.
+        half: store the weights of a model's flow in half precision, at half the size; loading widens them.
+        about: metadata of a model, ready for JSON; `load_with_metadata` returns it.
     """
     if isinstance(thing, Posterior):
         evidence = thing.evidence
@@ -40,11 +40,11 @@ def save(
     elif isinstance(thing, Bruno):
         if thing.config is None:
             raise ValueError(
-                "`thing` must be a model built from a config (Bruno.from_config) to be saved whole; this one "
-                "has a flow of its own. Save its state_dict() instead."
+                "`thing` must be a model built from a config (Bruno.from_config); this one has a custom flow. "
+                "Save its state_dict() instead."
             )
         tensors = thing.state_dict()
-        if half:  # the process is small, and its parameters range widely
+        if half:  # not the process: it is small, and its parameters range widely
             tensors = {
                 n: t.half() if n in dict(thing.named_parameters()) and n.startswith("flow.") else t
                 for n, t in tensors.items()
@@ -66,29 +66,23 @@ def load(path: str | Path, *, model: Bruno, device: torch.device | str | None = 
 def load(
     path: str | Path, *, model: Bruno | None = None, device: torch.device | str | None = None
 ) -> Bruno | Posterior:
-    """Read what `save` wrote: a model or, with `model`, a posterior of it.
+    """Read a file that `save` wrote: a model or, with `model`, a posterior of it.
 
-    On the CPU, or where the posterior's model is, unless a device is named. A model comes to be used: no
-    weight of it asks for gradients, which would keep all that was computed for as long as its result is
-    there. To train it by hand, `model.requires_grad_()`.
+    A model is returned frozen (requires_grad=False), so that results keep no graph; call
+    `model.requires_grad_()` to train it.
+
+    Args:
+        path: the file.
+        model: for a posterior, the model that made it.
+        device: of the result; by default the CPU, or the device of `model`.
     """
-    device = device or (model.process.mean.device if model else "cpu")
-    tensors, header = read(Path(path), device)
-    if header["kind"] == "model":
-        if model is not None:
-            raise ValueError(f"`model` must be left out to load a model; {path} is one.")
-        restored = Bruno.from_config(from_dict(ModelConfig, header["config"]))
-        wide = tensors["process.mean"].dtype
-        half = [name for name, tensor in tensors.items() if tensor.dtype == torch.half]
-        tensors |= {name: tensors[name].to(wide) for name in half}
-        # Not a copy into what is there: some of it has, and keeps, a precision of its own.
-        restored.to(wide).load_state_dict(tensors, assign=True)
-        return restored.to(device).requires_grad_(False)
-    if header["kind"] != "posterior":
-        what = {"training": "the state of a training run", "index": "the index of a collection"}
-        raise ValueError(f"`path` must be a model or a posterior; {path} is {what[header['kind']]}.")
     if model is None:
-        raise ValueError(f"`model` must be given to load the posterior {path}, made by {header['model']}.")
+        return load_with_metadata(path, device or "cpu").model
+    tensors, header = read(Path(path), device or model.device)
+    if header["kind"] == "model":
+        raise ValueError(f"`model` must be left out to load a model; {path} is one.")
+    if header["kind"] != "posterior":
+        raise _wrong_kind(path, header)
     if model.fingerprint() != header["model"]:
         raise ValueError(
             f"`model` must be the one that made the posterior {path}, {header['model']}; "
@@ -97,32 +91,60 @@ def load(
     return Posterior(model, Evidence(**tensors))
 
 
+class Loaded(NamedTuple):
+    """A model from a file, and the metadata that was saved with it."""
+
+    model: Bruno
+    about: dict[str, Any]
+
+
+def load_with_metadata(path: str | Path, device: torch.device | str = "cpu") -> Loaded:
+    """Read a model file once: the model as `load` returns it, and the `about` that was saved with it."""
+    tensors, header = read(Path(path), device)
+    if header["kind"] == "posterior":
+        raise ValueError(f"`model` must be given to load the posterior {path}, made by {header['model']}.")
+    if header["kind"] != "model":
+        raise _wrong_kind(path, header)
+    model = Bruno.from_config(from_dict(ModelConfig, header["config"]))
+    dtype = tensors["process.mean"].dtype
+    tensors |= {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.dtype == torch.half}
+    # Assigned, not copied: some buffers keep a precision of their own.
+    model.to(dtype).load_state_dict(tensors, assign=True)
+    return Loaded(model.to(device).requires_grad_(False), header.get("about", {}))
+
+
 def read_about(path: str | Path) -> dict[str, Any]:
-    """What a model's file says of it."""
+    """The metadata that was saved with a model; to load the model as well, use `load_with_metadata`."""
     about: dict[str, Any] = read(Path(path), "cpu")[1].get("about", {})
     return about
 
 
+def _wrong_kind(path: str | Path, header: dict[str, Any]) -> ValueError:
+    kinds = {"training": "the state of a training run", "index": "the index of a collection"}
+    kind = kinds.get(header["kind"], f"of kind {header['kind']!r}")
+    return ValueError(f"`path` must be a model or a posterior; {path} is {kind}.")
+
+
 def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
-    """Tensors and what to know of them, to a file that is there whole or not at all."""
+    """Write tensors and a header to a file, atomically."""
     here = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
     header = {"format": _FORMAT, **header}
-    # One entry: several come in an order of chance, and equal things are to be equal files.
+    # One entry, since safetensors writes several in random order: equal contents make equal files.
     metadata = {"bruno": json.dumps({**header, _CHECKSUM: _checksum(here, header)})}
     with atomic_write(path) as beside:
         try:
             save_file(here, beside, metadata)
-        except SafetensorError as error:  # as it calls a full disk
+        except SafetensorError as error:  # raised for a full disk, too
             raise OSError(f"{path}: could not be written: {error}") from error
-        mask = os.umask(0)  # there is no other way to ask for it
+        mask = os.umask(0)  # the only way to read it is to set it
         os.umask(mask)
-        beside.chmod(0o666 & ~mask)  # as any other file: safetensors lets nobody else read its own
+        beside.chmod(0o666 & ~mask)  # safetensors makes its files private
 
 
 def _checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any] | None) -> int:
-    """Of the header and all tensors: a file can be damaged and still be read.
+    """The checksum of the header and all tensors; of the tensors' bytes alone if there is no header.
 
-    Without a header, of the tensors' bytes alone, as older files have it.
+    The second form is that of older files.
     """
     result = 0 if header is None else zlib.crc32(json.dumps(header).encode())
     for name, tensor in sorted(tensors.items()):
@@ -133,7 +155,7 @@ def _checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any] | None) -
 
 
 def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What `write` wrote."""
+    """The tensors and the header that `write` wrote."""
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a file that bruno.save wrote; there is none at {path}.")
     try:
@@ -145,7 +167,7 @@ def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor
     if header is None or header.get("format") != _FORMAT:
         raise ValueError(f"`path` must be a file that bruno.save wrote, of format {_FORMAT}; {path} is not.")
     covered = header if _CHECKSUM in header else None
-    said = header.pop(_CHECKSUM, header.get(_CHECKSUM_OF_BYTES))
-    if said not in (None, _checksum(tensors, covered)):
+    expected = header.pop(_CHECKSUM, header.get(_CHECKSUM_OF_BYTES))
+    if expected not in (None, _checksum(tensors, covered)):
         raise ValueError(f"`path` must be as bruno.save wrote it; {path} is damaged: its checksum is wrong.")
     return tensors, header
