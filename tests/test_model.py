@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from PIL import Image
 
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig, StudentTProcess
@@ -337,6 +338,33 @@ def test_initialising_from_data_happens_once():
     before = model.fingerprint()
     model.initialise(x // 3)
     assert model.fingerprint() == before
+
+
+def with_settings(**settings) -> Bruno:
+    """The same weights whatever the settings."""
+    config = ModelConfig((1, 4, 4), flow=FlowConfig("dense", couplings=2, units=8))
+    torch.manual_seed(0)
+    return Bruno.from_config(evolve(config, **settings))
+
+
+def test_a_fingerprint_covers_all_that_latents_depend_on():
+    different = {
+        "weights": Bruno.from_config(with_settings().config),
+        "reference": with_settings(),
+        "levels": with_settings(levels=255),
+        "alpha": with_settings(alpha=1e-5),
+        "pixels": with_settings(pixels="gaussianise"),
+        "shape": with_settings(shape=(1, 2, 8)),
+        "precision": with_settings().double(),
+    }
+    assert len({model.fingerprint() for model in different.values()}) == len(different)
+    assert with_settings().fingerprint() == different["reference"].fingerprint()
+
+
+@pytest.mark.parametrize("settings", [{"alpha": 1e-5}, {"levels": 255}])
+def test_posteriors_of_models_that_differ_in_one_setting_do_not_merge(settings):
+    with pytest.raises(ValueError, match="`other` must be a posterior of the same model"):
+        with_settings().prior().merge(with_settings(**settings).prior())
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -196,15 +196,20 @@ class Bruno(nn.Module):
         return Posterior(self, Evidence.of(self.encode(self._sets(x), generator).z))
 
     def fingerprint(self) -> str:
-        """A short name for these very weights: latents of one model mean nothing to another."""
-        digest = hashlib.sha256()
+        """A short name for everything that latents depend on: two models share latents only if they share it.
+
+        It covers the weights, the shape of an element, and the preprocessing with its levels and alpha.
+        """
+        alpha = getattr(self.preprocessing, "alpha", None)
+        settings = (type(self.preprocessing).__name__, self.levels, alpha, self.shape)
+        digest = hashlib.sha256(repr(settings).encode())
         for name, tensor in sorted(self.state_dict().items()):
-            digest.update(name.encode())
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(raw_bytes(tensor))
         return digest.hexdigest()[:16]
 
     def is_same(self, other: Bruno) -> bool:
-        """Whether another model has these very weights."""
+        """Whether latents of this model are also latents of another."""
         return other is self or other.fingerprint() == self.fingerprint()
 
     def _decode(self, z: Tensor) -> Samples:
