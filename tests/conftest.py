@@ -17,6 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_
 import bruno.threads  # noqa: F401
 import torch
 
+pytest_plugins = ["session_fixtures"]
+
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("repeatable")
 

@@ -1,0 +1,66 @@
+"""Session fixtures that are expensive to make: made once, for all workers of a parallel test run."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+
+from bruno import Bruno
+from bruno.config import load_recipe
+from bruno.data import Examples, load_examples
+from bruno.data.sampling import SetSampler
+from bruno.training.run import Run
+from bruno.training.trainer import Trainer
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that the first worker to ask for it makes, and all workers share."""
+    base = factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = root / name
+    with FileLock(root / f".{name}.lock"):
+        if not folder.exists():
+            unfinished = root / f".{name}"
+            make(unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory) -> Path:
+    """The folder of a run on the built-in digits (2, 5 and 8 held out), with `model.safetensors`.
+
+    For reading only: copy it (shutil.copytree) to write results into it or to resume it.
+    """
+    return made_once(tmp_path_factory, "digits-run", _train_digits)
+
+
+@pytest.fixture(scope="session")
+def digits_model(digits_run) -> Bruno:
+    """The model of `digits_run`, frozen."""
+    return Run(digits_run).model()
+
+
+@pytest.fixture(scope="session")
+def learnt_digits() -> Examples:
+    """The seven digits that the model was trained on."""
+    return load_examples("digits")
+
+
+@pytest.fixture(scope="session")
+def unseen_digits() -> Examples:
+    """The three digits that the model never saw."""
+    return load_examples("digits", "test")
+
+
+def _train_digits(folder: Path) -> None:
+    """Upright digits at a high learning rate: 300 steps are enough to beat pixels and chance in every task."""
+    recipe = load_recipe("digits", ["train.steps=300", "train.rate=4e-3", "data.rotations=false"])
+    examples = load_examples("digits")
+    torch.manual_seed(recipe.train.seed)
+    model = Bruno.from_config(recipe.model(examples.shape, examples.levels))
+    for _ in Run(folder).fit(Trainer(model, SetSampler(examples), recipe.train), recipe):
+        pass
