@@ -2,14 +2,22 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 
-.PHONY: demo test lint format bench omniglot clean
+PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+
+.PHONY: demo test test-fast test-long lint format bench omniglot clean
 
 demo: .venv/.ready ## the main job, from nothing
 	@$(BIN)/python -m bruno demo
 
-test: lint ## what CI runs: lint, types, tests
+test: lint ## what CI runs: lint, types, all tests but those marked long
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(PYTEST)
+
+test-fast: .venv/.ready ## only the tests that take less than about 2 seconds each
+	$(PYTEST) -m 'not slow and not long'
+
+test-long: .venv/.ready ## all tests, those marked long included
+	$(PYTEST) -m ''
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
