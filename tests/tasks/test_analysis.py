@@ -7,11 +7,13 @@ import torch
 from scipy.stats import multivariate_normal, multivariate_t
 
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
+from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.process import Evidence, GaussianProcess, StudentTProcess
 from bruno.tasks.analysis import (
     correlation_and_dof,
     dimensions_by_correlation,
+    inspect_model,
     log_prob_by_position,
     toy_comparison,
     toy_observations,
@@ -23,7 +25,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# --- what a process has learnt ---------------------------------------------------------------------------
+# --- parameters of a process -----------------------------------------------------------------------------
 
 
 def test_fewer_dimensions_have_a_correlation_above_a_higher_threshold(digits_model):
@@ -55,14 +57,15 @@ def row_model(process: str) -> Bruno:
     )
 
 
-def test_correlation_and_dof_of_each_dimension_stay_together_from_the_most_correlated_on(digits_model):
+def test_correlation_and_dof_are_sorted_together_by_correlation(digits_model):
     found = correlation_and_dof(digits_model)
     assert sorted(found.dimension) == list(range(64))
     assert list(found.correlation) == sorted(found.correlation, reverse=True)
     order = list(found.dimension)
     assert digits_model.process.correlation[order].tolist() == list(found.correlation)
     assert digits_model.process.dof[order].tolist() == list(found.dof)
-    assert len(set(found.dof)) > 32  # training moved them apart
+    assert found.above(found.correlation[9]) == 9
+    assert len(set(found.dof)) > 32  # training changes each
 
 
 def test_a_gaussian_process_has_no_degrees_of_freedom():
@@ -73,15 +76,15 @@ def test_a_gaussian_process_has_no_degrees_of_freedom():
 # --- Student-t and Gaussian on toy data ------------------------------------------------------------------
 
 
-def test_toy_observations_have_the_variance_and_the_covariance_asked_for():
+def test_toy_observations_have_the_given_variance_and_covariance():
     generator = seeded()
-    pairs = torch.stack([toy_observations(2, generator=generator) for _ in range(20000)])
+    pairs = torch.stack([toy_observations(2, generator=generator) for _ in range(6000)])
     expected = torch.tensor([[0.1, 0.05], [0.05, 0.1]]).double()
-    torch.testing.assert_close(pairs.T.cov(), expected, rtol=0, atol=0.004)
+    torch.testing.assert_close(pairs.T.cov(), expected, rtol=0, atol=0.008)
     assert pairs.mean().abs() < 0.01
 
 
-def test_the_toy_comparison_is_what_the_processes_predict_after_each_prefix():
+def test_toy_predictions_are_those_of_the_processes_given_each_prefix():
     z = toy_observations(30, generator=seeded())
     found = toy_comparison(z, dofs=(5.0,), variance=2.0, covariance=0.5)
     settings = {"variance": 2.0, "correlation": 0.25, "dtype": torch.double}
@@ -89,41 +92,43 @@ def test_the_toy_comparison_is_what_the_processes_predict_after_each_prefix():
         (GaussianProcess(1, **settings), found.gaussian),
         (StudentTProcess(1, dof=5.0, **settings), found.student_t[0]),
     ]
-    for process, said in pairs:
+    for process, predictions in pairs:
         for n in (0, 1, 2, 17, 29):
             seen = Evidence.of(z[:n].unsqueeze(1)) if n else Evidence.empty(1)
             predictive = process.predictive(seen)
-            assert said.mean[n] == pytest.approx(predictive.mean.item(), abs=1e-12)
-            assert said.variance[n] == pytest.approx(predictive.variance.item())
-            assert said.log_prob[n] == pytest.approx(predictive.log_prob(z[n]).item())
+            assert predictions.mean[n] == pytest.approx(predictive.mean.item(), abs=1e-12)
+            assert predictions.variance[n] == pytest.approx(predictive.variance.item())
+            assert predictions.log_prob[n] == pytest.approx(predictive.log_prob(z[n]).item())
     assert found.observations == tuple(z.tolist())
 
 
-def test_predictions_of_the_toy_multiply_to_the_joint_densities_of_scipy():
+def test_toy_predictions_multiply_to_the_joint_densities_of_scipy():
     z = toy_observations(generator=seeded())
     found = toy_comparison(z)
     joint = torch.full((100, 100), 0.01).double().fill_diagonal_(1.0).numpy()
     expected = multivariate_normal(cov=joint).logpdf(z.numpy())
     assert sum(found.gaussian.log_prob) == pytest.approx(expected, rel=1e-8)
-    assert [said.dof for said in found.student_t] == [10.0, 1000.0]
-    for said in found.student_t:
-        # scipy takes the scale, we the covariance, which is ν/(ν − 2) times as large
-        expected = multivariate_t(shape=joint * (said.dof - 2) / said.dof, df=said.dof).logpdf(z.numpy())
-        assert sum(said.log_prob) == pytest.approx(expected, rel=1e-8)
+    assert [process.dof for process in found.student_t] == [10.0, 1000.0]
+    for process in found.student_t:
+        # scipy takes the scale, this package the covariance, which is ν/(ν − 2) times as large
+        expected = multivariate_t(shape=joint * (process.dof - 2) / process.dof, df=process.dof).logpdf(
+            z.numpy()
+        )
+        assert sum(process.log_prob) == pytest.approx(expected, rel=1e-8)
 
 
-def test_only_the_student_t_learns_from_the_observations_how_wide_they_are():
+def test_only_student_t_processes_adapt_their_variance_to_the_observations():
     narrow = toy_observations(generator=seeded())
     found, wide = toy_comparison(narrow), toy_comparison(10 * narrow)
     assert found.gaussian.variance == wide.gaussian.variance
-    for said, said_of_wide in zip(found.student_t, wide.student_t, strict=True):
-        assert said.variance[0] == said_of_wide.variance[0]
-        assert all(a < b for a, b in zip(said.variance[1:], said_of_wide.variance[1:], strict=True))
+    for on_narrow, on_wide in zip(found.student_t, wide.student_t, strict=True):
+        assert on_narrow.variance[0] == on_wide.variance[0]
+        assert all(a < b for a, b in zip(on_narrow.variance[1:], on_wide.variance[1:], strict=True))
 
 
-def test_on_the_papers_toy_data_fewer_degrees_of_freedom_predict_better_in_the_end():
+def test_on_the_toy_data_of_the_paper_fewer_degrees_of_freedom_predict_better():
     found = toy_comparison(toy_observations(generator=seeded()))
-    low, high, gaussian = (sum(said.log_prob[-50:]) / 50 for said in (*found.student_t, found.gaussian))
+    low, high, gaussian = (sum(p.log_prob[-50:]) / 50 for p in (*found.student_t, found.gaussian))
     assert low > high + 0.3
     assert high > gaussian + 0.01
 
@@ -136,15 +141,15 @@ def test_with_many_degrees_of_freedom_student_t_and_gaussian_agree():
         assert many == pytest.approx(gaussian, rel=1e-5, abs=1e-6)
 
 
-def test_toy_observations_cannot_vary_together_more_than_they_vary():
-    with pytest.raises(ValueError, match=r"`covariance` must be from 0 to the variance of 0.1; got 0.2"):
+def test_a_covariance_above_the_variance_raises():
+    with pytest.raises(ValueError, match=r"`covariance` .* 0.1; got 0.2"):
         toy_observations(variance=0.1, covariance=0.2, generator=seeded())
 
 
 # --- prediction by position ------------------------------------------------------------------------------
 
 
-def test_what_was_seen_helps_to_predict_what_comes(digits_model, learnt_digits):
+def test_evidence_improves_predictions(digits_model, learnt_digits):
     calls: list[tuple[int, int]] = []
     found = log_prob_by_position(
         digits_model,
@@ -176,26 +181,46 @@ def test_log_prob_by_position_is_the_measured_bits_in_nats(digits_model, unseen_
 
 
 @torch.no_grad()
-def test_errors_by_position_are_those_of_the_mean_over_sets(digits_model, unseen_digits):
+def test_errors_by_position_are_standard_errors_over_sets(digits_model, unseen_digits):
     sampler, generator = SetSampler(unseen_digits), seeded(4)
     found = log_prob_by_position(digits_model, sampler, sets=10, set_size=3, generator=seeded(4))
     log_prob = digits_model.log_prob(sampler.sets(10, 3, generator), generator)
     assert found.error == pytest.approx((log_prob.std(0) / math.sqrt(10)).tolist(), rel=1e-4)
 
 
-def test_one_set_tells_no_error(digits_model, unseen_digits):
-    with pytest.raises(ValueError, match=r"`sets` must be at least 2"):
+def test_a_standard_error_needs_two_sets(digits_model, unseen_digits):
+    with pytest.raises(ValueError, match=r"`sets` .*2.*; got 1"):
         log_prob_by_position(digits_model, SetSampler(unseen_digits), sets=1, set_size=3, generator=seeded())
 
 
-def test_results_are_ready_for_json(digits_model, learnt_digits):
-    sampler = SetSampler(learnt_digits)
-    results = [
-        dimensions_by_correlation(digits_model),
-        correlation_and_dof(digits_model),
-        toy_comparison(toy_observations(3, generator=seeded())),
-        log_prob_by_position(digits_model, sampler, sets=2, set_size=2, generator=seeded()),
-    ]
-    for result in results:
-        values = dataclasses.asdict(result)
-        assert json.loads(json.dumps(values)).keys() == values.keys()
+# --- all together ----------------------------------------------------------------------------------------
+
+
+def test_an_inspection_holds_all_analyses(digits_model, unseen_digits):
+    sampler, reports = SetSampler(unseen_digits), []
+    found = inspect_model(
+        digits_model,
+        sampler,
+        sets=4,
+        set_size=3,
+        generator=seeded(),
+        progress=lambda *report: reports.append(report),
+    )
+    generator = seeded()
+    assert found.correlations == dimensions_by_correlation(digits_model)
+    assert found.dof == correlation_and_dof(digits_model)
+    assert found.toy == toy_comparison(toy_observations(generator=generator))
+    expected = log_prob_by_position(digits_model, sampler, sets=4, set_size=3, generator=generator)
+    assert found.positions == expected
+    assert reports == [(4, 4)]
+
+
+def test_an_inspection_uses_sets_no_larger_than_the_smallest_class(digits_model, unseen_digits):
+    few = SetSampler(Examples(unseen_digits.elements[:6], torch.arange(6) % 2, ("a", "b"), levels=17))
+    assert len(inspect_model(digits_model, few, sets=2, generator=seeded()).positions.gain) == 3
+
+
+def test_results_can_be_written_as_json(digits_model, learnt_digits):
+    found = inspect_model(digits_model, SetSampler(learnt_digits), sets=2, set_size=2, generator=seeded())
+    values = dataclasses.asdict(found)
+    assert json.loads(json.dumps(values)).keys() == values.keys()

@@ -3,17 +3,22 @@ import weakref
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.tasks.anomaly import (
     Detector,
+    Judgement,
+    StreamSummary,
     Thresholds,
     batch_scores,
     calibrate,
     calibrate_batch,
     density_floor,
+    judge_batch,
     leave_one_out_scores,
     online_scores,
 )
@@ -41,7 +46,7 @@ def half_of(examples: Examples, which: int) -> Examples:
 # --- scores ----------------------------------------------------------------------------------------------
 
 
-def test_online_scores_are_the_posteriors_along_prefixes(digits_model, unseen_digits):
+def test_online_scores_are_those_of_the_posteriors_of_prefixes(digits_model, unseen_digits):
     x = SetSampler(unseen_digits).sets(2, 6, seeded())
     scores = online_scores(digits_model, x)
     assert (scores[:, 0] == 0).all()
@@ -51,7 +56,7 @@ def test_online_scores_are_the_posteriors_along_prefixes(digits_model, unseen_di
             torch.testing.assert_close(scores[:, i], expected, rtol=1e-4, atol=1e-3)
 
 
-def test_leave_one_out_scores_are_the_posteriors_of_all_others(digits_model, unseen_digits):
+def test_leave_one_out_scores_are_those_of_the_posteriors_of_all_others(digits_model, unseen_digits):
     x = SetSampler(unseen_digits).sets(2, 6, seeded())
     scores = leave_one_out_scores(digits_model, x)
     with torch.no_grad():
@@ -61,13 +66,13 @@ def test_leave_one_out_scores_are_the_posteriors_of_all_others(digits_model, uns
             torch.testing.assert_close(scores[:, i], expected, rtol=1e-4, atol=1e-3)
 
 
-def test_numbers_that_stand_for_missing_ones_score_lowest_of_all():
+def test_placeholders_for_missing_values_have_the_lowest_score():
     model = Bruno.from_config(ModelConfig((3,), 0, flow=FlowConfig("dense", couplings=2, units=16)))
     x = torch.randn(12, 3)
     model.initialise(x)
-    for out_of_distribution in (1e20, 1e37, -3e38):
-        x[7] = out_of_distribution
-        watched = torch.tensor([scored.score for scored in Detector(model).watch(x)])
+    for placeholder in (1e20, 1e37, -3e38):
+        x[7] = placeholder
+        watched = torch.tensor([judgement.score for judgement in Detector(model).watch(x)])
         torch.testing.assert_close(online_scores(model, x), watched, rtol=1e-3, atol=1e-3)
         for scores in (watched, leave_one_out_scores(model, x)):
             assert scores.isfinite().all()
@@ -89,28 +94,28 @@ def test_an_inserted_outlier_has_the_lowest_score_in_most_sets(digits_model, lea
 # --- a stream --------------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_scored_like_the_finished_set(digits_model, unseen_digits):
+def test_a_stream_has_the_online_scores_of_the_set(digits_model, unseen_digits):
     x = SetSampler(unseen_digits).sets(1, 12, seeded())[0]
-    watched = torch.tensor([scored.score for scored in Detector(digits_model).watch(x)])
+    watched = torch.tensor([judgement.score for judgement in Detector(digits_model).watch(x)])
     torch.testing.assert_close(watched, online_scores(digits_model, x), rtol=1e-4, atol=1e-3)
 
 
-def test_each_element_is_judged_before_the_next_is_asked_for(digits_model, unseen_digits):
-    asked = []
+def test_each_element_is_judged_before_the_next_is_requested(digits_model, unseen_digits):
+    requested = []
 
     def stream():
         for place, x in enumerate(unseen_digits.elements):
-            asked.append(place)
+            requested.append(place)
             yield x
 
     watch = Detector(digits_model).watch(stream())
-    assert asked == []
+    assert requested == []
     for place in range(5):
         assert next(watch).seen == place
-        assert asked == list(range(place + 1))
+        assert requested == list(range(place + 1))
 
 
-def test_what_is_kept_of_a_stream_does_not_grow_with_it(digits_model, unseen_digits):
+def test_the_state_of_a_stream_has_constant_size(digits_model, unseen_digits):
     def size(posterior) -> int:
         evidence = posterior.evidence
         return sum(t.untyped_storage().nbytes() for t in (evidence.count, evidence.mean, evidence.scatter))
@@ -123,7 +128,7 @@ def test_what_is_kept_of_a_stream_does_not_grow_with_it(digits_model, unseen_dig
     assert sizes[-1] == sizes[0]
 
 
-def test_no_element_of_a_stream_is_held_on_to(digits_model, unseen_digits):
+def test_elements_of_a_stream_are_released(digits_model, unseen_digits):
     alive = []
 
     def stream():
@@ -136,21 +141,22 @@ def test_no_element_of_a_stream_is_held_on_to(digits_model, unseen_digits):
         assert sum(element() is not None for element in alive) <= 2
 
 
-def test_a_stream_goes_on_from_what_is_known(digits_model, unseen_digits):
+def test_a_stream_continues_from_a_posterior(digits_model, unseen_digits):
     x = SetSampler(unseen_digits).sets(1, 12, seeded())[0]
     detector = Detector(digits_model)
-    whole = [scored.score for scored in detector.watch(x)]
-    rest = [scored.score for scored in detector.watch(x[7:], digits_model.condition(x[:7]).detach())]
+    whole = [judgement.score for judgement in detector.watch(x)]
+    known = digits_model.condition(x[:7]).detach()
+    rest = [judgement.score for judgement in detector.watch(x[7:], known)]
     assert rest == pytest.approx(whole[7:], rel=1e-4, abs=1e-3)
 
 
-def test_outliers_kept_out_leave_the_evidence_of_the_others(digits_model, learnt_digits, thresholds):
+def test_outliers_kept_out_are_excluded_from_the_evidence(digits_model, learnt_digits, thresholds):
     support, _ = SetSampler(learnt_digits).episodes(1, 2, 6, seeded())
     detector = Detector(digits_model, thresholds, keep_out=True)
     posterior, kept = digits_model.prior(), []
     for element in support.flatten(1, 2)[0]:
-        scored, posterior = detector.step(posterior, element)
-        if not scored.outlier:
+        judgement, posterior = detector.step(posterior, element)
+        if not judgement.outlier:
             kept.append(element)
     assert 4 <= len(kept) <= 8
     expected = digits_model.condition(torch.stack(kept)).evidence
@@ -159,42 +165,42 @@ def test_outliers_kept_out_leave_the_evidence_of_the_others(digits_model, learnt
     torch.testing.assert_close(posterior.evidence.scatter, expected.scatter, rtol=1e-4, atol=1e-4)
 
 
-def test_keeping_outliers_out_helps_to_tell_those_that_follow(digits_model, learnt_digits, thresholds):
-    """Six of a class, six of another, and again: with the first strangers in the evidence they belong."""
-    support, _ = SetSampler(learnt_digits).episodes(10, 2, 12, seeded())
+def test_keeping_outliers_out_helps_to_detect_those_that_follow(digits_model, learnt_digits, thresholds):
+    """Six of a class, six of another, and again: with the first outliers as evidence, the others fit."""
+    support, _ = SetSampler(learnt_digits).episodes(6, 2, 12, seeded())
     streams = torch.cat([support[:, which, part] for part in (slice(6), slice(6, 12)) for which in (0, 1)], 1)
 
-    def told_apart(keep_out: bool) -> float:
+    def ranked_correctly(keep_out: bool) -> float:
         detector = Detector(digits_model, thresholds, keep_out=keep_out)
-        scores = torch.tensor([[scored.score for scored in detector.watch(x)] for x in streams])
+        scores = torch.tensor([[judgement.score for judgement in detector.watch(x)] for x in streams])
         return (scores[:, 12:18, None] > scores[:, None, 18:]).double().mean().item()
 
-    without_strangers = told_apart(keep_out=True)
-    assert without_strangers > 0.8
-    assert without_strangers > told_apart(keep_out=False) + 0.15
+    kept_out = ranked_correctly(keep_out=True)
+    assert kept_out > 0.8
+    assert kept_out > ranked_correctly(keep_out=False) + 0.15
 
 
-def test_nothing_is_judged_before_the_warm_up_is_over(digits_model, unseen_digits):
+def test_nothing_is_judged_during_warm_up(digits_model, unseen_digits):
     strict = Detector(digits_model, threshold=math.inf, keep_out=True, warm_up=3)
-    scored = list(strict.watch(unseen_digits.elements[:6]))
-    assert [s.outlier for s in scored] == [False] * 3 + [True] * 3
-    assert [s.threshold for s in scored] == [None] * 3 + [math.inf] * 3
-    assert [s.seen for s in scored] == [0, 1, 2, 3, 3, 3]
-    assert scored[0].score == 0
+    judged = list(strict.watch(unseen_digits.elements[:6]))
+    assert [j.outlier for j in judged] == [False] * 3 + [True] * 3
+    assert [j.threshold for j in judged] == [None] * 3 + [math.inf] * 3
+    assert [j.seen for j in judged] == [0, 1, 2, 3, 3, 3]
+    assert judged[0].score == 0
 
 
-def test_thresholds_go_by_what_was_seen_and_the_last_holds_on(digits_model, unseen_digits):
+def test_thresholds_depend_on_the_count_and_the_last_holds_for_larger_ones(digits_model, unseen_digits):
     thresholds = Thresholds((-3.0, -2.0, -1.0), rate=0.1, sets=100)
-    scored = list(Detector(digits_model, thresholds).watch(unseen_digits.elements[:6]))
-    assert [s.threshold for s in scored] == [None, -3.0, -2.0, -1.0, -1.0, -1.0]
-    assert all(s.outlier == (s.score < s.threshold) for s in scored[1:])
+    judged = list(Detector(digits_model, thresholds).watch(unseen_digits.elements[:6]))
+    assert [j.threshold for j in judged] == [None, -3.0, -2.0, -1.0, -1.0, -1.0]
+    assert all(j.outlier == (j.score < j.threshold) for j in judged[1:])
 
 
-# --- false alarms ----------------------------------------------------------------------------------------
+# --- calibration -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2])
-def test_other_clean_sets_raise_as_many_false_alarms_as_chosen(digits_model, unseen_digits, rate):
+def test_other_clean_sets_have_the_chosen_false_alarm_rate(digits_model, unseen_digits, rate):
     calibrated, other = (SetSampler(half_of(unseen_digits, which)) for which in (0, 1))
     thresholds = calibrate(digits_model, calibrated, rate=rate, set_size=8, sets=600, generator=seeded())
     scores = online_scores(digits_model, other.sets(600, 8, seeded(1)))
@@ -203,17 +209,17 @@ def test_other_clean_sets_raise_as_many_false_alarms_as_chosen(digits_model, uns
     assert (alarms.mean(0) - rate).abs().max() < 0.4 * rate + 0.02
 
 
-def test_a_threshold_is_the_score_that_few_clean_sets_fall_below(digits_model, unseen_digits, monkeypatch):
-    """k = 5 of 99 sets at a rate of 0.05: one more set is as likely to be in any of the 100 places."""
-    told = torch.stack([torch.randperm(99, generator=seeded(i)) for i in range(3)], 1).float()
-    monkeypatch.setattr("bruno.tasks.anomaly._of_clean_sets", lambda *arguments: told)
+def test_a_threshold_is_an_order_statistic_of_clean_scores(digits_model, unseen_digits, monkeypatch):
+    """k = 5 of 99 sets at a rate of 0.05: one more set has each of the 100 ranks with equal probability."""
+    clean = torch.stack([torch.randperm(99, generator=seeded(i)) for i in range(3)], 1).float()
+    monkeypatch.setattr("bruno.tasks.anomaly._scores_of_clean_sets", lambda *arguments: clean)
     found = calibrate(
         digits_model, SetSampler(unseen_digits), rate=0.05, set_size=3, sets=99, generator=seeded()
     )
     assert found.by_count == (4.0, 4.0)  # the fifth smallest of 0 to 98
 
 
-def test_likely_ends_twice_as_far_below_the_middle_as_the_lowest_of_clean_elements(monkeypatch):
+def test_the_floor_is_twice_as_far_below_the_median_as_the_lowest_clean_element():
     model = Bruno.from_config(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=0)))
     rows = torch.randn(41, 2).double()
     model.initialise(rows)
@@ -223,7 +229,7 @@ def test_likely_ends_twice_as_far_below_the_middle_as_the_lowest_of_clean_elemen
     assert floor == pytest.approx((known[0] - (known[20] - known[0])).item())
 
 
-def test_to_calibrate_each_element_is_encoded_once(digits_model, unseen_digits, monkeypatch):
+def test_calibration_encodes_each_element_once(digits_model, unseen_digits, monkeypatch):
     encoded, original = [], digits_model.encode
 
     def counting(x, *arguments, **settings):
@@ -231,34 +237,35 @@ def test_to_calibrate_each_element_is_encoded_once(digits_model, unseen_digits, 
         return original(x, *arguments, **settings)
 
     monkeypatch.setattr(digits_model, "encode", counting)
-    told = []
+    reports = []
     calibrate(
         digits_model,
         SetSampler(unseen_digits, rotations=True),
         rate=0.1,
         set_size=8,
-        sets=1000,
+        sets=400,
         generator=seeded(),
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda *report: reports.append(report),
     )
-    assert sum(encoded) == told[-1][0] == told[-1][1] <= 4 * len(unseen_digits) < 1000 * 8
+    assert sum(encoded) == reports[-1][0] == reports[-1][1] <= 4 * len(unseen_digits) < 400 * 8
 
 
-def test_a_batch_has_a_threshold_of_its_own(digits_model, unseen_digits):
+def test_a_batch_threshold_has_the_chosen_false_alarm_rate(digits_model, unseen_digits):
     calibrated, others = (SetSampler(half_of(unseen_digits, which)) for which in (0, 1))
-    limit = calibrate_batch(digits_model, calibrated, rate=0.1, set_size=8, sets=300, generator=seeded())
-    alarms = leave_one_out_scores(digits_model, others.sets(300, 8, seeded(1))) < limit
+    threshold = calibrate_batch(digits_model, calibrated, rate=0.1, set_size=8, sets=300, generator=seeded())
+    alarms = leave_one_out_scores(digits_model, others.sets(300, 8, seeded(1))) < threshold
     assert 0.05 < alarms.double().mean() < 0.15
 
 
-def test_a_calibrated_detector_finds_outliers_at_few_false_alarms(digits_model, learnt_digits, thresholds):
-    x = with_last_of_another_class(learnt_digits, 30, 10)
-    judged = torch.tensor([[s.outlier for s in Detector(digits_model, thresholds).watch(set_)] for set_ in x])
+def test_a_calibrated_detector_finds_outliers_with_few_false_alarms(digits_model, learnt_digits, thresholds):
+    x = with_last_of_another_class(learnt_digits, 15, 10)
+    detector = Detector(digits_model, thresholds)
+    judged = torch.tensor([[j.outlier for j in detector.watch(elements)] for elements in x])
     assert judged[:, -1].double().mean() > 0.8
     assert judged[:, :-1].double().mean() < 0.1
 
 
-def test_what_is_absurd_never_counts_as_seen():
+def test_out_of_distribution_elements_are_excluded_from_the_evidence():
     torch.manual_seed(0)
     model = Bruno.from_config(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=0)))
     rows = torch.randn(40, 2).double()
@@ -268,9 +275,9 @@ def test_what_is_absurd_never_counts_as_seen():
     glitch = torch.full((1, 2), 99.0).double()
     stream = torch.cat([glitch, rows[:5], glitch, rows[5:8]])
     judged = list(Detector(model, -1e9, floor=floor).watch(stream))
-    assert [said.out_of_distribution for said in judged] == [said.outlier for said in judged]
-    assert [i for i, said in enumerate(judged) if said.out_of_distribution] == [0, 6]
-    assert [said.seen for said in judged] == [0, 0, 1, 2, 3, 4, 5, 5, 6, 7]
+    assert [j.out_of_distribution for j in judged] == [j.outlier for j in judged]
+    assert [i for i, j in enumerate(judged) if j.out_of_distribution] == [0, 6]
+    assert [j.seen for j in judged] == [0, 0, 1, 2, 3, 4, 5, 5, 6, 7]
     known = Detector(model, floor=floor).condition_on_typical(torch.cat([glitch, rows[:8]]))
     assert known.evidence.count == 8
     torch.testing.assert_close(known.evidence.mean, model.condition(rows[:8]).evidence.mean)
@@ -281,20 +288,75 @@ def test_what_is_absurd_never_counts_as_seen():
     torch.testing.assert_close(batch_scores(model, stream).scores, leave_one_out_scores(model, stream))
 
 
+# --- batches and summaries -------------------------------------------------------------------------------
+
+
+def test_a_batch_is_judged_by_its_scores(digits_model, learnt_digits):
+    x = with_last_of_another_class(learnt_digits, 1, 10)[0]
+    scores = leave_one_out_scores(digits_model, x)
+    threshold = scores.sort().values[1].item()
+    judged = judge_batch(digits_model, x, threshold)
+    assert [j.score for j in judged] == scores.tolist()
+    assert [j.outlier for j in judged] == [score < threshold for score in scores.tolist()]
+    assert {(j.seen, j.threshold, j.out_of_distribution) for j in judged} == {(9, threshold, False)}
+
+
+def test_an_out_of_distribution_element_of_a_batch_is_an_outlier_at_any_threshold():
+    model = Bruno.from_config(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=0)))
+    rows = torch.randn(9, 2).double()
+    model.initialise(rows)
+    rows[4] = 99.0
+    judged = judge_batch(model, rows, -math.inf, floor=-50.0)
+    assert (
+        [j.outlier for j in judged] == [j.out_of_distribution for j in judged] == [i == 4 for i in range(9)]
+    )
+    assert [j.seen for j in judged] == [8 if i == 4 else 7 for i in range(9)]
+
+
+def summary_of(scores: list[float], **settings: int) -> StreamSummary:
+    """Below 0 is an outlier, below −9 also out-of-distribution; an element is its score."""
+    summary = StreamSummary(**settings)
+    for position, score in enumerate(scores, start=1):
+        judgement = Judgement(score, position - 1, 0.0, score < 0, score < -9)
+        summary.add(f"number {position}", torch.tensor([score]), judgement)
+    return summary
+
+
+def test_a_summary_counts_all_and_keeps_the_latest():
+    summary = summary_of([3.0, -1.0, -10.0, 2.0, 5.0], latest=2)
+    assert (summary.count, summary.outliers, summary.out_of_distribution) == (5, 2, 1)
+    assert [(name, j.score) for name, j in summary.latest] == [("number 4", 2.0), ("number 5", 5.0)]
+    assert summary.first_position == 4
+
+
+@given(st.lists(st.integers(-20, 20).map(float), unique=True), st.integers(0, 5))
+def test_a_summary_keeps_the_lowest_outliers_and_the_highest_inliers(scores, extremes):
+    summary = summary_of(scores, extremes=extremes)
+    outliers = sorted(score for score in scores if score < 0)[:extremes]
+    inliers = sorted((score for score in scores if score >= 0), reverse=True)[:extremes]
+    for kept, expected in ((summary.lowest_outliers, outliers), (summary.highest_inliers, inliers)):
+        assert sorted(element.judgement.score for element in kept) == sorted(expected)
+        assert [element.position for element in kept] == sorted(element.position for element in kept)
+        for position, name, x, judgement in kept:
+            assert x.item() == scores[position - 1] == judgement.score
+            assert name == f"number {position}"
+    assert len(summary.latest) == summary.count == len(scores)
+
+
 # --- errors ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"rate": 0.0}, r"`rate` must be between 0 and 1.*got 0\.0"),
-        ({"rate": 1.0}, r"`rate` must be between 0 and 1.*got 1\.0"),
-        ({"rate": 0.01, "sets": 98}, r"`sets` must be at least 99 for a `rate` of 0\.01; got 98"),
-        ({"set_size": 1}, r"`set_size` must be at least 2.*got 1"),
-        ({"set_size": 500}, r"`n` must be from 1 to 174.*got 500"),
+        ({"rate": 0.0}, r"`rate` .*got 0\.0"),
+        ({"rate": 1.0}, r"`rate` .*got 1\.0"),
+        ({"rate": 0.01, "sets": 98}, r"`sets` .*99 .*`rate` of 0\.01; got 98"),
+        ({"set_size": 1}, r"`set_size` .*2.*got 1"),
+        ({"set_size": 500}, r"`n` .*174.*got 500"),
     ],
 )
-def test_what_cannot_be_calibrated(digits_model, unseen_digits, asked, message):
+def test_impossible_calibrations_raise(digits_model, unseen_digits, asked, message):
     with pytest.raises(ValueError, match=message):
         calibrate(
             digits_model,
@@ -303,34 +365,34 @@ def test_what_cannot_be_calibrated(digits_model, unseen_digits, asked, message):
         )
 
 
-def test_a_batch_of_one_cannot_be_calibrated(digits_model, unseen_digits):
-    with pytest.raises(ValueError, match=r"`set_size` must be at least 2.*got 1"):
+def test_a_batch_of_one_element_cannot_be_calibrated(digits_model, unseen_digits):
+    with pytest.raises(ValueError, match=r"`set_size` .*2.*got 1"):
         calibrate_batch(
             digits_model, SetSampler(unseen_digits), rate=0.1, set_size=1, sets=9, generator=seeded()
         )
 
 
-def test_what_cannot_be_judged(digits_model, unseen_digits):
+def test_invalid_elements_and_posteriors_raise(digits_model, unseen_digits):
     x = unseen_digits.elements
-    with pytest.raises(ValueError, match=r"`x` must be one element of shape \(1, 8, 8\); got \(2, 1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"`x` .*\(1, 8, 8\); got \(2, 1, 8, 8\)"):
         next(Detector(digits_model).watch([x[:2]]))
-    with pytest.raises(ValueError, match=r"`posterior` must know one set; this one knows a batch of \(2,\)"):
+    with pytest.raises(ValueError, match=r"`posterior` .*one set; got .*\(2,\)"):
         Detector(digits_model).step(digits_model.condition(x[:6].view(2, 3, 1, 8, 8)), x[0])
     other = Bruno.from_config(digits_model.config).requires_grad_(False)
-    with pytest.raises(ValueError, match="`posterior` must be one of the detector's model"):
+    with pytest.raises(ValueError, match=r"`posterior` .*model.*other weights"):
         Detector(digits_model).step(other.prior(), x[0])
-    with pytest.raises(ValueError, match=r"`warm_up` must be at least 1.*got 0"):
+    with pytest.raises(ValueError, match=r"`warm_up` .*1.*got 0"):
         Detector(digits_model, warm_up=0)
-    with pytest.raises(ValueError, match=r"n of at least 2; got shape \(1, 1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"`x` .*2; got shape \(1, 1, 8, 8\)"):
         leave_one_out_scores(digits_model, x[:1])
-    with pytest.raises(ValueError, match=r"n of at least 1; got shape \(1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"`x` .*1; got shape \(1, 8, 8\)"):
         online_scores(digits_model, x[0])
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_a_threshold_is_a_number_or_what_is_calibrated(digits_model):
-    with pytest.raises(TypeError, match=r"`threshold` must be a number, or .* `calibrate` returns; got '3'"):
+def test_a_threshold_is_a_number_or_the_result_of_a_calibration(digits_model):
+    with pytest.raises(TypeError, match=r"`threshold` .*`calibrate`.*; got '3'"):
         Detector(digits_model, "3")
-    with pytest.raises(ValueError, match=r"`threshold` must be a number.*got nan"):
+    with pytest.raises(ValueError, match=r"`threshold` .*got nan"):
         Detector(digits_model, math.nan)
     Detector(digits_model, torch.tensor(1.5))

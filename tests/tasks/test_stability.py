@@ -10,6 +10,7 @@ from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.tasks.stability import STUDY_TRAIN, VARIANTS, Curve, Variant, stability_study
+from bruno.training import train_steps
 
 SMALL_FLOW = FlowConfig(kind="dense", couplings=2, units=32)
 SMALL_TRAIN = evolve(STUDY_TRAIN, batch=4, set_size=10)
@@ -22,12 +23,12 @@ def small_study(examples: Examples, *variants: Variant, steps: int, **settings) 
 
 @pytest.fixture(scope="module")
 def study(learnt_digits) -> dict[tuple[str, str], Curve]:
-    ordinary, outliers = VARIANTS[0], VARIANTS[-1]
-    curves = small_study(learnt_digits, ordinary, outliers, steps=210)
+    ordinary, outliers = VARIANTS[0], dataclasses.replace(VARIANTS[-1], white_every=50)
+    curves = small_study(learnt_digits, ordinary, outliers, steps=110)
     return {(curve.variant, curve.process): curve for curve in curves}
 
 
-def test_the_study_gives_a_curve_for_each_variant_and_process(learnt_digits):
+def test_the_study_has_a_curve_for_each_variant_and_process(learnt_digits):
     every_fifth = dataclasses.replace(VARIANTS[-1], white_every=5)
     curves = small_study(learnt_digits, *VARIANTS[:-1], every_fifth, steps=10)
     names = [(variant.name, process) for variant in VARIANTS for process in ("student-t", "gaussian")]
@@ -37,20 +38,20 @@ def test_the_study_gives_a_curve_for_each_variant_and_process(learnt_digits):
 
 
 @pytest.mark.parametrize("process", ["student-t", "gaussian"])
-def test_bits_fall_in_the_ordinary_variant(study, process):
+def test_bits_decrease_in_the_ordinary_variant(study, process):
     curve = study["ordinary", process]
-    early, late = (sum(curve.bits_per_dim[i : i + 20]) / 20 for i in (0, 190))
+    early, late = (sum(curve.bits_per_dim[i : i + 20]) / 20 for i in (0, 90))
     assert late < early - 0.5
     assert curve.final == pytest.approx(late, abs=0.1)
     assert curve.skipped == 0
 
 
 @pytest.mark.parametrize("process", ["student-t", "gaussian"])
-def test_white_outliers_show_at_every_hundredth_step_and_nowhere_before(study, process):
+def test_white_outliers_raise_the_bits_of_every_fiftieth_step(study, process):
     bits = study["white outliers", process].bits_per_dim
     ordinary = study["ordinary", process].bits_per_dim
-    assert bits[:99] == ordinary[:99]
-    for step in (100, 200):
+    assert bits[:49] == ordinary[:49]
+    for step in (50, 100):
         around = [bits[i - 1] for i in range(step - 10, step + 11) if i != step]
         assert bits[step - 1] > max(around) + 0.2
 
@@ -84,7 +85,7 @@ def test_only_the_last_image_of_a_set_is_white(learnt_digits):
     ],
     ids=["ordinary", "no weight norm", "rate", "correlation"],
 )
-def test_a_variant_is_plain_training_with_that_one_setting(learnt_digits, variant, flow, process, rate):
+def test_a_variant_is_ordinary_training_with_one_setting_changed(learnt_digits, variant, flow, process, rate):
     (curve,) = small_study(learnt_digits, variant, steps=15, processes=["student-t"], seeds=[7])
     torch.manual_seed(7)
     settings = ModelConfig((1, 8, 8), 17, flow=evolve(SMALL_FLOW, **flow), process=ProcessConfig(**process))
@@ -98,11 +99,11 @@ def test_mixed_correlations_are_drawn_from_the_range(learnt_digits):
         variant = Variant("mixed", correlation=(low, high))
         return small_study(learnt_digits, variant, steps=1, processes=["gaussian"])[0].bits_per_dim[0]
 
-    # Before any training bits grow with the correlation here, so a mixture lies between its ends.
+    # Before training, bits grow with the correlation here, so a mixture is between its ends.
     assert first_bits(0.1, 0.1) < first_bits(0.1, 0.95) < first_bits(0.95, 0.95)
 
 
-def test_the_study_is_repeatable_and_leaves_other_random_numbers_alone(learnt_digits):
+def test_the_study_is_repeatable_and_does_not_use_the_global_generator(learnt_digits):
     before = torch.get_rng_state()
     first, other = small_study(learnt_digits, VARIANTS[1], steps=8, processes=["student-t"], seeds=[1, 2])
     assert torch.equal(before, torch.get_rng_state())
@@ -121,25 +122,25 @@ def test_divergence_is_a_result(learnt_digits):
     assert 0 < curve.skipped < 12
 
 
-def test_progress_counts_the_steps_of_all_runs(learnt_digits):
+def test_progress_counts_the_steps_of_all_models(learnt_digits):
     calls: list[tuple[int, int]] = []
     small_study(learnt_digits, VARIANTS[0], steps=3, progress=lambda *done: calls.append(done))
     assert calls == [(i, 6) for i in range(1, 7)]
 
 
-def test_rows_have_no_white():
+def test_white_outliers_need_images():
     rows = Examples(torch.randn(40, 5), torch.arange(40) % 2, ("a", "b"))
-    with pytest.raises(ValueError, match=r"`examples` must be images for variants with white outliers"):
+    with pytest.raises(ValueError, match=r"`examples` .*images.*white outliers"):
         small_study(rows, Variant("white", white_every=100), steps=2)
     assert len(small_study(rows, Variant("plain"), steps=2)) == 2
 
 
 @pytest.mark.parametrize("correlation", [(0.0, 0.5), (0.5, 1.0), (0.9, 0.1)])
-def test_initial_correlations_are_a_range_between_0_and_1(correlation):
-    with pytest.raises(ValueError, match=r"`correlation` must be a range between 0 and 1; got \(0\."):
+def test_correlations_outside_0_to_1_raise(correlation):
+    with pytest.raises(ValueError, match=r"`correlation` .*; got \(0\."):
         Variant("x", correlation=correlation)
 
 
-def test_a_curve_is_ready_for_json(study):
+def test_a_curve_can_be_written_as_json(study):
     values = dataclasses.asdict(study["ordinary", "gaussian"])
     assert json.loads(json.dumps(values)).keys() == values.keys()

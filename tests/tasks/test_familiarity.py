@@ -1,0 +1,73 @@
+import re
+
+import pytest
+import torch
+
+from bruno import Bruno, FlowConfig, ModelConfig
+from bruno.data.augmentation import downsample
+from bruno.tasks.familiarity import Familiarity
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    """Dark images of 8×8 pixels; about one pixel in ten is bright."""
+    generator = torch.Generator().manual_seed(0)
+    bright = torch.rand((200, 1, 8, 8), generator=generator) < 0.1
+    return torch.where(bright, 230, 5).to(torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def familiarity(images) -> Familiarity:
+    """Of a model that records the grey values of its training data."""
+    flow = FlowConfig("dense", couplings=2, units=8)
+    model = Bruno.from_config(ModelConfig((1, 8, 8), pixels="gaussianise", flow=flow))
+    model.initialise(images, torch.Generator().manual_seed(0))
+    return Familiarity(model)
+
+
+def test_training_images_are_familiar(familiarity, images):
+    assert familiarity.check(images) == ""
+    assert familiarity.check(images.view(4, 50, 1, 8, 8)) == ""
+    assert familiarity.check(images[0]) == ""
+
+
+def test_inverted_images_are_unfamiliar_by_their_brightness(familiarity, images):
+    assert re.search(r"brightness 88%.*1[12]%", familiarity.check(255 - images))  # shares are smoothed
+
+
+def test_a_single_bright_image_is_too_bright(familiarity, images):
+    mixed = images.clone()
+    mixed[3] = 255
+    assert "1 of 200, first number 4" in familiarity.check(mixed)
+    assert "100%" in familiarity.too_bright(mixed[3])
+    assert familiarity.too_bright(images[0]) == ""
+    assert familiarity.too_bright(torch.zeros_like(images[0])) == ""
+
+
+def test_unlikely_images_of_the_right_brightness_are_unfamiliar(digits_model, unseen_digits):
+    familiarity = Familiarity(digits_model)
+    assert familiarity.check(unseen_digits.elements) == ""
+    shuffled = unseen_digits.elements.flatten(1)[:, torch.randperm(64)].view(-1, 1, 8, 8)
+    assert "bits/dim" in familiarity.check(shuffled)
+
+
+def test_images_of_another_size_are_reduced_to_that_of_the_model(digits_model, unseen_digits):
+    familiarity = Familiarity(digits_model)
+    enlarged = unseen_digits.elements.repeat_interleave(2, -1).repeat_interleave(2, -2)
+    reason = familiarity.check(enlarged)
+    assert "bits/dim" in reason  # smoothed twice, they are blurred
+    assert reason == familiarity.check(downsample(enlarged, (8, 8)))
+
+
+def test_samples_are_drawn_once(digits_model, unseen_digits, monkeypatch):
+    familiarity, drawn, decode = Familiarity(digits_model), [], digits_model._decode
+    monkeypatch.setattr(digits_model, "_decode", lambda z: (drawn.append(z), decode(z))[1])
+    for _ in range(3):
+        familiarity.check(unseen_digits.elements)
+    assert len(drawn) == 1
+
+
+def test_rows_are_always_familiar():
+    model = Bruno.from_config(ModelConfig((3,), levels=0, flow=FlowConfig("dense", couplings=0)))
+    assert Familiarity(model).check(torch.full((4, 3), 1e9)) == ""
+    assert Familiarity(model).too_bright(torch.full((3,), 1e9)) == ""
