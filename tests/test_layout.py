@@ -8,76 +8,39 @@ import pytest
 import bruno
 
 SOURCE = Path(bruno.__file__).parent
-ORDER = [
-    "bruno.threads",
-    "bruno.provenance",
-    "bruno.files",
-    "bruno.data.archives",
-    "bruno.data.examples",
-    "bruno.data.images",
-    "bruno.data.tables",
-    "bruno.data.formats",
-    "bruno.data.reader",
-    "bruno.data.sampling",
-    "bruno.data.augmentation",
-    "bruno.data.synthetic",
-    "bruno.data.datasets",
-    "bruno.data",
-    "bruno.config",
-    "bruno.flow.bijection",
-    "bruno.flow.networks",
-    "bruno.flow.coupling",
-    "bruno.flow.realnvp",
-    "bruno.flow.preprocessing",
-    "bruno.flow",
-    "bruno.process.checks",
-    "bruno.process.evidence",
-    "bruno.process.distributions",
-    "bruno.process.coefficients",
-    "bruno.process.step_density",
-    "bruno.process.processes",
-    "bruno.process",
-    "bruno.model",
-    "bruno.checkpoint",
-    "bruno.weights",
-    "bruno.training.cuda_graph",
-    "bruno.training.schedule",
-    "bruno.training.trainer",
-    "bruno.training.clock",
-    "bruno.training.run",
-    "bruno.training",
-    "bruno.tasks",
-    "bruno.tasks.evaluation",
-    "bruno.tasks.scorers",
-    "bruno.tasks.few_shot",
-    "bruno.tasks.classification",
-    "bruno.tasks.generation",
-    "bruno.tasks.anomaly",
-    "bruno.tasks.anomaly_benchmark",
-    "bruno.tasks.retrieval",
-    "bruno.tasks.analysis",
-    "bruno.tasks.stability",
-    "bruno",
-    "bruno.reporting.plots",
-    "bruno.reporting.results",
-    "bruno.reporting",
-    "bruno.cli.options",
-    "bruno.cli.opening",
-    "bruno.cli.training",
-    "bruno.cli.finetuning",
-    "bruno.cli.listing",
-    "bruno.cli.pages",
-    "bruno.cli.generation",
-    "bruno.cli.classification",
-    "bruno.cli.judging",
-    "bruno.cli.streams",
-    "bruno.cli.retrieval",
-    "bruno.cli.inspection",
-    "bruno.cli.exporting",
-    "bruno.cli.demo",
-    "bruno.cli",
-    "bruno.__main__",
-]
+# A package stands where the last of the modules that its __init__ imports stands.
+LAYOUT = """
+    bruno
+    bruno.threads bruno.provenance bruno.files bruno.signals
+    bruno.kinds bruno.arrays
+    bruno.config
+    bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic
+    bruno.data.images bruno.data.tables bruno.data.formats bruno.data.reader bruno.data.datasets bruno.data
+    bruno.flow.bijection bruno.flow.networks bruno.flow.coupling bruno.flow.realnvp bruno.flow.preprocessing
+    bruno.flow
+    bruno.process.checks bruno.process.evidence bruno.process.distributions bruno.process.coefficients
+    bruno.process.step_density bruno.process.processes bruno.process
+    bruno.model bruno.checkpoint bruno.weights
+    bruno.training.distributed bruno.training.cuda_graph bruno.training.schedule bruno.training.objective
+    bruno.training.trainer bruno.training.log bruno.training.checkpoints bruno.training.clock
+    bruno.training.run bruno.training
+    bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.few_shot
+    bruno.tasks.classification bruno.tasks.generation bruno.tasks.anomaly bruno.tasks.anomaly_benchmark
+    bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis bruno.tasks.stability bruno.tasks
+    bruno.reporting bruno.reporting.results bruno.reporting.images bruno.reporting.figure
+    bruno.reporting.plots bruno.reporting.element_plots bruno.reporting.page
+    bruno.devices bruno.recipe_data
+    bruno.trained.data bruno.trained.watch bruno.trained.detection bruno.trained.jobs bruno.trained.files
+    bruno.trained
+    bruno.fit
+    bruno.reporting.summaries
+    bruno.cli bruno.cli.options bruno.cli.output
+    bruno.cli.anomaly bruno.cli.classify bruno.cli.data bruno.cli.demo bruno.cli.evaluate bruno.cli.export
+    bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect bruno.cli.presets bruno.cli.repeat bruno.cli.report
+    bruno.cli.retrieve bruno.cli.sample bruno.cli.study bruno.cli.train
+    bruno.cli.main bruno.__main__
+"""
+ORDER = LAYOUT.split()
 
 
 def name_of(path: Path) -> str:
