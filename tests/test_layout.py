@@ -10,8 +10,9 @@ import bruno
 SOURCE = Path(bruno.__file__).parent
 # A package stands where the last of the modules that its __init__ imports stands.
 LAYOUT = """
+    bruno.threads
     bruno
-    bruno.threads bruno.provenance bruno.files bruno.signals
+    bruno.provenance bruno.files bruno.signals
     bruno.kinds bruno.arrays
     bruno.config
     bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic

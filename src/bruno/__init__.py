@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import bruno.threads  # noqa: F401  # before torch is imported
+
 if TYPE_CHECKING:
     from bruno.checkpoint import load, save
     from bruno.config import FlowConfig, ModelConfig, ProcessConfig, Recipe, TrainConfig, load_recipe

@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from bruno.checkpoint import read, write
 from bruno.data import Element, ElementReader, Examples
+from bruno.data.archives import file_stamp
 from bruno.data.sampling import with_rotations
 from bruno.model import Bruno
 from bruno.process import Evidence
@@ -214,17 +215,9 @@ def _default_path(collection: Path, model: Bruno) -> Path:
 
 def _state_of(reader: ElementReader, files: Sequence[Path], folder: Path) -> str:
     """A digest that changes if a file or how it is read does."""
-    settings = (reader.invert, reader.skip_bad, reader.group, reader.columns)
-    stamps = [(str(file.relative_to(folder)), *_file_stamp(file)) for file in files]
+    settings = (reader.invert, reader.skip_bad)
+    stamps = [(str(file.relative_to(folder)), file_stamp(file)) for file in files]
     return hashlib.sha256(repr((settings, stamps)).encode()).hexdigest()
-
-
-def _file_stamp(file: Path) -> tuple[int, int]:
-    """Size and time of modification, which change if the content does."""
-    if not file.exists() and not file.is_symlink():
-        raise FileNotFoundError(f"{file}: there is no such file or folder.")
-    facts = file.stat() if file.exists() else file.lstat()  # a link may dangle
-    return facts.st_size, facts.st_mtime_ns
 
 
 # --- ranking ---------------------------------------------------------------------------------------------

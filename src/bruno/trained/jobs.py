@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from bruno.arrays import to_numpy
 from bruno.config import to_dict
 from bruno.data import SetSampler
-from bruno.data.images import is_hidden
+from bruno.data.archives import is_hidden
 from bruno.files import atomic_write
 from bruno.kinds import Kind
 from bruno.model import Samples
