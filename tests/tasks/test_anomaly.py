@@ -347,7 +347,7 @@ def test_a_summary_keeps_the_lowest_outliers_and_the_highest_inliers(scores, ext
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("settings", "message"),
     [
         ({"rate": 0.0}, r"`rate` .*got 0\.0"),
         ({"rate": 1.0}, r"`rate` .*got 1\.0"),
@@ -356,12 +356,12 @@ def test_a_summary_keeps_the_lowest_outliers_and_the_highest_inliers(scores, ext
         ({"set_size": 500}, r"`n` .*174.*got 500"),
     ],
 )
-def test_impossible_calibrations_raise(digits_model, unseen_digits, asked, message):
+def test_impossible_calibrations_raise(digits_model, unseen_digits, settings, message):
     with pytest.raises(ValueError, match=message):
         calibrate(
             digits_model,
             SetSampler(unseen_digits),
-            **{"rate": 0.1, "set_size": 4, "sets": 20, "generator": seeded(), **asked},
+            **{"rate": 0.1, "set_size": 4, "sets": 20, "generator": seeded(), **settings},
         )
 
 

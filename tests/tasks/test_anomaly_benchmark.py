@@ -117,11 +117,11 @@ def test_with_rotations_all_elements_of_a_set_have_the_same_rotation(
         return encode(x)
 
     monkeypatch.setattr(digits_model, "encode", watched)
-    asked = {"rates": (0.3,), "set_size": 6, "sets": 40, "baselines": ()}
-    measure_anomaly(digits_model, unseen_digits, **asked, generator=seeded())
+    settings = {"rates": (0.3,), "set_size": 6, "sets": 40, "baselines": ()}
+    measure_anomaly(digits_model, unseen_digits, **settings, generator=seeded())
     assert all(found == [0] for found in rotations)
     rotations.clear()
-    measure_anomaly(digits_model, unseen_digits, **asked, rotations=True, generator=seeded())
+    measure_anomaly(digits_model, unseen_digits, **settings, rotations=True, generator=seeded())
     assert len(rotations) == 40
     assert all(len(found) == 1 for found in rotations)
     assert {found[0] for found in rotations} == {0, 1, 2, 3}
@@ -143,7 +143,7 @@ def test_progress_counts_the_sets_of_all_rates(digits_model, unseen_digits):
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("settings", "message"),
     [
         ({"rates": (0.1, 0.0)}, r"`rates` .*got 0\.0"),
         ({"warm_up": 6}, r"`warm_up` .*`set_size` of 6; got 6"),
@@ -157,9 +157,9 @@ def test_progress_counts_the_sets_of_all_rates(digits_model, unseen_digits):
         ),
     ],
 )
-def test_invalid_arguments_raise(digits_model, unseen_digits, asked, message):
+def test_invalid_arguments_raise(digits_model, unseen_digits, settings, message):
     with pytest.raises(ValueError, match=message):
         measure_anomaly(
             digits_model,
-            **{"examples": unseen_digits, "set_size": 6, "sets": 3, "generator": seeded(), **asked},
+            **{"examples": unseen_digits, "set_size": 6, "sets": 3, "generator": seeded(), **settings},
         )

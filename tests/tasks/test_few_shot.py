@@ -57,9 +57,9 @@ def test_the_query_belongs_to_the_first_support_and_is_not_in_it(characters):
     sampler = SetSampler(characters, rotations=True)
     for seed in range(20):
         query, support = draw_episodes(sampler, 3, 3, seeded(seed))
-        asked, turn, _ = character_turn_and_image(sampler, query)
+        queried, turn, _ = character_turn_and_image(sampler, query)
         character, turns, _ = character_turn_and_image(sampler, support)
-        assert (character[:, 0] == asked.unsqueeze(1)).all()
+        assert (character[:, 0] == queried.unsqueeze(1)).all()
         assert (turns[:, 0] == turn.unsqueeze(1)).all()
         assert not (support[:, 0] == query.unsqueeze(1)).any()
 

@@ -336,8 +336,8 @@ def test_with_rotations_a_class_is_not_ranked_with_its_other_rotations(digits_mo
 def test_rotated_classes_are_retrieved_too(digits_model, unseen_digits):
     """A model of upright digits ranks rotated ones far better than chance."""
     few = Examples(unseen_digits.elements[::4], unseen_digits.labels[::4], unseen_digits.names)
-    asked = {"queries": 30, "shots": (5,), "generator": seeded()}
-    (rotated,) = measure_retrieval(digits_model, few, **asked, rotations=True)
+    settings = {"queries": 30, "shots": (5,), "generator": seeded()}
+    (rotated,) = measure_retrieval(digits_model, few, **settings, rotations=True)
     assert rotated.chance < 0.15
     assert rotated.qualities["BRUNO"].average_precision > rotated.chance + 0.2
 
@@ -362,7 +362,7 @@ def test_invalid_queries_and_collections_raise(digits_model, learnt_digits, inde
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("settings", "message"),
     [
         ({"shots": (0,)}, r"`shots` .*1 to 173.*'8'.*got 0"),
         ({"shots": (1, 174)}, r"`shots` .*173.*got 174"),
@@ -373,10 +373,10 @@ def test_invalid_queries_and_collections_raise(digits_model, learnt_digits, inde
         ({"at": (1585,), "rotations": True}, r"`at` .*1584 .*got 1585"),
     ],
 )
-def test_invalid_measurements_raise(digits_model, unseen_digits, asked, message):
+def test_invalid_measurements_raise(digits_model, unseen_digits, settings, message):
     with pytest.raises(ValueError, match=message):
         measure_retrieval(
-            digits_model, unseen_digits, **{"queries": 2, "shots": (2,), "generator": seeded(), **asked}
+            digits_model, unseen_digits, **{"queries": 2, "shots": (2,), "generator": seeded(), **settings}
         )
 
 

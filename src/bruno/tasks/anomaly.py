@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
+from bruno.arrays import ArrayLike, as_tensor
 from bruno.config import check_at_least
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
@@ -26,7 +27,7 @@ _ELEMENTS_AT_A_TIME = 256  # encoded together, to bound memory
 
 
 @torch.no_grad()
-def online_scores(model: Bruno, x: Tensor) -> Float[Tensor, "*batch n"]:
+def online_scores(model: Bruno, x: ArrayLike) -> Float[Tensor, "*batch n"]:
     """log p(x_i | x_1..x_{i−1}) − log p(x_i) for sets (*batch, n, *shape), all i at once.
 
     The lower the score, the less an element fits those before it. The first element scores 0.
@@ -35,7 +36,7 @@ def online_scores(model: Bruno, x: Tensor) -> Float[Tensor, "*batch n"]:
 
 
 @torch.no_grad()
-def leave_one_out_scores(model: Bruno, x: Tensor) -> Float[Tensor, "*batch n"]:
+def leave_one_out_scores(model: Bruno, x: ArrayLike) -> Float[Tensor, "*batch n"]:
     """log p(x_i | all others of the set) − log p(x_i) for complete sets (*batch, n, *shape), n ≥ 2.
 
     The order of the elements makes no difference.
@@ -51,13 +52,14 @@ class BatchScores(NamedTuple):
 
 
 @torch.no_grad()
-def batch_scores(model: Bruno, x: Tensor, floor: float = -math.inf) -> BatchScores:
+def batch_scores(model: Bruno, x: ArrayLike, floor: float = -math.inf) -> BatchScores:
     """`leave_one_out_scores` of one set (n, *shape), without its out-of-distribution elements as evidence.
 
     An element is out-of-distribution if its log p(x) is below `floor`, as from `density_floor`. It is scored
     given all others, but excluded from the evidence: two equal glitches would explain each other, and neither
     explains the rest. If fewer than two elements remain, none is excluded.
     """
+    x = as_tensor(x, kind=model.kind)
     z = _latents(model, x, at_least=2)
     beyond = _below_floor(model, x, floor)
     if (~beyond).sum() < 2:
@@ -72,11 +74,10 @@ def batch_scores(model: Bruno, x: Tensor, floor: float = -math.inf) -> BatchScor
 
 def _below_floor(model: Bruno, x: Tensor, floor: float) -> Bool[Tensor, " n"]:
     """Which of some elements (n, *shape) have a log p(x) below `floor`."""
-    here = model.process.mean.device
     if floor == -math.inf:
-        return torch.zeros(len(x), dtype=torch.bool, device=here)
+        return torch.zeros(len(x), dtype=torch.bool, device=model.device)
     parts = x.split(_ELEMENTS_AT_A_TIME)
-    return torch.cat([model.prior().log_prob(part.to(here)) < floor for part in parts])
+    return torch.cat([model.prior().log_prob(part.to(model.device)) < floor for part in parts])
 
 
 def online_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
@@ -89,8 +90,8 @@ def leave_one_out_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -
     return model.process.leave_one_out_log_prob(z) - model.process.log_prob(z)
 
 
-def _latents(model: Bruno, x: Tensor, at_least: int) -> Float[Tensor, "*batch n dim"]:
-    axes = len(model.shape)
+def _latents(model: Bruno, x: ArrayLike, at_least: int) -> Float[Tensor, "*batch n dim"]:
+    x, axes = as_tensor(x, kind=model.kind), len(model.shape)
     if x.ndim <= axes or x.shape[-axes - 1] < at_least:
         raise ValueError(
             f"`x` must be sets (*batch, n, *{model.shape}) with n of at least {at_least}; "
@@ -233,7 +234,9 @@ class Judgement:
     out_of_distribution: bool
 
 
-def judge_batch(model: Bruno, x: Tensor, threshold: float, floor: float = -math.inf) -> tuple[Judgement, ...]:
+def judge_batch(
+    model: Bruno, x: ArrayLike, threshold: float, floor: float = -math.inf
+) -> tuple[Judgement, ...]:
     """Judge each element of a complete set (n, *shape), n ≥ 2, given all others.
 
     Args:
@@ -293,15 +296,16 @@ class Detector:
             )
 
     @torch.no_grad()
-    def condition_on_typical(self, typical: Tensor) -> Posterior:
+    def condition_on_typical(self, typical: ArrayLike) -> Posterior:
         """The posterior after typical elements (n, *shape), without those that are out-of-distribution."""
         known = self.model.prior()
-        for some in typical.to(self.model.process.mean.device).split(_ELEMENTS_AT_A_TIME):
+        x = as_tensor(typical, "typical", kind=self.model.kind)
+        for some in x.to(self.model.device).split(_ELEMENTS_AT_A_TIME):
             likely = some[~_below_floor(self.model, some, self.floor)]
             known = known.update(likely) if len(likely) else known
         return known
 
-    def watch(self, stream: Iterable[Tensor], posterior: Posterior | None = None) -> Iterator[Judgement]:
+    def watch(self, stream: Iterable[ArrayLike], posterior: Posterior | None = None) -> Iterator[Judgement]:
         """Judge elements (*shape) as they arrive, each before the next is requested.
 
         `posterior` is the state before the first, by default the prior; see `condition_on_typical`.
@@ -312,8 +316,9 @@ class Detector:
             yield judgement
 
     @torch.no_grad()
-    def step(self, posterior: Posterior, x: Tensor) -> Step:
+    def step(self, posterior: Posterior, x: ArrayLike) -> Step:
         """Judge one element (*shape) given a posterior; for callers who save or merge posteriors."""
+        x = as_tensor(x, kind=self.model.kind)
         if x.shape != self.model.shape:
             raise ValueError(
                 f"`x` must be one element of shape {self.model.shape}; got {tuple(x.shape)}. "
@@ -327,7 +332,7 @@ class Detector:
                 f"`posterior` must be of one set; got a batch of shape {tuple(evidence.batch_shape)}."
             )
         seen = int(evidence.count)
-        z, log_det = self.model.encode(x.to(self.model.process.mean.device))
+        z, log_det = self.model.encode(x.to(self.model.device))
         unseen = self.model.process.log_prob(z)
         score = (self.model.process.log_prob(z, evidence) - unseen).item()
         threshold = self._threshold_at(seen) if seen >= self.warm_up else None

@@ -16,7 +16,6 @@ from bruno.model import Bruno
 from bruno.tasks.anomaly import SETS_AT_A_TIME, leave_one_out_from_latents, online_from_latents
 from bruno.tasks.metrics import average_precision, roc_auc
 from bruno.tasks.progress import Progress
-from bruno.tasks.scorers import feature_space, on_common_scale
 
 # Two of scikit-learn, and the distance to the 5th nearest neighbour.
 BASELINES = ("IsolationForest", "LocalOutlierFactor", "k-NN distance")
@@ -105,7 +104,7 @@ def measure_anomaly(
         progress: called as progress(done, total), in sets.
     """
     _check(model, examples, rates, set_size, sets, warm_up, baselines)
-    sampler = SetSampler(examples, rotations=rotations, device=model.process.mean.device)
+    sampler = SetSampler(examples, rotations=rotations, device=model.device)
     results = []
     for place, rate in enumerate(rates):
         x, outlier = sampler.contaminated(sets, set_size, rate, generator)
@@ -160,7 +159,7 @@ def _outlier_scores(
         "BRUNO, online": -online_from_latents(model, z).cpu(),
         "BRUNO, leave one out": -leave_one_out_from_latents(model, z).cpu(),
     }
-    spaces = {feature_space(model): on_common_scale(model, x).flatten(2), "latents": z}
+    spaces = {model.kind.features: model.normalised(x).flatten(2), "latents": z}
     for space, points in spaces.items():
         for method in baselines:
             found[f"{method}, {space}"] = _baseline(method, points.double().cpu(), seed)
@@ -191,7 +190,7 @@ def _quality(
     gap = (score.unsqueeze(2) - score.unsqueeze(1))[pairs]
     if not len(gap):
         raise ValueError(
-            f"`sets` must be so many that one has outliers and inliers; got {len(outlier)} where none has."
+            f"`sets` must be enough for one to have outliers and inliers; got {len(outlier)} without."
         )
     times = torch.stack([torch.bincount(pick, minlength=len(outlier)) for pick in picks])
     weight = torch.cat([torch.ones_like(times[:1]), times]).double().repeat_interleave(outlier.shape[1], 1)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from bruno.arrays import ArrayLike, as_tensor
 from bruno.data import Examples
 from bruno.kinds import Kind
 from bruno.model import Bruno
@@ -83,8 +84,8 @@ class Calibration:
 @torch.no_grad()
 def classify(
     model: Bruno,
-    support: Mapping[str, Tensor] | Sequence[Tensor],
-    queries: Tensor,
+    support: Mapping[str, ArrayLike] | Sequence[ArrayLike],
+    queries: ArrayLike,
     *,
     names: Sequence[str] | None = None,
     prior: Sequence[float] | None = None,
@@ -106,27 +107,29 @@ def classify(
         generator: of the dequantisation noise; without one it is ½ and the result deterministic.
         batch_size: elements to encode at a time.
     """
-    named = support if isinstance(support, Mapping) else dict(zip(_positions(support), support, strict=True))
+    kind, items = model.kind, support.items() if isinstance(support, Mapping) else enumerate(support)
+    named = {str(name): as_tensor(x, f"support[{name}]", kind=kind) for name, x in items}
+    queries = as_tensor(queries, "queries", kind=kind)
     _check_elements(model, named, queries)
-    names = _positions(queries) if names is None else tuple(names)
+    names = tuple(map(str, range(len(queries)))) if names is None else tuple(names)
     if len(names) != len(queries):
         raise ValueError(f"`names` must be one for each of {len(queries)} queries; got {len(names)}.")
     if not temperature > 0:
         raise ValueError(f"`temperature` must be above 0; got {temperature}.")
     log_prior = _log_prior(prior, len(named))
-    device, dimensions = model.process.mean.device, dimensions_above(model, threshold)
+    device, dimensions = model.device, dimensions_above(model, threshold)
 
     parts = [x.to(device) for x in (*named.values(), queries)]
     if len({part.dtype for part in parts}) == 1:
         latents = model.latents(torch.cat(parts), generator, batch_size=batch_size)
-        *known, asked = latents.split([len(part) for part in parts])
+        *known, unknown = latents.split([len(part) for part in parts])
     else:  # concatenated with floats, integers would be taken for pixels with noise
-        *known, asked = (model.latents(part, generator, batch_size=batch_size) for part in parts)
+        *known, unknown = (model.latents(part, generator, batch_size=batch_size) for part in parts)
     classes = Evidence.stack([Evidence.of(z) for z in known])
     log_scores = torch.cat(
         [
             model.process.log_prob(z.unsqueeze(1), classes, dimensions=dimensions)
-            for z in asked.split(part_size(len(named) * model.dim, device))
+            for z in unknown.split(part_size(len(named) * model.dim, device))
         ]
     )
     probabilities = (log_scores.double() / temperature + log_prior.to(device)).softmax(1).to(log_scores.dtype)
@@ -139,7 +142,7 @@ def classify(
         support=tuple(map(len, named.values())),
         temperature=temperature,
         queries=queries,
-        kind=model.kind,
+        kind=kind,
     )
 
 
@@ -187,10 +190,6 @@ def best_temperature(labels: Int[Tensor, " queries"], log_scores: Float[Tensor, 
         slope = ((gaps * math.exp(middle)).softmax(1) * gaps).sum(1).mean().item()
         low, high = (low, middle) if slope > 0 else (middle, high)
     return math.exp(-(low + high) / 2)
-
-
-def _positions(items: Sequence[Tensor] | Tensor) -> tuple[str, ...]:
-    return tuple(map(str, range(len(items))))
 
 
 def _log_prior(prior: Sequence[float] | None, classes: int) -> Float[Tensor, " classes"]:

@@ -32,7 +32,7 @@ class Familiarity:
         They are if their mean brightness is far from that of training, if the model finds them less likely on
         average than any of its samples, or if one of them is `too_bright`.
         """
-        if not self.model.levels:
+        if not self.model.kind.is_images:
             return ""
         images = images.reshape(-1, *images.shape[-3:])
         return self._other_brightness(images) or self._unlikely(images) or self.too_bright(images)
@@ -74,7 +74,7 @@ class Familiarity:
         return f"mean brightness {mean:.0%}, in training {learnt:.0%}"
 
     def _unlikely(self, images: Tensor) -> str:
-        some = images[:: math.ceil(len(images) / _IMAGES)].to(self.model.process.mean.device)
+        some = images[:: math.ceil(len(images) / _IMAGES)].to(self.model.device)
         size = (self.model.shape[-2], self.model.shape[-1])
         some = some if some.shape[-2:] == size else downsample(some, size)
         mean, most = self._bits(some, self._generator()).mean().item(), self._most_bits_of_samples
@@ -85,4 +85,4 @@ class Familiarity:
         return self.model.bits_per_dim(self.model.prior().log_prob(images, generator))
 
     def _generator(self) -> Generator:
-        return Generator(self.model.process.mean.device).manual_seed(0)
+        return Generator(self.model.device).manual_seed(0)

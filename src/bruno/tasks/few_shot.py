@@ -17,16 +17,7 @@ from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.tasks.progress import Progress
-from bruno.tasks.scorers import (
-    FeatureSpace,
-    Matching,
-    ModelScorer,
-    PixelScorer,
-    Scorer,
-    feature_space,
-    on_common_scale,
-    scores_in_parts,
-)
+from bruno.tasks.scorers import Matching, ModelScorer, PixelScorer, Scorer, scores_in_parts
 
 # --- protocol and results --------------------------------------------------------------------------------
 
@@ -120,7 +111,7 @@ class FewShotComparison:
     protocol: FewShotProtocol
     model: tuple[FewShotResult, ...]
     baseline: tuple[FewShotResult, ...]
-    features: FeatureSpace
+    features: str
 
 
 # --- measurements ----------------------------------------------------------------------------------------
@@ -201,12 +192,11 @@ def compare_few_shot(
     first, both = plan.work(scorer), plan.work(scorer) + plan.work(nearest)
     report = progress or (lambda done, total: None)
     ours = plan.results(scorer, lambda done, total: report(done, both))
-    if not model.levels:
-        scaled = on_common_scale(model, examples.elements.to(scorer.device)).cpu()
-        scaled_sampler = SetSampler(replace(examples, elements=scaled), rotations=protocol.rotations)
-        plan = replace(plan, sampler=scaled_sampler)
+    if not model.kind.is_images:
+        standardised = replace(examples, elements=model.normalised(examples.elements))
+        plan = replace(plan, sampler=SetSampler(standardised, rotations=protocol.rotations))
     baseline = plan.results(nearest, lambda done, total: report(first + done, both))
-    return FewShotComparison(protocol, ours, baseline, feature_space(model))
+    return FewShotComparison(protocol, ours, baseline, model.kind.features)
 
 
 @torch.no_grad()
@@ -327,7 +317,7 @@ class _Plan:
     def scores(
         self, scorer: Scorer, progress: Progress | None
     ) -> Iterator[list[Float[Tensor, "episodes way"]]]:
-        """The scores at each setting, trial by trial; with noise, images are encoded anew in each."""
+        """The scores at each setting, trial by trial; with noise, each trial encodes its images again."""
         groups = [[seeds] for seeds in self.seeds] if scorer.noise else [self.seeds]
         report = progress or (lambda done, total: None)
         done, total = 0, self.work(scorer)

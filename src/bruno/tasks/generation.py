@@ -9,10 +9,10 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from bruno.arrays import ArrayLike, as_tensor
 from bruno.config import check_at_least
 from bruno.model import Bruno, Posterior, Samples
 from bruno.process import Evidence
-from bruno.tasks.scorers import on_common_scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ def draw_samples(
 @torch.no_grad()
 def samples_by_prefix(
     model: Bruno,
-    x: Tensor,
+    x: ArrayLike,
     samples: int,
     *,
     lengths: Sequence[int] | None = None,
@@ -104,7 +104,7 @@ def samples_by_prefix(
 
     The sets are dequantised with ½, so that only the draws depend on the generator.
     """
-    axes = len(model.shape)
+    x, axes = as_tensor(x, kind=model.kind), len(model.shape)
     if x.ndim <= axes or 0 in x.shape:
         raise ValueError(
             f"`x` must be sets (*sets, n, {', '.join(map(str, model.shape))}) with n of at least 1; "
@@ -129,7 +129,7 @@ def samples_by_prefix(
 @torch.no_grad()
 def spread_by_repeats(
     model: Bruno,
-    x: Tensor,
+    x: ArrayLike,
     repeats: Sequence[int] = (1, 2, 5, 10, 20),
     *,
     samples: int = 100,
@@ -141,6 +141,7 @@ def spread_by_repeats(
 
     Every number of repeats uses the same random numbers, so that only the evidence differs.
     """
+    x = as_tensor(x, kind=model.kind)
     if tuple(x.shape[1:]) != model.shape or not len(x):
         raise ValueError(
             f"`x` must be elements (n, {', '.join(map(str, model.shape))}) with n of at least 1; got shape "
@@ -150,7 +151,6 @@ def spread_by_repeats(
         raise ValueError(f"`repeats` must be numbers of at least 1; got {tuple(repeats)}.")
     if samples < 2:
         raise ValueError(f"`samples` must be at least 2 to estimate a variance; got {samples}.")
-    device = model.process.mean.device
     seeds = torch.randint(
         2**62, (len(x),), generator=generator, device=generator.device if generator else None
     )
@@ -161,13 +161,13 @@ def spread_by_repeats(
                 draw_samples(
                     Posterior(model, _copies(z, n)),
                     samples,
-                    generator=Generator(device).manual_seed(seed),
+                    generator=Generator(model.device).manual_seed(seed),
                     temperature=temperature,
                     batch_size=batch_size,
                 )
             )
     found = torch.stack([part.x for part in drawn]).unflatten(0, (len(x), len(repeats)))
-    variance = on_common_scale(model, found.double()).var(2).flatten(2).mean(2)
+    variance = model.normalised(found.double()).var(2).flatten(2).mean(2)
     return SpreadByRepeats(
         x,
         tuple(repeats),

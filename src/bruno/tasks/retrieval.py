@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from bruno.arrays import ArrayLike, as_tensor
 from bruno.checkpoint import read, write
 from bruno.data import Element, ElementReader, Examples
 from bruno.data.archives import file_stamp
@@ -22,7 +23,7 @@ from bruno.process import Evidence
 from bruno.tasks.familiarity import Familiarity
 from bruno.tasks.metrics import average_precision, mean_and_error, precision_at_k
 from bruno.tasks.progress import Progress
-from bruno.tasks.scorers import feature_space, on_common_scale, part_size
+from bruno.tasks.scorers import part_size
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Index:
     def of(
         cls,
         model: Bruno,
-        collection: Examples | Tensor,
+        collection: Examples | ArrayLike,
         names: Sequence[str] | None = None,
         *,
         source: str = "",
@@ -68,7 +69,8 @@ class Index:
         Without names, an example is named class/position and an element of a tensor by its position.
         `progress` is called as progress(done, total), in elements.
         """
-        x = collection.elements if isinstance(collection, Examples) else collection
+        given = collection.elements if isinstance(collection, Examples) else collection
+        x = as_tensor(given, "collection", kind=model.kind)
         if tuple(x.shape[1:]) != model.shape or not len(x):
             raise ValueError(
                 f"`collection` must be elements (n, *{model.shape}) with n of at least 1 for this model; "
@@ -95,7 +97,7 @@ class Index:
     @classmethod
     def load(cls, path: str | Path, *, model: Bruno | None = None) -> Index:
         """Read a saved index, to the CPU or to the device of the model, which must have encoded it."""
-        tensors, header = read(Path(path), model.process.mean.device if model else "cpu")
+        tensors, header = read(Path(path), model.device if model else "cpu")
         if header["kind"] != "index":
             raise ValueError(f"`path` must be an index; {path} is a {header['kind']}.")
         index = cls(tensors["latents"], tuple(header["names"]), header["model"], header.get("source", ""))
@@ -237,7 +239,7 @@ class Ranking:
 
 
 @torch.no_grad()
-def rank(index: Index, model: Bruno, query: Tensor) -> Ranking:
+def rank(index: Index, model: Bruno, query: ArrayLike) -> Ranking:
     """Rank a collection by log p(x | query) − log p(x), the score of Bayesian sets.
 
     The Jacobians of the flow cancel, so latents suffice: one predictive density scores the whole collection.
@@ -247,6 +249,7 @@ def rank(index: Index, model: Bruno, query: Tensor) -> Ranking:
         model: that encoded it.
         query: the examples (n, *shape), n ≥ 1.
     """
+    query = as_tensor(query, "query", kind=model.kind)
     if query.ndim != len(model.shape) + 1 or not len(query):
         raise ValueError(
             f"`query` must be elements (n, *{model.shape}) with n of at least 1; "
@@ -340,8 +343,8 @@ def measure_retrieval(
         examples = with_rotations(examples)
     z = Index.of(model, examples, progress=progress).latents
     labels = examples.labels.to(z.device)
-    raw = on_common_scale(model, examples.elements.to(z.device)).flatten(1).to(z.dtype)
-    spaces, prior = {feature_space(model): raw, "latents": z}, _log_prob(model, z)
+    raw = model.normalised(examples.elements.to(z.device)).flatten(1).to(z.dtype)
+    spaces, prior = {model.kind.features: raw, "latents": z}, _log_prob(model, z)
     rows: dict[int, dict[str, list[list[float]]]] = {shot: {} for shot in shots}
     chances: dict[int, list[float]] = {shot: [] for shot in shots}
     for _ in range(queries):

@@ -13,7 +13,6 @@ from bruno.model import Bruno
 from bruno.process import Evidence
 
 Matching = Literal["nearest", "attention"]
-FeatureSpace = Literal["pixels", "columns"]
 
 # Numbers in the features scored at a time: enough to keep the cores or the GPU busy, in little memory.
 _NUMBERS_AT_A_TIME = 2**20
@@ -24,8 +23,8 @@ class ModelScorer:
     """log p(query | support) from latents, with fresh dequantisation noise or, without `noise`, with ½."""
 
     def __init__(self, model: Bruno, threshold: float | None, *, noise: bool = True) -> None:
-        self.model, self.device = model, model.process.mean.device
-        self.noise = noise and model.levels > 0  # real numbers are not dequantised
+        self.model, self.device = model, model.device
+        self.noise = noise and model.kind.is_images  # rows are not dequantised
         self.dimensions = dimensions_above(model, threshold)
 
     def features(self, images: Tensor, generator: Generator) -> Float[Tensor, "images dim"]:
@@ -80,7 +79,7 @@ def scores_in_parts(
     """Scores, a part of the episodes at a time: the gathered features of all would take too much memory."""
     size = part_size(support[0].numel() * features.shape[1], features.device)
     parts = zip(support.split(size), query.split(size), strict=True)
-    return torch.cat([scorer.scores(features[some], features[asked]) for some, asked in parts])
+    return torch.cat([scorer.scores(features[supports], features[queries]) for supports, queries in parts])
 
 
 def part_size(numbers: int, device: torch.device) -> int:
@@ -100,20 +99,3 @@ def dimensions_above(model: Bruno, threshold: float | None) -> Bool[Tensor, " di
             f"`threshold` must be below {most:.4g}, the largest correlation of the model; got {threshold}."
         )
     return dimensions
-
-
-def feature_space(model: Bruno) -> FeatureSpace:
-    """The name of the space that methods without a model work in: "pixels", or "columns" of rows."""
-    return "pixels" if model.levels else "columns"
-
-
-def on_common_scale(model: Bruno, x: Tensor) -> Float[Tensor, "..."]:
-    """Elements (*batch, *shape) as inputs of methods without a model.
-
-    Pixels are scaled to 0 to 1. Columns of rows are standardised by the model's preprocessing: otherwise the
-    column with the largest numbers would dominate every distance.
-    """
-    if model.levels:
-        return x.to(torch.promote_types(x.dtype, model.process.mean.dtype)) / model.levels
-    standardised: Tensor = model.preprocessing(x.reshape(-1, *model.shape))[0]
-    return standardised.reshape(x.shape)

@@ -1,0 +1,57 @@
+"""Tasks accept numpy arrays, lists and PIL images, and give the same results as for tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bruno import Bruno, FlowConfig, ModelConfig
+from bruno.tasks.anomaly import Detector, judge_batch, leave_one_out_scores, online_scores
+from bruno.tasks.classification import classify
+from bruno.tasks.generation import samples_by_prefix, spread_by_repeats
+from bruno.tasks.retrieval import Index, rank
+
+IMAGES = torch.randint(0, 256, (6, 1, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+CONVERSIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "numpy": lambda x: x.numpy(),
+    "list of numpy arrays": lambda x: list(x.numpy()),
+    "list of tensors": list,
+    "list of PIL images": lambda x: [Image.fromarray(image[0].numpy()) for image in x],
+}
+
+TASKS: dict[str, Callable[[Bruno, Any], Any]] = {
+    "online scores": online_scores,
+    "leave-one-out scores": leave_one_out_scores,
+    "batch": lambda model, x: torch.tensor([j.score for j in judge_batch(model, x, 0.0, floor=-1e9)]),
+    "stream": lambda model, x: torch.tensor([j.score for j in Detector(model).watch(x)]),
+    "typical": lambda model, x: Detector(model, floor=-1e9).condition_on_typical(x).evidence.mean,
+    "classification": lambda model, x: classify(model, {"a": x[:2], "b": x[2:4]}, x[4:]).log_scores,
+    "unnamed classes": lambda model, x: classify(model, [x[:2], x[2:4]], x[4:]).log_scores,
+    "index": lambda model, x: Index.of(model, x).latents,
+    "ranking": lambda model, x: rank(Index.of(model, IMAGES), model, x).scores,
+    "prefixes": lambda model, x: samples_by_prefix(model, x, 1, temperature=0.0).samples.x,
+    "repeats": lambda model, x: spread_by_repeats(model, x, (1,), samples=2, temperature=0.0).samples.x,
+}
+
+
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+@pytest.mark.parametrize("task", TASKS)
+def test_arrays_give_the_results_of_tensors(tiny_model, task, conversion):
+    expected = TASKS[task](tiny_model, IMAGES)
+    found = TASKS[task](tiny_model, CONVERSIONS[conversion](IMAGES))
+    torch.testing.assert_close(found, expected)
+
+
+def test_sets_and_rows_can_be_arrays(tiny_model):
+    sets = IMAGES.view(2, 3, 1, 2, 2)
+    torch.testing.assert_close(online_scores(tiny_model, sets.numpy()), online_scores(tiny_model, sets))
+    model = Bruno.from_config(ModelConfig((3,), levels=0, flow=FlowConfig("dense", couplings=0)))
+    rows = np.random.default_rng(0).normal(size=(8, 3))
+    model.initialise(rows)
+    found = classify(model, [rows[:3], rows[3:6].tolist()], rows[6:])
+    assert found.probabilities.shape == (2, 2)
+    assert isinstance(found.queries, torch.Tensor)
