@@ -211,6 +211,9 @@ def test_rows_of_a_csv_are_indexed_by_line(tmp_path):
     table.write_text("a,b\n1,2\n3,4\n")
     index, _ = open_index(model, ElementReader((2,), 0), table)
     assert index.names == (f"{table}, line 2", f"{table}, line 3")
+    exchanged, encoded_now = open_index(model, ElementReader((2,), 0, columns=("b", "a")), table)
+    assert encoded_now
+    torch.testing.assert_close(exchanged.latents[0], model.latents(torch.tensor([2.0, 1.0])))
 
 
 def test_skipped_and_unfamiliar_elements_and_an_unwritable_index_are_warnings(

@@ -142,6 +142,7 @@ class ElementReader:
         columns: Sequence[str] = (),
     ) -> None:
         self.invert, self.skip_bad = invert, skip_bad
+        self.group, self.columns = group, tuple(columns)
         self.skipped: list[str] = []
         self._source = (
             ImageReader(tuple(shape), levels, invert) if levels else RowReader(shape[0], group, columns)

@@ -217,7 +217,7 @@ def _default_path(collection: Path, model: Bruno) -> Path:
 
 def _state_of(reader: ElementReader, files: Sequence[Path], folder: Path) -> str:
     """A digest that changes if a file or how it is read does."""
-    settings = (reader.invert, reader.skip_bad)
+    settings = (reader.invert, reader.skip_bad, reader.group, reader.columns)
     stamps = [(str(file.relative_to(folder)), file_stamp(file)) for file in files]
     return hashlib.sha256(repr((settings, stamps)).encode()).hexdigest()
 
