@@ -86,7 +86,7 @@ def workplace(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for words in ("train digits", table):
-            run([*words.split(), "--steps", "30", "--validate", "0"])
+            run([*words.split(), "--steps", "10", "--validate", "0"])
     return folder
 
 
