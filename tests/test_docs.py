@@ -21,7 +21,7 @@ README, COMMAND_LINE = ROOT / "README.md", ROOT / "docs" / "command-line.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
-# All shell lines are parsed. Those are not run that have a placeholder, read standard input or begin like this:
+# All shell lines are parsed. Lines with a placeholder, or that read standard input, are not run, nor are these:
 PLACEHOLDER = re.compile(r"\b(DIR|FOLDER|FILE|IMAGE)\b")
 SLOW = ("demo", "study", "anomaly measure", "fewshot omniglot-fewshot")
 # Of the lines that use a pretrained model, the first of each command is run.
