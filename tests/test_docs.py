@@ -21,7 +21,7 @@ README, COMMAND_LINE = ROOT / "README.md", ROOT / "docs" / "command-line.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
-# All shell lines are parsed. Lines with a placeholder, or that read standard input, are not run, nor are these:
+# All shell lines are parsed. Not run are lines with a placeholder or standard input, and those that begin so:
 PLACEHOLDER = re.compile(r"\b(DIR|FOLDER|FILE|IMAGE)\b")
 SLOW = ("demo", "study", "anomaly measure", "fewshot omniglot-fewshot")
 # Of the lines that use a pretrained model, the first of each command is run.
@@ -99,6 +99,7 @@ def in_workplace(workplace, monkeypatch):
 # --- code ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("python"))
 @pytest.mark.filterwarnings("default")  # models of a few steps, calibrated on few classes, warn
 def test_python_blocks_of_a_page_run_one_after_the_other(page, in_workplace):
@@ -134,6 +135,7 @@ def lines_to_run():
     return [pytest.param(words, id=shlex.join(words)) for words in found.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", lines_to_run())
 @pytest.mark.filterwarnings("default")
 def test_shell_lines_run(words, in_workplace, tmp_path):
