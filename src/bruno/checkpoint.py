@@ -40,7 +40,7 @@ def save(
     elif isinstance(thing, Bruno):
         if thing.config is None:
             raise ValueError(
-                "`thing` must be a model built from a config (Bruno.from_config); this one has a custom flow. "
+                "`thing` must be a model built from a config (Bruno.from_config); this one has its own flow. "
                 "Save its state_dict() instead."
             )
         tensors = thing.state_dict()

@@ -1,10 +1,68 @@
-"""How torch's threads wait for each other on a CPU; to be imported before torch.
+"""How long torch's CPU threads spin when they wait for each other; the order of imports does not matter.
 
-By default a thread that waits spins for milliseconds. Where something else runs too, it spins in place of the
-thread it waits for: two trainings side by side on two cores then take a hundred times as long as with threads
-that soon go to sleep, and one alone is no slower for it.
+By default a waiting thread of GNU's OpenMP spins for milliseconds before it sleeps. Beside other work on the
+same cores it spins in place of the thread it waits for: on two cores, a computation beside one busy process
+takes up to a hundred times as long as with threads that soon sleep. A computation alone is no slower for it.
+
+OpenMP reads ``GOMP_SPINCOUNT`` once, when torch is imported. If that was before this module, `configure` uses
+another way: OpenMP also shortens its waits while it manages more threads than there are cores, and sleeping
+threads count. So it parks a few, which sleep until the process ends and cost no CPU time.
 """
 
-import os
+from __future__ import annotations
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # of GNU's OpenMP, which torch is built with on Linux
+import os
+import sys
+from collections.abc import Container
+from functools import cache
+from threading import Event, Thread
+
+_MOST_PARKED = 64  # with more, rather wait long than hold that many threads
+
+
+def _is_late(modules: Container[str], environment: Container[str]) -> bool:
+    """Whether torch was imported before anyone chose how long its threads wait."""
+    return "torch" in modules and not any(v in environment for v in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
+
+
+_VARIABLE_IS_LATE = _is_late(sys.modules, os.environ)
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+@cache
+def configure() -> int:
+    """Shorten the waits of torch's threads if the environment variable came too late.
+
+    Called by the packages that import torch. Leaves the number of threads that torch uses as it is.
+
+    Returns:
+        The number of parked threads.
+    """
+    if not _VARIABLE_IS_LATE or sys.platform != "linux":
+        return 0
+    import torch  # imported already
+
+    team = torch.get_num_threads()
+    teams = _teams_to_park(team, len(os.sched_getaffinity(0)))
+    for _ in range(teams):
+        Thread(target=_park, name="bruno-parked", daemon=True).start()
+    return teams * team
+
+
+def _teams_to_park(team: int, cores: int) -> int:
+    """The fewest idle teams of this size that make OpenMP manage more threads than there are cores.
+
+    With p of them it manages 1 + (p + 1)·(team − 1).
+    """
+    if team < 2:
+        return 0  # nobody waits
+    teams = max(0, -(-cores // (team - 1)) - 1)
+    return teams if teams * team <= _MOST_PARKED else 0
+
+
+def _park() -> None:
+    """Start an OpenMP team and sleep: the team lives as long as the thread that started it."""
+    import torch
+
+    torch.ones(2**20).add_(1)  # large enough to be computed in parallel
+    Event().wait()

@@ -4,6 +4,7 @@ from bruno.flow.bijection import Bijection, Chain, FactorOut, Flatten, Squeeze
 from bruno.flow.coupling import AffineCoupling, Channels, Checkerboard, OddEven, Partition
 from bruno.flow.networks import ConvNetwork, DenseNetwork, initialise
 from bruno.flow.realnvp import ConvRealNVP, DenseRealNVP, set_compiled, set_network_dtype, set_recompute
+from bruno.threads import configure
 
 __all__ = [
     "AffineCoupling",
@@ -25,3 +26,5 @@ __all__ = [
     "set_network_dtype",
     "set_recompute",
 ]
+
+configure()
