@@ -77,14 +77,23 @@ class Log:
 
     def read(self) -> list[dict[str, Any]]:
         """Entries as dicts, without truncated lines and without steps that were later repeated."""
-        lines = self._path.read_text("utf-8").splitlines() if self._path.is_file() else []
-        return drop_repeated(json.loads(line) for line in lines if line.endswith("}"))
+        lines = self._path.read_bytes().split(b"\n") if self._path.is_file() else []
+        return drop_repeated(entry for line in lines if (entry := _parse(line)) is not None)
 
     def close(self) -> None:
         """Close TensorBoard's file; the next entry opens a new one."""
         if self._board is not None:
             self._board.close()
             self._board = None
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """An entry, or None if its line is truncated."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("index"), int) else None
 
 
 def drop_repeated(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

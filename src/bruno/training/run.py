@@ -27,6 +27,7 @@ from bruno.training.trainer import Trainer
 
 _RECIPE = "recipe.json"
 _MODEL = "model.safetensors"
+_CHANGEABLE = ("steps", "minutes", "recompute")  # settings that may change when a run is resumed
 _STEPS_PER_ENTRY_ON_A_GPU = 10  # results are read, and logged, only this often
 _FAILURES = 20  # consecutive steps without a finite gradient after which the run goes back to a checkpoint
 _RETRIES = 3
@@ -195,7 +196,7 @@ class Run:
         if self.checkpoints:
             began, now = to_dict(self.recipe), to_dict(recipe)
             check_same(
-                self.folder.name, began | _without_length(began["train"]), now | _without_length(now["train"])
+                self.folder.name, began | _lasting(began["train"]), now | _lasting(now["train"])
             )
 
     # --- private ------------------------------------------------------------------------------------------
@@ -312,10 +313,10 @@ class Run:
         config = trainer.model.config
         check_same(self.folder.name, header["config"] or {}, to_dict(config) if config else {})
         check_same(
-            self.folder.name, _without_length(header["train"]), _without_length(to_dict(trainer.config))
+            self.folder.name, _lasting(header["train"]), _lasting(to_dict(trainer.config))
         )
 
 
-def _without_length(train: dict[str, Any]) -> dict[str, Any]:
-    """The settings of training that a resumed run keeps: all but its length."""
-    return {"train": {name: value for name, value in train.items() if name not in ("steps", "minutes")}}
+def _lasting(train: dict[str, Any]) -> dict[str, Any]:
+    """The settings of training that a resumed run must keep: all but its length and its use of memory."""
+    return {"train": {name: value for name, value in train.items() if name not in _CHANGEABLE}}

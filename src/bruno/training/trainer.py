@@ -223,7 +223,7 @@ class Trainer:
         config, on_gpu = self.config, self.device.type == "cuda"
         set_compiled(self.model, on_gpu and config.graph)
         set_network_dtype(self.model, torch.bfloat16 if on_gpu and config.precision == "bfloat16" else None)
-        set_recompute(self.model, getattr(config, "recompute", False))
+        set_recompute(self.model, config.recompute)
         try:
             return self._plain_step()
         finally:
