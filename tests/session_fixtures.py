@@ -57,7 +57,7 @@ def unseen_digits() -> Examples:
 
 
 def _train_digits(folder: Path) -> None:
-    """Train on upright digits at a high learning rate, so that 300 steps beat pixels and chance in all tasks."""
+    """Train on upright digits at a high learning rate: 300 steps beat pixels and chance in all tasks."""
     recipe = load_recipe("digits", ["train.steps=300", "train.rate=4e-3", "data.rotations=false"])
     examples = load_examples("digits")
     torch.manual_seed(recipe.train.seed)
