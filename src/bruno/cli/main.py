@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +28,7 @@ from bruno.cli import (
     train,
 )
 from bruno.cli.options import command
-from bruno.cli.output import LogHandler, print_message, print_warning
+from bruno.cli.output import messages_printed, print_message
 
 app = typer.Typer(
     help="Exact, exchangeable deep models of sets: given a few examples, the distribution of the next one.",
@@ -101,12 +99,9 @@ for _name, (_function, _example) in COMMANDS.items():
 
 def main() -> None:
     """Run the command line; a mistake of the user is one line and exit code 2, not a traceback."""
-    warnings.showwarning = print_warning
-    logger = logging.getLogger("bruno")
-    logger.addHandler(LogHandler())
-    logger.setLevel(logging.INFO)
     try:
-        code = app(standalone_mode=False)
+        with messages_printed():
+            code = app(standalone_mode=False)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(_error(error, 2))
     except PermissionError as error:

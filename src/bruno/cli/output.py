@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,22 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """One message, one line."""
         console.print(record.getMessage(), soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def messages_printed() -> Iterator[None]:
+    """Print the log messages and the warnings of the package while the body runs."""
+    logger, handler = logging.getLogger("bruno"), LogHandler()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = print_warning
+            yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def print_warning(message: Warning | str, *where: Any, **further: Any) -> None:
