@@ -1,0 +1,81 @@
+"""Runs the command line in this process, and makes the files that its users have."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from bruno.cli.main import app, main
+from bruno.cli.output import messages_printed
+
+# A small model that trains in few milliseconds a step.
+SMALL = ["--set", "flow.units=16", "--set", "flow.couplings=2", "--set", "train.batch=4"]
+SMALL += ["--device", "cpu", "--validate", "4"]
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    """Run a command as `bruno` does, and return standard output and standard error, interleaved.
+
+    Warnings are printed, not errors as elsewhere in the tests. Exceptions are raised.
+    """
+    with messages_printed():
+        warnings.simplefilter("default")
+        result = CliRunner().invoke(app, [*map(str, arguments)])
+    if code == 0 and result.exception:
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def words(text: str) -> str:
+    """The text without line breaks and repeated spaces, however it was wrapped."""
+    return " ".join(text.split())
+
+
+class Ended(NamedTuple):
+    """How the program ended, and what it wrote."""
+
+    code: int
+    out: str
+    errors: str
+
+
+def run_main(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
+    """Run the whole program, errors included, as the shell does."""
+    with warnings.catch_warnings(), mock.patch.object(sys, "argv", ["bruno", *map(str, arguments)]):
+        warnings.simplefilter("default")
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+    out, errors = capsys.readouterr()
+    return Ended(int(ended.value.code or 0), out, errors)
+
+
+def values_of(run_folder: Path | str, name: str) -> dict[str, Any]:
+    """The values of a result of a run, which says what it was made from."""
+    record = json.loads(Path(run_folder, "results", f"{name}.json").read_text("utf-8"))
+    assert record["config"]["data"]["name"]
+    assert record["provenance"]["packages"]["torch"]
+    return record["values"]
+
+
+def picture_of(run_folder: Path | str, name: str) -> np.ndarray:
+    """The picture of a result, grey."""
+    with Image.open(Path(run_folder, "results", f"{name}.png")) as image:
+        return np.asarray(image.convert("L"))
+
+
+def make_images(counts: dict[str, int], size: int, folder: str = "images") -> None:
+    """Write square images in class folders, `counts[name]` of each class."""
+    pixels = np.random.default_rng(0).integers(0, 256, (size, size), dtype=np.uint8)
+    for name, count in counts.items():
+        Path(folder, name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(pixels + np.uint8(i)).save(Path(folder, name, f"{i}.png"))

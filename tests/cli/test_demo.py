@@ -1,0 +1,54 @@
+"""`bruno demo`."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from cli.commandline import run
+
+import bruno
+from bruno.reporting.results import read_results
+from bruno.training.run import Run
+from bruno.training.trainer import Trainer
+
+
+@pytest.mark.slow
+def test_the_demo_trains_and_writes_one_page_of_all_results(workplace):
+    Path("runs/demo").mkdir(parents=True)  # the name is taken
+    output = run("demo", "--no-show", "--steps", "2")
+    assert "runs/demo-2/report.html" in output
+    results = {result.name: result for result in read_results(Path("runs/demo-2"))}
+    assert {"samples-by-class", "bits-test"} < results.keys()
+    assert any(name.startswith("few-shot-test") for name in results)
+    assert all(result.picture for result in results.values())
+    text = Path("runs/demo-2/report.html").read_text()
+    assert all(result.title in text for result in results.values())
+
+
+@pytest.mark.slow
+def test_the_results_of_the_demo_show_what_was_learnt(digits_run):
+    trained = bruno.open(digits_run)
+    found = trained.few_shot(trials=40, noise=False, rotations=False).comparison
+    one_shot, five_shot = (result.accuracy for result in found.model)
+    assert one_shot > found.baseline[0].accuracy + 0.02
+    assert five_shot > 0.9
+    assert trained.evaluate().bits.mean < 2.5
+
+
+def test_a_demo_that_was_stopped_tells_how_to_resume(workplace, monkeypatch):
+    original = Trainer.advance
+
+    def advance(self, count, progress):
+        if self.index == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, count, progress)
+
+    monkeypatch.setattr(Trainer, "advance", advance)
+    output = run("demo", "--no-show", "--seed", "3", "--out", "run", code=130)
+    command = "bruno train digits --seed 3 --out run --resume"
+    assert f"`{command}`" in output
+    assert Run("run").checkpoints[-1].stem == "checkpoint-00000002"
+    assert re.search(r"\b3 steps in", run(*command.split()[1:], "--steps", "3"))
+    assert Path("run/model.safetensors").is_file()

@@ -1,0 +1,99 @@
+"""`bruno export`, and commands on exported models and on those of the package."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from cli.commandline import run, values_of
+
+import bruno
+from bruno import Bruno
+from bruno.checkpoint import read, read_about
+from bruno.config import load_recipe, to_dict
+from bruno.data import Examples
+from bruno.training.run import Run
+
+
+def test_an_exported_model_needs_no_run(digits_run, workplace):
+    run("export", digits_run, "model.safetensors", "--half")
+    fewshot = ["--way", "3", "--shot", "5", "--trials", "10"]
+    run("fewshot", "model.safetensors", *fewshot)
+    exported = values_of("model", "few-shot-test")["bruno"][0]
+    original = bruno.open(digits_run).few_shot(ways=(3,), shots=(5,), trials=10).comparison.model[0]
+    assert exported["accuracy"] == pytest.approx(original.accuracy, abs=0.03)
+    run("sample", "model.safetensors", "--prior", "--samples", "4")
+    run("evaluate", "model.safetensors", "--sets", "4", "--set-size", "3")
+    run("evaluate", "model.safetensors", "--sets", "4", "--set-size", "2", "--data", "digits")
+    assert Path("model/results/bits-digits-test.png").is_file()
+    assert len(values_of("model", "bits-test")["by_position"]) == 3
+
+
+def test_a_model_file_has_its_recipe_and_provenance_and_can_be_rounded(tiny, tmp_path):
+    whole, half = Path("run/model.safetensors"), Path("half.safetensors")
+    run("export", whole, half, "--half")
+    run("export", "run", "from-run.safetensors", "--half")
+    assert half.read_bytes() == Path("from-run.safetensors").read_bytes()
+    about = read_about(half)
+    assert about == read_about(whole)
+    assert about["recipe"] == json.loads(Path("run/recipe.json").read_text())
+    _, header = read(Run("run").checkpoints[-1], "cpu")
+    assert about["provenance"] == header["provenance"]  # of the training
+
+
+def test_a_mistake_names_the_argument_and_its_value(tiny, tmp_path):
+    with pytest.raises(ValueError, match=r"`path` .*nowhere"):
+        run("export", "nowhere", "model.safetensors")
+    for out in (tmp_path, tmp_path / "missing" / "model.safetensors"):
+        with pytest.raises(ValueError, match=rf"`out` .*{re.escape(str(out))}"):
+            run("export", "run", out)
+
+
+def test_a_model_file_without_a_suffix(tiny):
+    run("export", "run", "model")
+    run("sample", "model", "--prior", "--samples", "2")
+    assert Path("model-results/results/samples-prior.png").is_file()
+
+
+@pytest.fixture
+def tiny_pretrained(workplace, monkeypatch) -> str:
+    """The name of a small model that comes with the package, trained on Omniglot, which is not available."""
+    recipe = load_recipe("omniglot", ["flow.kind=dense", "flow.couplings=2", "flow.units=8"])
+    model = Bruno.from_config(recipe.model((1, 28, 28), 256))
+    Path("weights").mkdir()
+    bruno.save(model, "weights/tiny.safetensors", about={"recipe": to_dict(recipe)})
+    monkeypatch.setattr("bruno.weights._WEIGHTS", workplace / "weights")
+    monkeypatch.setenv("BRUNO_CACHE", str(workplace / "cache"))
+    monkeypatch.delenv("BRUNO_DATA", raising=False)
+    return "tiny"
+
+
+def test_a_pretrained_model_uses_built_in_characters_if_its_data_is_missing(tiny_pretrained):
+    note = r"omniglot is not on this machine.*data drawn.*data omniglot"
+    assert re.search(note, run("sample", "tiny", "--set-size", "2", "--samples", "2"))
+    run("fewshot", "tiny", "--way", "5", "--shot", "1", "--trials", "2", "--no-rotations", "--no-noise")
+    assert values_of("runs/pretrained-tiny", "few-shot-drawn")["split"] == "drawn"
+    run("evaluate", "tiny", "--set-size", "2", "--sets", "8")
+    assert Path("runs/pretrained-tiny/results/bits-drawn.json").is_file()
+    run("report", "tiny")
+    page = Path("runs/pretrained-tiny/report.html").read_text()
+    assert "Few-shot classification on drawn" in page
+
+
+def test_a_pretrained_model_uses_its_data_if_it_is_available(tiny_pretrained, monkeypatch):
+    Path("data").mkdir()
+    names = ("Angelic/character01", "Gurmukhi/character42", "Gurmukhi/character43")  # the last two are test
+    published = Examples(torch.zeros(12, 1, 28, 28, dtype=torch.uint8), torch.arange(12) // 4, names)
+    monkeypatch.setattr("bruno.data.datasets.OMNIGLOT_FIRST", (names[0], names[0]))
+    published.save(Path("data/omniglot.npz"))
+    output = run("evaluate", "tiny", "--set-size", "2", "--sets", "8", "--data-dir", "data")
+    assert "not on this machine" not in output
+    assert "8 sets" in output
+    assert Path("runs/pretrained-tiny/results/bits-test.json").is_file()
+
+
+def test_a_folder_with_the_name_of_a_pretrained_model_is_not_a_run(tiny_pretrained):
+    Path("tiny").mkdir()  # of data, for instance
+    run("sample", "tiny", "--prior", "--samples", "2", "--device", "cpu")
+    assert Path("runs/pretrained-tiny/results/samples-prior.png").is_file()

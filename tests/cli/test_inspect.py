@@ -1,0 +1,68 @@
+"""`bruno inspect`, `bruno study` and `bruno report`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli.commandline import SMALL, picture_of, run, values_of
+
+from bruno.data import load_examples
+
+
+def test_an_inspection_and_one_page_of_all_results(in_digits):
+    run("inspect", "run", "--sets", "4")
+    names = ("correlations", "degrees-of-freedom", "toy-comparison", "gain-by-position")
+    for name in names:
+        values_of("run", name)
+        assert picture_of("run", name).std() > 3
+    run("report", "run")
+    text = Path("run/report.html").read_text()
+    assert "Learning curve" in text
+    assert text.count("data:image/png;base64") >= len(names) + 1
+    assert "http" not in text
+
+
+def test_a_page_marks_results_of_an_earlier_checkpoint(tiny):
+    run("evaluate", "run", "--sets", "4")
+    for steps, outdated in (("3", 0), ("4", 1)):
+        run("train", "digits", "--steps", steps, "--out", "run", "--resume", *SMALL)
+        run("report", "run")
+        page = Path("run/report.html").read_text("utf-8")
+        assert page.count("arlier checkpoint") == outdated
+    with pytest.raises(ValueError, match=r"`out` .*no.p.html"):
+        run("report", "run", "--out", "no/p.html")
+
+
+def test_a_page_needs_results(in_digits):
+    with pytest.raises(ValueError, match=r"support"):
+        run("report", "support")
+    with pytest.raises(ValueError, match=r"omniglot"):
+        run("report", "omniglot")
+
+
+def test_an_inspection_needs_two_sets(in_digits):
+    with pytest.raises(ValueError, match=r"`--sets` .*at least 2; got 0"):
+        run("inspect", "run", "--sets", "0")
+
+
+def test_a_study_trains_both_processes_under_each_stress(workplace):
+    digits = load_examples("digits")
+    np.savez("mine.npz", images=digits.elements[:, 0], labels=digits.labels)
+    run("study", "--out", "study", "--steps", "1", "--device", "cpu", "--data", "digits,mine.npz")
+    assert Path("study/results/study-mine.json").is_file()
+    record = json.loads(Path("study/results/study-digits.json").read_text())
+    assert len(record["rows"]) == len(record["values"]["curves"]) == 12
+    assert Path("study/results/study-digits.png").stat().st_size > 1000
+    run("report", "study")
+    assert "Stability of training on digits" in Path("study/report.html").read_text()
+
+
+def test_a_mistake_in_a_study_names_the_option_and_its_value(workplace):
+    Path("file").touch()
+    with pytest.raises(ValueError, match=r"`--out` must be a folder; file"):
+        run("study", "--out", "file")
+    with pytest.raises(ValueError, match=r"`data` .*'nowhere'"):
+        run("study", "--data", "nowhere", "--out", "study")
+    with pytest.raises(ValueError, match=r"`--steps` .*at least 1; got 0"):
+        run("study", "--steps", "0", "--out", "study")

@@ -1,0 +1,119 @@
+"""`bruno sample` and `bruno repeat`."""
+
+import re
+
+import numpy as np
+import pytest
+from cli.commandline import picture_of, run, values_of
+
+import bruno
+
+
+def saved(folder, name: str) -> dict[str, np.ndarray]:
+    with np.load(folder / "results" / f"{name}.npz") as file:
+        return dict(file)
+
+
+def test_samples_from_the_prior(in_digits):
+    run("sample", "run", "--prior", "--samples", "9")
+    assert saved(in_digits, "samples-prior")["samples"].shape == (9, 1, 8, 8)
+
+
+def test_samples_after_each_image_of_a_folder(in_digits):
+    run("sample", "run", "--given", "support/2", "--samples", "3")
+    found = saved(in_digits, "samples")
+    assert found["samples"].shape == (6, 3, 1, 8, 8)
+    assert found["inputs"].shape == (5, 1, 8, 8)
+    assert found["seen"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert 0 < found["samples"].max() <= 16
+
+
+def test_the_command_saves_the_samples_of_the_library(in_digits):
+    run("sample", "run", "--given", "support/2", "--samples", "3", "--seed", "5")
+    samples = bruno.open("run").sample("support/2", samples=3, seed=5).samples
+    np.testing.assert_array_equal(saved(in_digits, "samples")["samples"], samples.images[0].numpy())
+
+
+def test_samples_after_some_prefixes_of_a_long_set(in_digits):
+    run("sample", "run", "--set-size", "100", "--prefixes", "98-100", "--samples", "2")
+    assert values_of("run", "samples")["seen"] == [98, 99, 100]
+    assert picture_of("run", "samples").std() > 10
+
+
+def test_samples_of_several_sets_are_of_different_classes(in_digits):
+    run("sample", "run", "--sets", "3", "--set-size", "4", "--prefixes", "0,1,4", "--samples", "2")
+    found = saved(in_digits, "samples")
+    assert found["samples"].shape == (3, 3, 2, 1, 8, 8)
+    assert found["inputs"].shape == (3, 4, 1, 8, 8)
+    assert len(np.unique(found["inputs"][:, 0], axis=0)) == 3
+
+
+def test_the_more_often_an_image_was_seen_the_smaller_the_spread(in_digits):
+    output = run("repeat", "run", "--given", "support/5/5-00.png")
+    assert "mean variance of a pixel" in output
+    variance = values_of("run", "samples-repeats")["variance"]
+    assert variance[-1] < variance[0]
+    assert picture_of("run", "samples-repeats").std() > 3
+
+
+def test_files_that_cannot_be_read_are_skipped_on_request(in_digits, tmp_path):
+    good, bad = in_digits.resolve().parent / "support" / "2" / "2-00.png", tmp_path / "bad.png"
+    (tmp_path / "good.png").write_bytes(good.read_bytes())
+    bad.write_bytes(b"no image")
+    with pytest.raises(ValueError, match=re.escape(str(bad))):
+        run("sample", "run", "--given", tmp_path, "--samples", "1")
+    output = run("sample", "run", "--given", tmp_path, "--samples", "1", "--skip-bad")
+    assert f"skipped 1 that could not be read, first {bad}" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sets", "4"], r"`sets` .*3 classes; got 4"),
+        (["--set-size", "999"], r"`set_size` .*got 999"),
+        (["--given", "nowhere.png"], r"nowhere\.png"),
+        (["--prefixes", "1,0"], r"`(lengths|--prefixes|prefixes)` .*(0|\(1, 0\))"),
+        (["--prefixes", "0-9999"], r"`(lengths|--prefixes|prefixes)` .*8; got 9999"),
+        (["--prefixes", "5-2"], r"`--prefixes` .*got '5-2'"),
+        (["--prefixes", "1-2-3"], r"`--prefixes` .*got '1-2-3'"),
+        (["--prefixes", "a"], r"`--prefixes` .*got 'a'"),
+        (["--prefixes", "0-1000000000"], r"`--prefixes` .*10,000 .*got '0-1000000000'"),
+        (["--prior", "--split", "train"], r"`--prior` .*leave out --split"),
+        (["--prior", "--data", "digits"], r"`--prior` .*leave out --data"),
+        (["--prior", "--given", "support/2"], r"`--prior` .*leave out --given"),
+        (["--prior", "--set-size", "5"], r"`--prior` .*leave out --set-size"),
+        (["--prior", "--prefixes", "0,1"], r"`--prior` .*leave out --prefixes"),
+        (["--prior", "--sets", "2"], r"`--prior` .*leave out --sets"),
+        (["--given", "support/2", "--data", "digits"], r"`--given` .*leave out --data"),
+        (["--given", "support/2", "--set-size", "5"], r"`--given` .*leave out --set-size"),
+        (["--temperature", "nan"], r"`--temperature` .*at least 0; got nan"),
+        (["--samples", "0"], r"`--samples` .*at least 1; got 0"),
+    ],
+)
+def test_a_mistake_names_the_option_and_its_value(in_digits, arguments, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run("sample", "run", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--samples", "0"], r"`--samples` .*at least 1; got 0"),
+        (["--given", "support/2", "--set-size", "5"], r"`--given` .*leave out --set-size"),
+        (["--given", "support/2", "--split", "test"], r"`--given` .*leave out --split"),
+        (["--temperature", "-1"], r"`--temperature` .*at least 0; got -1"),
+    ],
+)
+def test_a_mistake_in_repeating_names_the_option_and_its_value(in_digits, arguments, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run("repeat", "run", *arguments)
+
+
+def test_a_model_must_exist():
+    with pytest.raises(ValueError, match=r"`path` .*omniglot.*nowhere"):
+        run("sample", "nowhere")
+
+
+def test_a_model_file_has_no_checkpoints(in_digits):
+    with pytest.raises(ValueError, match=r"`checkpoint` .*model.safetensors"):
+        run("sample", "run/model.safetensors", "--checkpoint", "best")
