@@ -1,0 +1,275 @@
+"""`bruno anomaly watch`, `bruno anomaly batch` and `bruno anomaly measure`."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli.commandline import picture_of, run, values_of
+
+import bruno
+from bruno.data import ElementReader
+from bruno.tasks.anomaly import StreamSummary
+from bruno.training.run import Run
+
+WATCH = ["anomaly", "watch", "run"]
+ELEMENTS = 10  # in queries/5
+
+
+@pytest.fixture
+def stream(in_digits, tmp_path) -> Path:
+    """Images of a five with one of a two among them."""
+    shutil.copytree("queries/5", tmp_path / "stream")
+    shutil.copy("queries/2/2-05.png", tmp_path / "stream" / "5-04-outlier.png")
+    return tmp_path / "stream"
+
+
+def posterior_in(state: Path) -> bruno.Posterior:
+    return bruno.load(state, model=Run("run").model())
+
+
+# --- a stream --------------------------------------------------------------------------------------------
+
+
+def test_an_outlier_in_a_folder_is_flagged(stream):
+    watch = [*WATCH, stream, "--typical", "support/5", "--threshold", "10"]
+    assert re.search(r"5-04-outlier\.png  outlier$", run(*watch), re.MULTILINE)
+    values = values_of("run", "anomaly")
+    assert values["names"][np.argmin(values["scores"])].endswith("5-04-outlier.png")
+    assert picture_of("run", "anomaly").std() > 5
+
+
+def test_paths_on_standard_input_are_judged_like_a_folder(stream):
+    watch = ["run", "--typical", "support/5", "--threshold", "10"]
+    run("anomaly", "watch", *watch, stream)
+    of_folder = values_of("run", "anomaly")["scores"]
+    piped = subprocess.run(
+        [sys.executable, "-m", "bruno", "anomaly", "watch", *watch, "-"],
+        input="".join(f"{path}\n" for path in sorted(stream.iterdir())),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "5-04-outlier.png  outlier" in piped.stdout
+    assert values_of("run", "anomaly")["scores"] == of_folder
+
+
+def test_the_library_judges_like_the_command(stream):
+    run(*WATCH, stream, "--typical", "support/5", "--threshold", "10")
+    trained = bruno.open("run")
+    watch = trained.watch(stream, trained.detector(threshold=10), typical="support/5")
+    scores = [judged.judgement.score for judged in watch]
+    assert values_of("run", "anomaly")["scores"] == scores
+
+
+def test_json_lines_are_all_of_standard_output(in_digits, capfd):
+    files = sorted(Path("queries/5").iterdir())
+    with pytest.raises(SystemExit):
+        _main(*WATCH, *files, "--threshold", "10", "--json")
+    out, errors = capfd.readouterr()
+    assert re.search(r"are outliers\. The score is", " ".join(errors.split()))
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["element"] for line in lines] == [str(file) for file in files]
+    assert [line["seen"] for line in lines] == list(range(len(files)))
+    assert set(lines[0]) == {"element", "score", "seen", "threshold", "outlier", "out_of_distribution"}
+
+
+def _main(*arguments: object) -> None:
+    from unittest import mock
+
+    from bruno.cli.main import main
+
+    with mock.patch.object(sys, "argv", ["bruno", *map(str, arguments)]):
+        main()
+
+
+def test_a_stream_is_resumed_from_its_state(in_digits, tmp_path):
+    files, state = sorted(Path("queries/5").iterdir()), tmp_path / "state"
+    watch = [*WATCH, "--threshold", "10"]
+    run(*watch, *files)
+    whole = values_of("run", "anomaly")["scores"]
+    run(*watch, *files[:4], "--state", state)
+    parts = values_of("run", "anomaly")["scores"]
+    output = run(*watch, *files[4:], "--state", state)
+    assert f"resuming from {state}, after 4 elements" in output
+    np.testing.assert_allclose(parts + values_of("run", "anomaly")["scores"], whole, atol=1e-4)
+    assert posterior_in(state).evidence.count == ELEMENTS
+    output = run(*watch, files[0], "--state", state, "--typical", "support/5")
+    assert re.search(rf"after {ELEMENTS} elements.*`typical` is ignored", output)
+
+
+def test_an_interrupted_stream_leaves_its_results(in_digits, monkeypatch):
+    read = ElementReader.read
+
+    def interrupted(self, paths):
+        yield from itertools.islice(read(self, paths), 3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ElementReader, "read", interrupted)
+    run(*WATCH, "queries/5", "--threshold", "0", code=130)
+    assert values_of("run", "anomaly")["elements"] == 3
+
+
+@pytest.mark.slow
+def test_a_process_that_is_terminated_keeps_its_state(in_digits, tmp_path):
+    watch = [*WATCH, "-", "--threshold", "0", "--state", str(tmp_path / "state")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "bruno", *watch], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as service:
+        files = sorted(Path("queries/5").iterdir())[:3]
+        service.stdin.write("".join(f"{file}\n" for file in files))
+        service.stdin.flush()
+        for _ in files:  # they are judged, and it waits for more
+            service.stdout.readline()
+        service.terminate()
+        assert service.wait() == 128 + signal.SIGTERM
+    assert posterior_in(tmp_path / "state").evidence.count == 3
+
+
+def test_an_empty_stream_leaves_no_state(in_digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(ElementReader, "read_lines", lambda self, lines: iter(()))
+    with pytest.raises(ValueError, match=r"`stream` .*empty"):
+        run(*WATCH, "-", "--threshold", "0", "--state", tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+
+
+def test_signals_do_not_interrupt_the_writing_of_the_state(in_digits, tmp_path, monkeypatch):
+    def disturbed(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        bruno.save(*arguments)
+
+    monkeypatch.setattr("bruno.trained.watch.save", disturbed)
+    run(*WATCH, "queries/5", "--threshold", "0", "--state", tmp_path / "state")
+    assert posterior_in(tmp_path / "state").evidence.count == ELEMENTS
+
+
+def test_the_state_is_written_before_the_picture_is_drawn(in_digits, tmp_path, monkeypatch):
+    def impatient(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bruno.reporting.summaries.score_timeline", impatient)
+    run(*WATCH, "queries/5", "--threshold", "0", "--state", tmp_path / "state", code=130)
+    assert posterior_in(tmp_path / "state").evidence.count == ELEMENTS
+
+
+def test_results_are_kept_if_the_state_cannot_be_written(in_digits, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bruno.trained.watch.save", full)
+    with pytest.raises(OSError, match="No space"):
+        run(*WATCH, "queries/5/5-00.png", "queries/5/5-01.png", "--threshold", "0", "--state", tmp_path / "x")
+    assert values_of("run", "anomaly")["elements"] == 2
+
+
+def test_a_stream_with_a_bad_element_leaves_the_results_before_it(in_digits):
+    with pytest.raises(ValueError, match=r"log\.jsonl: cannot be used"):
+        run(*WATCH, "queries/5", "run/log.jsonl", "queries/5", "--threshold", "0")
+    assert values_of("run", "anomaly")["elements"] == ELEMENTS
+
+
+def test_of_a_long_stream_only_the_latest_scores_are_kept(in_digits, monkeypatch):
+    monkeypatch.setattr("bruno.trained.watch.StreamSummary", lambda: StreamSummary(latest=4))
+    run(*WATCH, "queries/5", "queries/2", "--threshold", "100")
+    values = values_of("run", "anomaly")
+    assert (values["elements"], values["outliers"]) == (20, 19)  # the first has no evidence
+    assert [Path(name).name for name in values["names"]] == [f"2-0{i}.png" for i in range(6, 10)]
+
+
+def test_a_synthetic_stream_is_judged_by_calibrated_thresholds(in_digits):
+    output = run(*WATCH, "--sets", "50")
+    assert "of another class  outlier" in output
+    assert re.search(r"thresholds: .*after one element", output)
+    names = values_of("run", "anomaly")["names"]
+    run(*WATCH, "--threshold", "0")
+    assert values_of("run", "anomaly")["names"] == names  # whatever judges it
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], r"nowhere: "),
+        (["run/results"], r"run/results.*images"),
+        (["queries/2", "-"], r"`-` .*got queries/2 -"),
+        (["queries/2", "--rate", "5"], r"`--rate` .*between 0 and 1.*got 5"),
+        (["queries/2", "--sets", "0"], r"`--sets` .*at least 1; got 0"),
+        (["queries/2", "--set-size", "1"], r"`--set-size` .*at least 2; got 1"),
+        (["queries/2", "--threshold", "nan"], r"`--threshold` .*finite.*got nan"),
+        (["queries/2", "--threshold", "0", "--data", "digits"], r"`--threshold` .*leave out --data"),
+        (["queries/2", "--threshold", "0", "--set-size", "9"], r"`--threshold` .*leave out --set-size"),
+        (["--threshold", "0", "--rate", "0.1"], r"`--threshold` .*leave out --rate"),
+        (["--threshold", "0", "--sets", "9"], r"`--threshold` .*leave out --sets"),
+        (["queries/2", "--state", "."], r"`state` .*got \."),
+        (["queries/2", "--state", "no/state"], r"`state` .*existing folder; no "),
+        (["queries/2", "--typical", "no"], r"no: "),
+    ],
+)
+def test_a_mistake_names_the_option_and_its_value_before_anything_is_calibrated(
+    in_digits, arguments, message, monkeypatch
+):
+    monkeypatch.setattr("bruno.trained.detection.calibrate", None)
+    for path in Path("run/results").glob("*.png"):
+        path.unlink()
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run(*WATCH, *arguments)
+
+
+# --- a batch ---------------------------------------------------------------------------------------------
+
+
+def test_an_outlier_in_a_batch_is_flagged(stream):
+    output = run("anomaly", "batch", "run", stream, "--threshold", "10")
+    assert re.search(r"outlier\.png +│ outlier", output), output
+    assert re.search(r"1 of 11 are outliers", output)
+
+
+def test_a_batch_is_judged_by_a_calibrated_threshold(stream):
+    run("anomaly", "batch", "run", stream, "--rate", "0.3", "--sets", "50")
+    values = values_of("run", "anomaly-batch")
+    assert 1 <= values["outliers"] <= 6
+    assert values["names"][np.argmin(values["scores"])].endswith("outlier.png")
+
+
+def test_a_batch_has_at_least_two_elements(in_digits):
+    with pytest.raises(ValueError, match=r"`batch` .*at least two elements; got 1"):
+        run("anomaly", "batch", "run", "queries/5/5-00.png", "--threshold", "0")
+
+
+@pytest.mark.parametrize("option", ["--keep-out", "--set-size=9", "--state=x", "--typical=support/5", "--json"])
+def test_a_batch_has_no_options_of_a_stream(in_digits, option):
+    assert option.partition("=")[0] in run("anomaly", "batch", "run", "queries/2", option, code=2)
+
+
+# --- quality ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_outliers_are_found_in_contaminated_sets(in_digits):
+    output = run("anomaly", "measure", "run", "--sets", "12", "--set-size", "10")
+    assert "12 sets of 10 elements" in output
+    for part in values_of("run", "anomaly-quality-test")["contamination"]:
+        assert "IsolationForest, pixels" in part["qualities"]
+        assert part["qualities"]["BRUNO, leave one out"]["area"] > 0.7
+    assert picture_of("run", "anomaly-quality-test").std() > 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--sets", "1"], r"`--sets` .*at least 2; got 1"), (["--set-size", "1"], r"`--set-size` .*got 1")],
+)
+def test_a_mistake_in_measuring_names_the_option_and_its_value(in_digits, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run("anomaly", "measure", "run", *arguments)
+
+
+def test_measuring_takes_no_stream(in_digits):
+    run("anomaly", "measure", "run", "queries/2", code=2)
+    run("anomaly", "measure", "run", "--rate", "0.1", code=2)

@@ -1,0 +1,222 @@
+"""Rows of a table, from training to a stream."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from cli.commandline import run, values_of, words
+
+from bruno.training.run import Run
+
+SCALE = np.array([1, 1, 1e5])  # the third column, weight, is in grams
+OUT_OF_DISTRIBUTION = "outlier, out of distribution"
+WATCH = ["anomaly", "watch", "runs/machines"]
+
+
+class Table(NamedTuple):
+    """30 rows of each of 31 machines; the last machine is the stream, with an outlier in line 27."""
+
+    rows: np.ndarray
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Table:
+    folder, generator = tmp_path_factory.mktemp("machines"), np.random.default_rng(0)
+    means = generator.normal(60, 5, (31, 1, 3))
+    rows = (means + generator.normal(0, 1, (31, 30, 3))) * SCALE
+    rows[30, 25, 0] += 8
+    text = "".join(f"m{m},{a:.3f},{b:.3f},{c:.3f}\n" for m in range(30) for a, b, c in rows[m])
+    (folder / "machines.csv").write_text("machine,heat,speed,weight\n" + text)
+    stream = "heat,speed,weight\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows[30])
+    (folder / "stream.csv").write_text(stream)
+    data = ["--set", f"data.name={folder / 'machines.csv'}", "--set", "data.group=machine"]
+    run("train", "table", *data, "--steps", "300", "--out", folder / "runs" / "machines", "--device", "cpu")
+    return Table(rows, folder)
+
+
+@pytest.fixture
+def machines(table, monkeypatch) -> Table:
+    """The table, in whose folder the test works."""
+    monkeypatch.chdir(table.folder)
+    return table
+
+
+def test_an_outlier_in_a_stream_is_flagged(machines):
+    output = run(*WATCH, "stream.csv")
+    assert "3 of 30 sets were held out, too few: calibrating on all" in output
+    assert "false-alarm rate may be far off" not in output
+    assert "stream.csv, line 27  outlier" in output
+    assert len(re.findall(r"  outlier", output)) == 1
+
+
+def test_calibration_on_few_sets_is_a_warning(machines):
+    lines = Path("machines.csv").read_text().splitlines(keepends=True)
+    Path("two.csv").write_text("".join(lines[:61]))
+    output = run(*WATCH, "stream.csv", "--data", "two.csv", "--sets", "20")
+    assert "calibrated on 2 classes with 60 elements" in output
+
+
+def broken_stream() -> list[str]:
+    """The stream with a line 11 of a broken sensor."""
+    lines = Path("stream.csv").read_text().splitlines()
+    lines[9:9] = ["-999,-999,-999"]
+    return lines
+
+
+@pytest.mark.parametrize(("kind", "name"), [("watch", "anomaly"), ("batch", "anomaly-batch")])
+def test_out_of_distribution_rows_are_outliers_and_excluded_from_the_evidence(machines, kind, name):
+    Path("broken.csv").write_text("\n".join([*broken_stream(), "-999,-999,-999"]))
+    output = run("anomaly", kind, "runs/machines", "broken.csv")
+    assert output.count(OUT_OF_DISTRIBUTION) == 2
+    assert len(re.findall(r"  outlier\b|│ outlier\b", output)) == 3  # none of the rows after them
+    found = "3 of 32 are outliers, 2 of them out of distribution and excluded from the evidence"
+    assert found in words(output)
+    values = values_of("runs/machines", name)
+    assert (values["outliers"], values["out_of_distribution"]) == (3, 2)
+
+
+def test_out_of_distribution_rows_are_not_typical(machines):
+    Path("typical.csv").write_text("\n".join(broken_stream()[:11]))
+    output = run(*WATCH, "stream.csv", "--typical", "typical.csv")
+    assert "`typical`: excluded 1 of 10 elements" in output
+    assert len(re.findall(r"  outlier", output)) == 1
+
+
+def test_columns_are_found_by_their_names(machines):
+    rotated = "".join(f"{c},x,{a},{b}\n" for a, b, c in machines.rows[30])
+    Path("rotated.csv").write_text("weight,note,heat,speed\n" + rotated)
+    assert len(re.findall(r"  outlier", run(*WATCH, "rotated.csv"))) == 1
+    Path("rotated.csv").write_text("weight,warmth,speed\n1,2,3\n")
+    with pytest.raises(ValueError, match=r"rotated.csv.*heat, speed, weight.*'heat'"):
+        run(*WATCH, "rotated.csv")
+
+
+def test_samples_are_rows_of_a_csv(machines):
+    sample = ["sample", "runs/machines", "--given", "stream.csv"]
+    assert "The last 10" not in run(*sample, "--prefixes", "5", "--samples", "2")
+    assert "The last 10 of 100 samples" in run(*sample, "--prefixes", "0,30", "--samples", "50")
+    table = Path("runs/machines/results/samples.csv").read_text().splitlines()
+    assert table[0] == "set,seen,heat,speed,weight"
+    assert len(table) == 1 + 2 * 50
+    with np.load("runs/machines/results/samples.npz") as file:
+        assert file["samples"].shape == (2, 50, 3)
+        assert (np.abs(file["samples"][1].mean(0) - machines.rows[30].mean(0)) / SCALE).max() < 1
+
+
+def test_the_spread_after_repeated_rows_is_in_standardised_units(machines):
+    output = words(run("repeat", "runs/machines", "--given", "stream.csv"))
+    assert re.search(r"mean variance of a column, standardised, over 30 rows", re.sub(r"[│┃] ?", "", output))
+    spread = values_of("runs/machines", "samples-repeats")["variance"]
+    assert spread[-1] < spread[0] < 2
+
+
+def test_a_stream_of_several_groups_is_a_warning(machines):
+    output = run(*WATCH, "machines.csv", "--threshold", "-3")
+    assert "machines.csv, line 901" in output
+    assert output.count("machine changes from m0 to m1") == 1
+
+
+def test_few_shot_accuracy_is_compared_with_standardised_columns(machines):
+    output = run("fewshot", "runs/machines", "--way", "3", "--shot", "5", "--trials", "5")
+    assert "nearest columns %" in output
+    assert values_of("runs/machines", "few-shot-test")["columns"][0]["accuracy"] > 0.8
+    assert Path("runs/machines/results/few-shot-test.png").stat().st_size > 1000
+
+
+def test_retrieval_is_measured_on_other_tables(machines):
+    run("retrieve", "measure", "runs/machines", "--queries", "5", "--data", "machines.csv")
+    assert Path("runs/machines/results/retrieval-quality-machines.png").stat().st_size > 1000
+
+
+def test_small_classes_limit_the_set_size(machines):
+    few = "machine,heat,speed,weight\n" + "".join(f"a,60,{i},6e6\n" for i in range(25))
+    Path("few.csv").write_text(few + "lonely,60,60,6e6\n")
+    output = run("evaluate", "runs/machines", "--data", "few.csv")
+    assert "set size 1 instead of 20: class 'lonely' has 1" in output
+    for job in ([*WATCH, "stream.csv"], ["anomaly", "measure", "runs/machines"]):
+        with pytest.raises(ValueError, match=r"`data` .*at least 2 elements.*'lonely' has 1"):
+            run(*job, "--data", "few.csv")
+
+
+def test_rows_are_classified_given_a_folder_or_a_table(machines):
+    for name, some in (("same", machines.rows[30, :5]), ("other", machines.rows[0, :5])):
+        Path("support", name).mkdir(parents=True, exist_ok=True)
+        np.savetxt(Path("support", name, "rows.csv"), some, delimiter=",")
+    run("classify", "runs/machines", "stream.csv", "--support", "support")
+    assert values_of("runs/machines", "classification")["classes"] == ["other", "same"]
+    Path("one.csv").write_text("machine,heat,speed,weight\n1,60,60,6e6\n1,61,61,6e6\n")
+    with pytest.raises(ValueError, match=r"`support` .*at least two classes; .*1"):
+        run("classify", "runs/machines", "stream.csv", "--support", "one.csv")
+    run("classify", "runs/machines", "stream.csv", "--support", "machines.csv")
+    found = values_of("runs/machines", "classification")
+    assert sorted(found["classes"]) == sorted(f"m{m}" for m in range(30))
+    assert found["support"] == [30] * 30
+    assert Path("runs/machines/results/classification.png").stat().st_size > 1000
+
+
+def test_a_table_is_searched_and_encoded_once(machines):
+    Path("query").mkdir(exist_ok=True)
+    np.savetxt("query/rows.csv", machines.rows[30, :5], delimiter=",")
+    search = ["retrieve", "search", "runs/machines", "--query", "query", "--collection"]
+    assert "encoded 30 elements" in run(*search, "stream.csv")
+    assert "encoded" not in run(*search, "stream.csv")
+    path = Path("stream.csv").resolve()
+    assert "encoded" not in run(*search, path)  # the same table, by another path
+    names = values_of("runs/machines", "retrieval")["names"]
+    assert all(name.startswith(f"{path}, line ") for name in names)
+
+
+# --- mistakes --------------------------------------------------------------------------------------------
+
+GOOD = "".join(f"{i // 30},{i % 7},{i % 11}\n" for i in range(180))
+TRAIN = ["train", "table", "--set", "data.name=t.csv", "--set", "data.group=of", "--steps", "1"]
+
+
+def train(text: str, *more: str) -> str:
+    Path("t.csv").write_text("of,a,b\n" + text)
+    return run(*TRAIN, *more, "--device", "cpu")
+
+
+def test_column_names_are_kept_in_the_recipe(workplace):
+    assert "extreme values" not in train(GOOD)
+    assert Run("runs/table").recipe.data.columns == ("a", "b")
+
+
+def test_a_column_with_extreme_values_is_a_warning(workplace):
+    assert re.search(r"column 'b' has a few extreme values, such as 1e\+37", train(GOOD + "0,1,1e37\n"))
+
+
+def test_a_line_that_cannot_be_used_is_an_error(workplace):
+    with pytest.raises(ValueError, match=r"line 182 .*'b' .*''.*skip_bad"):
+        train(GOOD + "0,1,\n")
+
+
+def test_a_set_of_one_row_is_an_error_or_skipped(workplace):
+    with pytest.raises(ValueError, match=r"`data` .*at least 2 elements.*'6' has 1.*skip_bad=true"):
+        train(GOOD + "6,1,2\n")
+    assert "skipped 1 class" in train(GOOD + "6,1,2\n", "--skip-bad")
+
+
+def test_a_small_set_limits_the_set_size(workplace):
+    assert "set size 2 instead of 20: class '6' has 2" in train(GOOD + "6,1,2\n6,2,2\n")
+
+
+def test_a_single_set_is_used_in_all_splits(workplace):
+    train("0,1,2\n0,2,5\n0,3,5\n" * 7)
+    assert Path("runs/table/model.safetensors").is_file()
+
+
+def test_the_columns_are_a_list_of_different_names(workplace):
+    with pytest.raises(ValueError, match=r"`data.columns` .*got 'a,b'"):
+        train(GOOD, "--set", "data.columns=a,b")
+    with pytest.raises(ValueError, match=r"`data.columns` .*'a'"):
+        train(GOOD, "--set", 'data.columns=["a", "b", "a"]')
+
+
+def test_semicolons_between_columns_are_an_error(workplace):
+    Path("t.csv").write_text(GOOD.replace(",", ";"))
+    with pytest.raises(ValueError, match=r"t\.csv.*comma"):
+        run(*TRAIN)
