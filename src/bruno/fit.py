@@ -266,17 +266,19 @@ def _run(
 def _watch(
     entries: Iterator[LogEntry], trainer: Trainer, progress: Callable[[LogEntry], None] | None
 ) -> None:
-    skipped, steps = 0, trainer.index
+    taken = skipped = 0
     for entry in entries:
+        taken += 1
         skipped += entry.skipped
         if entry.note:
             warnings.warn(entry.note, stacklevel=2)
         if progress is not None:
             progress(entry)
     if skipped:
-        warnings.warn(f"skipped {skipped} steps with a non-finite gradient.", stacklevel=2)
-    if trainer.index == steps:
-        _log.info("the run was complete after %d steps; for more, set steps or minutes", steps)
+        plural = "s" * (skipped > 1)
+        warnings.warn(f"skipped {skipped} step{plural} with a non-finite gradient.", stacklevel=2)
+    if not taken:
+        _log.info("the run was complete after %d steps; for more, set steps or minutes", trainer.index)
 
 
 def _with_planned_length(recipe: Recipe, run: Run, explicit: set[str]) -> Recipe:
