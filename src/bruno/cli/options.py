@@ -136,6 +136,8 @@ class RunOptions:
         for name in ("steps", "minutes"):
             if (value := getattr(self, name)) is not None:
                 settings.setdefault("train", {})[name] = value
+        if self.steps is not None:
+            settings["train"]["minutes"] = 0.0  # not those of --set
         return settings
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import bruno
-from bruno.cli.options import DataDir, Device, RunOptions, SkipBad
+from bruno.cli.options import DataDir, Device, RunOptions, SkipBad, check_number
 from bruno.cli.output import console, stopped_by_signal, training_bar
 
 
@@ -26,6 +26,7 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a preset, or a recipe of your own, into a run folder from which it can be resumed."""
+    check_number("--validate", validate or 2, 2)
     settings = run.overrides
     if seed is not None:
         settings.setdefault("train", {})["seed"] = seed
