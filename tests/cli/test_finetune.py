@@ -101,6 +101,9 @@ def test_a_mistake_leaves_no_run_behind(tiny):
         run(*tune, "--way", "3", "--set", "flow.units=64", "--trials", "0")
     with pytest.raises(ValueError, match=r"`split` .*got 'foo'"):
         run(*tune, "--way", "3", "--split", "foo", "--trials", "2")
+    for trials in (1, -2):
+        with pytest.raises(ValueError, match=rf"`trials` .*at least 2.*got {trials}"):
+            run(*tune, "--way", "3", "--trials", trials)
     assert not Path("run-finetuned").exists()
     run(*tune, "--way", "3", "--trials", "0")
 
