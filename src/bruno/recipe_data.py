@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bruno.config import Recipe
 from bruno.data import DATASETS, Examples, load_examples
-from bruno.data.datasets import split_by_class
+from bruno.data.datasets import SPLITS, split_by_class
 
 _log = logging.getLogger(__name__)
 _FAR = 100  # a column's standard deviation in units of its central 90 %, above which it is reported
@@ -44,6 +44,8 @@ class RecipeData:
 
         `data.classes` limits what is trained on, not what is measured: held-out splits have all classes.
         """
+        if split not in SPLITS:
+            raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
         examples, data = self._original if original else self._resized, self.recipe.data
         if split != "all":
             divide = split_by_class if is_path(data.name) else DATASETS[data.name].split
