@@ -62,7 +62,9 @@ def as_tensor(
 
 
 def to_numpy(value: Any) -> Any:
-    """Tensors as numpy arrays, detached and on the CPU; other values as they are."""
+    """Tensors as numpy arrays, detached and on the CPU; results as dictionaries; other values as they are."""
+    if isinstance(value, NumpyResult):
+        return value.numpy()
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 

@@ -37,11 +37,13 @@ class Samples(NumpyResult):
         x: the elements, within the range of the data; pixels are dequantised.
         clamped: how many numbers were outside that range and were clamped to it.
         levels: of the pixels; 0 for rows.
+        columns: of rows, if they have names.
     """
 
     x: Float[Tensor, "*batch_and_shape"]
     clamped: int
     levels: int
+    columns: tuple[str, ...] = ()
 
     @property
     def images(self) -> Tensor:

@@ -18,9 +18,7 @@ def tiny_run(tmp_path_factory) -> Path:
     """A run of a few steps, for tests that need any model; copy it to write to it."""
     folder = tmp_path_factory.mktemp("tiny") / "run"
     flow = {"units": 16, "couplings": 2}
-    bruno.train(
-        "digits", folder, steps=3, batch=4, flow=flow, validation_sets=4, save_every=0, device="cpu"
-    )
+    bruno.train("digits", folder, steps=3, batch=4, flow=flow, validation_sets=4, save_every=0, device="cpu")
     return folder
 
 

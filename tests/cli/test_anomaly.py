@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.commandline import picture_of, run, values_of
 
 import bruno
 from bruno.data import ElementReader
 from bruno.tasks.anomaly import StreamSummary
 from bruno.training.run import Run
+from cli.commandline import picture_of, run, values_of
 
 WATCH = ["anomaly", "watch", "run"]
 ELEMENTS = 10  # in queries/5
@@ -243,7 +243,9 @@ def test_a_batch_has_at_least_two_elements(in_digits):
         run("anomaly", "batch", "run", "queries/5/5-00.png", "--threshold", "0")
 
 
-@pytest.mark.parametrize("option", ["--keep-out", "--set-size=9", "--state=x", "--typical=support/5", "--json"])
+@pytest.mark.parametrize(
+    "option", ["--keep-out", "--set-size=9", "--state=x", "--typical=support/5", "--json"]
+)
 def test_a_batch_has_no_options_of_a_stream(in_digits, option):
     assert option.partition("=")[0] in run("anomaly", "batch", "run", "queries/2", option, code=2)
 

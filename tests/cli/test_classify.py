@@ -6,10 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
-from cli.commandline import picture_of, run, values_of
-from cli.conftest import UNSEEN
 
 import bruno
+from cli.commandline import picture_of, run, values_of
+from cli.conftest import UNSEEN
 
 SUPPORT = ["--support", "support"]
 

@@ -6,12 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from cli.commandline import run
 
 import bruno
 from bruno.reporting.results import read_results
 from bruno.training.run import Run
 from bruno.training.trainer import Trainer
+from cli.commandline import run
 
 
 @pytest.mark.slow

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.commandline import SMALL, make_images, run, values_of
 from PIL import Image
 
 import bruno
 from bruno.data import load_examples
+from cli.commandline import SMALL, make_images, run, values_of
 
 
 def test_bits_per_dim_are_measured_at_every_position(tiny):

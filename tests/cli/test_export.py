@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli.commandline import run, values_of
 
 import bruno
 from bruno import Bruno
@@ -14,6 +13,7 @@ from bruno.checkpoint import read, read_about
 from bruno.config import load_recipe, to_dict
 from bruno.data import Examples
 from bruno.training.run import Run
+from cli.commandline import run, values_of
 
 
 def test_an_exported_model_needs_no_run(digits_run, workplace):

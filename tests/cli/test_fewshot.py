@@ -1,6 +1,7 @@
 """`bruno fewshot`."""
 
 import pytest
+
 from cli.commandline import make_images, picture_of, run, values_of
 
 
@@ -52,7 +53,12 @@ def test_jobs_on_several_classes_report_a_split_with_one(workplace):
     run("train", "digits", "--steps", "1", "--out", "run", "--validate", "0", *data, "--device", "cpu")
     classify = ["classify", "run", "images/class00", "--support", "images", "--calibrate"]
     message = r"`data` .*at least 2 classes; the (test|validation) split has 1"
-    for command in (["fewshot", "run"], ["anomaly", "watch", "run"], ["retrieve", "measure", "run"], classify):
+    for command in (
+        ["fewshot", "run"],
+        ["anomaly", "watch", "run"],
+        ["retrieve", "measure", "run"],
+        classify,
+    ):
         with pytest.raises(ValueError, match=message):
             run(*command)
     few = run("fewshot", "run", "--data", "images", "--way", "4", "--shot", "1", "--trials", "2")

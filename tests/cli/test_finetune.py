@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from cli.commandline import SMALL, make_images, run
 
 import bruno
 from bruno.training.run import Run
+from cli.commandline import SMALL, make_images, run
 
 TUNE = ["finetune", "run", "--device", "cpu"]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.commandline import SMALL, picture_of, run, values_of
 
 from bruno.data import load_examples
+from cli.commandline import SMALL, picture_of, run, values_of
 
 
 def test_an_inspection_and_one_page_of_all_results(in_digits):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cli.commandline import run
 
 from bruno import Bruno
 from bruno.config import load_recipe, presets
 from bruno.data import DATASETS, Examples
+from cli.commandline import run
 
 
 @pytest.mark.parametrize("name", presets())

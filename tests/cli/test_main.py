@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli.commandline import run, run_main
 from typer.main import get_command
 
 import bruno
 from bruno.cli.main import COMMANDS, GROUPS, app
 from bruno.training.run import Run
+from cli.commandline import run, run_main
 
 
 def test_the_version_is_printed():
@@ -106,7 +106,9 @@ def test_the_installed_program_reports_a_mistake_too(tmp_path):
 
 def test_a_file_that_may_not_be_written_is_reported_by_its_absolute_path(tiny, monkeypatch, capsys):
     def denied(self, *arguments, **options):
-        raise PermissionError(13, "Permission denied", "runs")  # the tests may run as root, who is never denied
+        raise PermissionError(
+            13, "Permission denied", "runs"
+        )  # the tests may run as root, who is never denied
 
     monkeypatch.setattr("bruno.reporting.results.Result.write", denied)
     ended = run_main(capsys, "sample", "run", "--prior")

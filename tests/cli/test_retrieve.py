@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli.commandline import picture_of, run, values_of
 
 import bruno
+from cli.commandline import picture_of, run, values_of
 
 
 @pytest.fixture
@@ -72,7 +72,10 @@ def test_retrieval_beats_chance_on_unseen_digits(in_digits):
     ("arguments", "message"),
     [
         (["--query", "support/2", "--collection", "queries/2", "--index", "no/x.index"], r"no/x\.index"),
-        (["--query", "support/2", "--collection", "collection", "--top", "0"], r"`--top` .*at least 1; got 0"),
+        (
+            ["--query", "support/2", "--collection", "collection", "--top", "0"],
+            r"`--top` .*at least 1; got 0",
+        ),
         (["--query", "support/2", "--collection", "nowhere"], r"nowhere"),
         (["--query", "nowhere", "--collection", "collection"], r"nowhere"),
     ],

@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 import pytest
-from cli.commandline import picture_of, run, values_of
 
 import bruno
+from cli.commandline import picture_of, run, values_of
 
 
 def saved(folder, name: str) -> dict[str, np.ndarray]:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from cli.commandline import run, values_of, words
 
 from bruno.training.run import Run
+from cli.commandline import run, values_of, words
 
 SCALE = np.array([1, 1, 1e5])  # the third column, weight, is in grams
 OUT_OF_DISTRIBUTION = "outlier, out of distribution"

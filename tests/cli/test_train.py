@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli.commandline import SMALL, make_images, run
 from PIL import Image
 
 import bruno
 from bruno.checkpoint import read
 from bruno.training.run import Run
 from bruno.training.trainer import Trainer
+from cli.commandline import SMALL, make_images, run
 
 TRAIN = ["train", "digits", *SMALL]
 

@@ -149,9 +149,9 @@ def test_joined_examples_keep_their_classes_separate(examples):
     ("elements", "labels", "error", "message"),
     [
         ("text", [0, 1], TypeError, r"`elements` .*got str"),
-        ([torch.zeros(2), torch.zeros(3)], [0, 1], TypeError, r"`elements` .*got list: .*size"),
-        ([[1.0], [1.0, 2.0]], [0, 1], TypeError, r"`elements` .*got list"),
-        (torch.zeros(2, 3), ["a", "b"], TypeError, r"`labels` .*got list"),
+        ([torch.zeros(2), torch.zeros(3)], [0, 1], ValueError, r"`elements` .*got \(2,\) and \(3,\)"),
+        ([[1.0], [1.0, 2.0]], [0, 1], ValueError, r"`elements` .*got \(1,\) and \(2,\)"),
+        (torch.zeros(2, 3), ["a", "b"], TypeError, r"`labels` .*got str"),
         (torch.zeros(2, 3), [0.0, 1.0], TypeError, r"`labels` must be integers.*float64"),
         (torch.zeros(2, 3), torch.tensor([[0, 1]]), TypeError, r"`labels` .*\(1, 2\)"),
         (torch.zeros(2, 3), torch.tensor([0, 2]), ValueError, r"`labels` .*from 0 to 1.*got 2"),

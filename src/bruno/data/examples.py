@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int, Integer
+from jaxtyping import Int
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from bruno.arrays import ArrayLike, as_tensor, image_to_array
 from bruno.data.archives import reason
 from bruno.files import atomic_write
+from bruno.kinds import rescale_levels
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -166,14 +168,6 @@ def concatenate(parts: Sequence[Examples]) -> Examples:
     )
 
 
-def rescale_levels(pixels: Integer[Tensor, "*batch"], now: int, wanted: int) -> Integer[Tensor, "*batch"]:
-    """Rescale grey values from 0 … now − 1 to 0 … wanted − 1, rounded."""
-    if now == wanted:
-        return pixels
-    kind = torch.uint8 if wanted <= 256 else torch.long
-    return (pixels.double() * ((wanted - 1) / (now - 1))).round().to(kind)
-
-
 def _check_labels(labels: Tensor, elements: int, classes: int) -> None:
     if labels.is_floating_point() or labels.ndim != 1:
         raise TypeError(
@@ -190,18 +184,9 @@ def _check_labels(labels: Tensor, elements: int, classes: int) -> None:
         )
 
 
-def _as_tensor(values: Any, name: str) -> Tensor:
-    if isinstance(values, Tensor):
-        return values
-    try:
-        if not isinstance(values, np.ndarray) and len(values) and isinstance(values[0], Image.Image):
-            images = [np.atleast_3d(np.asarray(image)).transpose(2, 0, 1) for image in values]
-            return torch.from_numpy(np.stack(images))
-        if not isinstance(values, np.ndarray) and len(values) and isinstance(values[0], Tensor):
-            return torch.stack(list(values))
-        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"`{name}` must be a tensor, an array, or a list of equal shapes; got {type(values).__name__}: "
-            f"{reason(error)}."
-        ) from error
+def _as_tensor(values: ArrayLike, name: str) -> Tensor:
+    """A tensor of the values; PIL images keep their size and become grey or RGB."""
+    if isinstance(values, list | tuple) and values and isinstance(values[0], Image.Image):
+        grey = values[0].mode in ("1", "L") or values[0].mode.startswith("I")
+        values = [image_to_array(image, None, grey) for image in values]
+    return as_tensor(values, name)

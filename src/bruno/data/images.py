@@ -9,8 +9,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
+from bruno.arrays import image_to_array
 from bruno.data.archives import READ_ERRORS, entries, is_hidden, reason
 from bruno.data.examples import Examples
 
@@ -55,23 +56,12 @@ def decode(content: bytes, size: Size | None, grey: bool) -> NDArray[np.uint8]:
         opened = Image.open(io.BytesIO(content))
     except UnidentifiedImageError as error:
         raise ValueError("it is not an image") from error
-    with opened as file:
-        ImageOps.exif_transpose(file, in_place=True)  # upright, however the camera was held
-        return fit(_opaque(_with_8_bits(file)), size, grey)
-
-
-def fit(image: Image.Image, size: Size | None, grey: bool) -> NDArray[np.uint8]:
-    """Convert an image to grey or RGB and resize it: uint8 (channels, height, width)."""
-    image = image.convert("L" if grey else "RGB")
-    if size is not None:
-        height, width = (size, size) if isinstance(size, int) else size
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    array = np.asarray(image)
-    return array[None] if grey else array.transpose(2, 0, 1)
+    with opened as image:
+        return image_to_array(image, size, grey)
 
 
 def fit_all(images: NDArray[np.uint8], size: Size | None, grey: bool | None) -> NDArray[np.uint8]:
-    """Apply `fit` to images (n, channels, height, width); by default they keep their size and channels."""
+    """Resize images (n, channels, height, width) and convert their channels; by default unchanged."""
     channels, height, width = images.shape[1:]
     wanted = (size, size) if isinstance(size, int) else size or (height, width)
     grey = channels == 1 if grey is None else grey
@@ -79,7 +69,7 @@ def fit_all(images: NDArray[np.uint8], size: Size | None, grey: bool | None) -> 
         return images
     arrays = np.moveaxis(images, 1, 3)
     opened = (Image.fromarray(array[:, :, 0] if channels == 1 else array) for array in arrays)
-    return np.stack([fit(image, wanted, grey) for image in opened])
+    return np.stack([image_to_array(image, wanted, grey) for image in opened])
 
 
 def is_image(name: str) -> bool:
@@ -140,23 +130,3 @@ def _wrapper_depth(names: Iterable[str]) -> int:
 
 def _class_of(name: str, skip: int) -> str:
     return "/".join(PurePosixPath(name).parts[skip:-1])
-
-
-def _with_8_bits(image: Image.Image) -> Image.Image:
-    """Scale 16-bit grey values to 8 bits, where Pillow would clip them at 255."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return Image.fromarray(np.round(np.asarray(image) / 257).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise ValueError("its pixels have 32 bits and an unknown range. Save it with 8 or 16 bits")
-    return image
-
-
-def _opaque(image: Image.Image) -> Image.Image:
-    """Fill transparent pixels with black or white, whichever contrasts more with the opaque ones."""
-    if not image.has_transparency_data:
-        return image
-    rgba = image.convert("RGBA")
-    luminance, alpha = np.asarray(rgba.convert("L"), float), np.asarray(rgba.getchannel("A"), float)
-    foreground = (luminance * alpha).sum() / max(1.0, alpha.sum())
-    background = Image.new("RGBA", rgba.size, "black" if foreground > 127 else "white")
-    return Image.alpha_composite(background, rgba)

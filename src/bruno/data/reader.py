@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from bruno.data.archives import READ_ERRORS, is_hidden, reason
-from bruno.data.examples import rescale_levels
 from bruno.data.images import decode, is_image, is_unreadable_image
 from bruno.data.tables import column_positions, open_text, parse_numbers
+from bruno.kinds import rescale_levels
 
 
 class Element(NamedTuple):

@@ -9,6 +9,7 @@ from functools import singledispatch
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bruno.fit import FineTuningComparison
 from bruno.kinds import Kind
@@ -171,7 +172,9 @@ def _(outcome: Samples) -> Result:
         images = to_uint8(outcome.images, outcome.levels)
         picture = png(grid(images, columns, padding=1, background=BACKGROUND))
     result = Result("samples-prior", "Samples from the prior", values, picture=picture)
-    return _with_rows(result, outcome.x.unsqueeze(0).unsqueeze(0), (0,)) if not outcome.levels else result
+    if outcome.levels:
+        return result
+    return _with_rows(result, outcome.x[None, None], (0,), outcome.columns)
 
 
 @summarise.register
@@ -179,7 +182,7 @@ def _(outcome: SetSamples) -> Result:
     samples, seen = outcome.samples, outcome.lengths
     result = Result("samples", "More of the same", {"seen": seen, "clamped": samples.clamped})
     if not samples.levels:
-        return _with_rows(result, samples.x, seen)
+        return _with_rows(result, samples.x, seen, samples.columns)
     inputs, drawn = (to_uint8(x, samples.levels) for x in (outcome.inputs, samples.images))
     shown = inputs[:, [n - 1 for n in seen if n]]  # the last element of each prefix
     return replace(
@@ -218,7 +221,7 @@ def class_samples_picture(outcome: SetSamples) -> bytes:
     return png(grid(rows.flatten(0, 1), rows.shape[1], padding=1, background=BACKGROUND))
 
 
-def _with_rows(result: Result, x: torch.Tensor, seen: Sequence[int]) -> Result:
+def _with_rows(result: Result, x: Tensor, seen: Sequence[int], names: Sequence[str]) -> Result:
     """A result on rows of a table: the last samples as text."""
     rows = [
         (str(number), str(n), *(f"{value:.6g}" for value in row))
@@ -226,7 +229,7 @@ def _with_rows(result: Result, x: torch.Tensor, seen: Sequence[int]) -> Result:
         for n, some in zip(seen, prefixes, strict=True)
         for row in some
     ]
-    columns = ("set", "seen", *map(str, range(1, x.shape[-1] + 1)))
+    columns = ("set", "seen", *(names or map(str, range(1, x.shape[-1] + 1))))
     note = f"The last {_ROWS} of {len(rows)} samples." * (len(rows) > _ROWS)
     return replace(result, columns=columns, rows=tuple(rows[-_ROWS:]), note=note)
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from bruno.arrays import ArrayLike, as_tensor
+from bruno.arrays import ArrayLike, NumpyResult, as_tensor
 from bruno.data import Examples
 from bruno.kinds import Kind
 from bruno.model import Bruno
@@ -25,7 +25,7 @@ _COLDEST, _HOTTEST = 1e-3, 1e6
 
 
 @dataclass(frozen=True, eq=False)
-class Classification:
+class Classification(NumpyResult):
     """Class probabilities of queries.
 
     Attributes:

@@ -9,14 +9,14 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from bruno.arrays import ArrayLike, as_tensor
+from bruno.arrays import ArrayLike, NumpyResult, as_tensor
 from bruno.config import check_at_least
 from bruno.model import Bruno, Posterior, Samples
 from bruno.process import Evidence
 
 
 @dataclass(frozen=True, eq=False)
-class SetSamples:
+class SetSamples(NumpyResult):
     """Samples given prefixes of sets.
 
     Attributes:
@@ -31,7 +31,7 @@ class SetSamples:
 
 
 @dataclass(frozen=True, eq=False)
-class SpreadByRepeats:
+class SpreadByRepeats(NumpyResult):
     """How much samples differ after the model has seen one element repeatedly.
 
     Attributes:

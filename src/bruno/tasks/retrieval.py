@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from bruno.arrays import ArrayLike, as_tensor
+from bruno.arrays import ArrayLike, NumpyResult, as_tensor
 from bruno.checkpoint import read, write
 from bruno.data import Element, ElementReader, Examples
 from bruno.data.archives import file_stamp
@@ -226,7 +226,7 @@ def _state_of(reader: ElementReader, files: Sequence[Path], folder: Path) -> str
 
 
 @dataclass(frozen=True, eq=False)
-class Ranking:
+class Ranking(NumpyResult):
     """A collection ordered by how well it fits a query.
 
     Attributes:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from bruno.arrays import to_numpy
+from bruno.arrays import NumpyResult, to_numpy
 from bruno.config import to_dict
 from bruno.data import SetSampler
 from bruno.data.archives import is_hidden
@@ -64,7 +64,7 @@ class FewShotEvaluation:
 
 
 @dataclass(frozen=True, eq=False)
-class Retrieved:
+class Retrieved(NumpyResult):
     """The best elements of a collection for a query, the best first.
 
     Attributes:
@@ -240,13 +240,20 @@ class Trained(DetectionJobs):
         """
         generator = self._generator(seed)
         x = self._sets(given, sets, set_size, split, data, invert, skip_bad, generator)
-        return samples_by_prefix(
+        found = samples_by_prefix(
             self.model, x, samples, lengths=prefixes, generator=generator, temperature=temperature
         )
+        return replace(found, samples=self._with_columns(found.samples))
 
     def sample_prior(self, samples: int = 8, *, temperature: float = 1.0, seed: int = 0) -> Samples:
         """Samples from the prior, each the first element of a set of its own."""
-        return prior_samples(self.model, samples, generator=self._generator(seed), temperature=temperature)
+        generator = self._generator(seed)
+        return self._with_columns(
+            prior_samples(self.model, samples, generator=generator, temperature=temperature)
+        )
+
+    def _with_columns(self, samples: Samples) -> Samples:
+        return replace(samples, columns=self.columns)
 
     def sample_repeats(
         self,

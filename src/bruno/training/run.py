@@ -195,9 +195,7 @@ class Run:
         """Raise if the run has begun with another recipe; only its length may differ."""
         if self.checkpoints:
             began, now = to_dict(self.recipe), to_dict(recipe)
-            check_same(
-                self.folder.name, began | _lasting(began["train"]), now | _lasting(now["train"])
-            )
+            check_same(self.folder.name, began | _lasting(began["train"]), now | _lasting(now["train"]))
 
     # --- private ------------------------------------------------------------------------------------------
 
@@ -312,9 +310,7 @@ class Run:
         """Raise unless a checkpoint has the trainer's settings; only the length of training may differ."""
         config = trainer.model.config
         check_same(self.folder.name, header["config"] or {}, to_dict(config) if config else {})
-        check_same(
-            self.folder.name, _lasting(header["train"]), _lasting(to_dict(trainer.config))
-        )
+        check_same(self.folder.name, _lasting(header["train"]), _lasting(to_dict(trainer.config)))
 
 
 def _lasting(train: dict[str, Any]) -> dict[str, Any]:
