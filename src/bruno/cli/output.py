@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskProgressColumn,
     TextColumn,
@@ -67,30 +66,30 @@ def to_stderr(wanted: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with (done, total); a bar on a terminal, nothing elsewhere."""
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+def progress_bar(unit: str) -> Iterator[Callable[..., None]]:
+    """A function to call with (done, total), and optionally a text; a bar on a terminal, nothing elsewhere."""
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task(unit, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def update(done: float, total: float, text: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=text or f"{done:,}/{total:,} {unit}")
+
+        yield update
 
 
 @contextmanager
 def training_bar() -> Iterator[Callable[[LogEntry], None]]:
     """A function to call with each log entry of a training; a bar on a terminal, a summary at the end."""
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
     last: list[LogEntry] = []
-    with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar:
-        task = bar.add_task("starting", total=1.0)
+    with progress_bar("steps") as progress:
 
         def update(entry: LogEntry) -> None:
             last[:] = [entry]
-            fraction = entry.seconds / max(1e-9, entry.seconds + entry.seconds_left)
             words = [f"step {entry.index:,}", f"{entry.elements_per_second:,.0f}/s", _memory(entry.memory)]
             words += [f"{entry.bits_per_dim:.3f} bits/dim"] * (entry.bits_per_dim == entry.bits_per_dim)
             words += [f"{100 * entry.accuracy:.0f} % correct"] * (entry.accuracy == entry.accuracy)
-            words += [f"{_duration(entry.seconds_left)} left"]
-            bar.update(task, completed=fraction, description=" · ".join(words))
+            progress(entry.seconds, max(1e-9, entry.seconds + entry.seconds_left), " · ".join(words))
 
         yield update
     for entry in last:
