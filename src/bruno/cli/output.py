@@ -67,7 +67,7 @@ def to_stderr(wanted: bool = True) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(unit: str) -> Iterator[Callable[..., None]]:
-    """A function to call with (done, total), and optionally a text; a bar on a terminal, nothing elsewhere."""
+    """A function to call with (done, total) and optionally a text; a bar on a terminal only."""
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task(unit, total=None)
