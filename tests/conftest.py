@@ -1,7 +1,8 @@
-"""Every shape in a signature of the package is checked while the tests run, and only then."""
+"""Shapes in the signatures of the package are checked while the tests run, and only then."""
 
 # ruff: noqa: E402, I001
 import os
+from functools import wraps
 
 import jaxtyping
 import pytest
@@ -10,10 +11,9 @@ from hypothesis import settings
 # Before any test imports the package; it stays for the whole session.
 jaxtyping.install_import_hook("bruno", "typechecker.check").__enter__()
 
-# Threads are told how to wait before torch starts them: beside other work on the same cores, a test that
-# trains takes several times as long otherwise. Tests that run at the same time share the cores.
-at_once = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
+# Tests that run at the same time share the cores. Both settings have to come before torch.
+workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 import bruno.threads  # noqa: F401
 import torch
 
@@ -23,14 +23,37 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.load_profile("repeatable")
 
 
+def _without_shape_checks(function):
+    """The function, with shape checks off while it runs."""
+
+    @wraps(function)
+    def unchecked(*args, **kwargs):
+        before = jaxtyping.config.jaxtyping_disable
+        jaxtyping.config.update("jaxtyping_disable", True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            jaxtyping.config.update("jaxtyping_disable", before)
+
+    return unchecked
+
+
+def _compile(*args, **kwargs):
+    return _without_shape_checks(_torch_compile(*args, **kwargs))
+
+
+# torch.compile cannot trace the shape checks: compiled functions run without them.
+_torch_compile, torch.compile = torch.compile, _compile
+
+
 @pytest.fixture(autouse=True)
-def _same_random_numbers_every_time():
+def _seed():
     torch.manual_seed(0)
 
 
 @pytest.fixture
-def without_shape_checks(request):
-    """For tests that hand over what the shapes forbid, to see the package's own errors."""
+def without_shape_checks():
+    """For tests that pass forbidden shapes and types, to see the package's own errors."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,4 +1,5 @@
 import io
+import shutil
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from bruno.flow import (
     DenseRealNVP,
     OddEven,
     initialise,
+    set_compiled,
     set_network_dtype,
     set_recompute,
 )
@@ -113,6 +115,18 @@ def test_recomputing_changes_memory_and_nothing_else():
     plain = gradients()
     set_recompute(flow, True)
     torch.testing.assert_close(gradients(), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_compiling_changes_speed_and_nothing_else():
+    coupling = AffineCoupling(OddEven(4, 0), DenseNetwork(2, 2, 4))
+    for p in coupling.parameters():
+        p.data.add_(0.1 * torch.randn_like(p))
+    x = torch.randn(3, 4)
+    plain = coupling(x)
+    set_compiled(coupling, True)
+    torch.testing.assert_close(coupling(x), plain)
 
 
 def test_any_network_will_do():
