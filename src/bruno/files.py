@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes: a file is complete or does not exist."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor, contiguous_format, uint8
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A file to write beside another, which it replaces in the end: a crash leaves the old or the new one.
+    """A temporary file that replaces `path` at the end: a crash leaves the old file or the new one.
 
-    So does a power cut: what was written is on the disk before it gets its name. Its own name until then is
-    unlike any other, however many processes write the same file at once.
+    So does a power cut, since the contents are synced to disk first. The temporary name is unique, so several
+    processes may write the same file at once.
     """
     beside = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
@@ -29,6 +29,6 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    """Of all its numbers in order, whatever their type and its strides."""
+    """The values of a tensor in order, as bytes, whatever its type and strides."""
     flat = tensor.detach().cpu().reshape(-1).clone(memory_format=contiguous_format)
     return flat.view(uint8).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""The model: preprocessing, flow and process as one density of sets, and what it knows given a set."""
+"""The model: preprocessing, flow and process as one density of sets, and its posterior given a set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bruno.process.checks import check_type, may_look_at_values
 
 
 class Encoded(NamedTuple):
-    """Latents of a batch of elements and the log-det of the way there."""
+    """Latents of a batch of elements, and the log-det of the map to them."""
 
     z: Float[Tensor, "*batch dim"]
     log_det: Float[Tensor, "*batch"]
@@ -63,15 +63,29 @@ class Bruno(nn.Module):
     Each element goes through the preprocessing and the flow, x -> z; every dimension of z is an exchangeable
     process; log p(x) = log p(z) + log |det ∂z/∂x|.
 
-    Integers are dequantised with uniform noise from a `generator`; without one with ½, so that the same
-    element always has the same latents and can be removed again. Train and measure bits/dim with a generator.
+    Elements are tensors, numpy arrays, PIL images, or lists of these. Integers are dequantised with uniform
+    noise from a `generator`; without one ½ is added, so that the same element always has the same latents and
+    can be removed again. Train and measure bits/dim with a generator.
 
     Args:
-        shape: of an element.
-        flow: any `Bijection` from elements to vectors of as many numbers.
-        process: with as many dimensions.
+        shape: shape of an element.
+        flow: any `Bijection` from elements to vectors of the same size.
+        process: a process with as many dimensions.
         preprocessing: the first step, `Logit` or `Gaussianise` for pixels, `Standardise` for real numbers.
-        config: what the model was built from; without it, it can be trained and used but not saved whole.
+        config: the config that the model was built from; `bruno.save` needs it.
+
+    >>> from bruno.config import FlowConfig, ModelConfig
+    >>> flow = FlowConfig("dense", couplings=2, units=8)
+    >>> model = Bruno.from_config(ModelConfig((2,), levels=0, flow=flow))
+    >>> machine = torch.tensor([[0.1, 2.0], [0.2, 2.1], [0.0, 1.9]])
+    >>> posterior = model.condition(machine)
+    >>> posterior
+    Posterior(batch_shape=(), seen=3)
+    >>> usual, odd = posterior.score(torch.tensor([[0.1, 2.0], [0.1, -2.0]]))
+    >>> bool(usual > odd)
+    True
+    >>> posterior.sample(5).x.shape
+    torch.Size([5, 2])
     """
 
     def __init__(
@@ -186,11 +200,11 @@ class Bruno(nn.Module):
         return self.process.step_log_prob(z, validate=validate) + log_det
 
     def bits_per_dim(self, log_prob: Tensor) -> Tensor:
-        """−log₂ p for each number of an element: what the literature reports."""
+        """−log₂ p per dimension: bits/dim."""
         return -log_prob / (self.dim * math.log(2))
 
     def prior(self) -> Posterior:
-        """What the model knows of a set before it sees any element."""
+        """The posterior given no elements."""
         return Posterior(self, Evidence.empty(self.dim, device=self.device))
 
     def condition(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
@@ -215,7 +229,7 @@ class Bruno(nn.Module):
         return other is self or other.fingerprint() == self.fingerprint()
 
     def _decode(self, z: Tensor) -> Samples:
-        """Elements in range: a latent far in the tail may overflow on the way, and ends at an end of it."""
+        """Elements in the range of the data; a latent far in the tail may overflow and is clamped to it."""
         y, _ = self.flow.inverse(z.reshape(-1, self.dim).to(self.process.mean.dtype))
         x, astray = self.preprocessing.clamped(self.preprocessing.inverse(y)[0])
         return Samples(x.reshape(*z.shape[:-1], *self.shape), int(astray.sum()), self.levels)
@@ -274,7 +288,7 @@ def _flow(config: ModelConfig) -> Bijection:
             config.shape, couplings=flow.couplings, units=flow.units, weight_norm=flow.weight_norm
         )
     if len(config.shape) == 1:
-        raise ValueError("`flow.kind` must be dense for rows of numbers, as in the preset table; got conv.")
+        raise ValueError("`flow.kind` must be dense for rows, as in the preset table; got conv.")
     return ConvRealNVP(
         config.shape,
         scales=flow.scales,
@@ -300,10 +314,10 @@ def _process(config: ModelConfig) -> ExchangeableProcess:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """A model and what it has seen of some sets: a few vectors, however large the sets.
+    """A model with the evidence of some sets: a few vectors, however large the sets.
 
-    An immutable value: `update`, `remove` and `merge` give a new one. Batches of elements broadcast with the
-    batch of sets: k sets score q elements as ``posterior.log_prob(x.unsqueeze(1))``, (q, k).
+    An immutable value: `update`, `remove` and `merge` return a new one. Batches of elements broadcast with
+    the batch of sets: k sets score q elements by ``posterior.log_prob(x.unsqueeze(1))``, (q, k).
     """
 
     model: Bruno
@@ -315,16 +329,16 @@ class Posterior:
         return self.model.process.log_prob(z, self.evidence) + log_det
 
     def score(self, x: ArrayLike, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
-        """log p(x | set) − log p(x): how much better the set explains the element than nothing does.
+        """log p(x | set) − log p(x): the score of single elements, in nats.
 
-        The Jacobian cancels, so this is computed from latents alone.
+        The Jacobian cancels, so it is computed from latents alone.
         """
         z = self.model.encode(x, generator).z
         return self.model.process.log_prob(z, self.evidence) - self.model.process.log_prob(z)
 
     @torch.no_grad()
     def sample(self, n: int = 1, *, generator: Generator | None = None, temperature: float = 1.0) -> Samples:
-        """n more elements of each set, (n, *batch, *shape); temperature scales their latents' deviation."""
+        """n samples of the next element, (n, *batch, *shape); temperature scales the spread of latents."""
         try:
             n = operator.index(n)
         except TypeError:
@@ -337,26 +351,26 @@ class Posterior:
         return self.model._decode(z)
 
     def update(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
-        """Having seen more: one element for each set, (*batch, *shape), or several, (*batch, n, *shape)."""
+        """Add one element to each set, (*batch, *shape), or several, (*batch, n, *shape)."""
         return Posterior(self.model, self.evidence.add(self.model.encode(x, generator).z))
 
     def remove(self, x: ArrayLike) -> Posterior:
-        """As if some elements had never been seen; they must have been, without a generator."""
+        """Remove elements that were added before, without a generator."""
         return Posterior(self.model, self.evidence.remove(self.model.encode(x).z))
 
     def detach(self) -> Posterior:
-        """The same, cut off from the graph that made it."""
+        """The same posterior, detached from the graph."""
         return Posterior(self.model, self.evidence.detach())
 
     def merge(self, other: Posterior) -> Posterior:
         """The posterior given what both have seen."""
         check_type("other", other, Posterior)
         if not self.model.is_same(other.model):
-            raise ValueError("`other` must be a posterior of the same model; got one of other weights.")
+            raise ValueError("`other` must be a posterior of the same model; got one of another model.")
         return Posterior(self.model, self.evidence + other.evidence)
 
     def __getitem__(self, index: Any) -> Posterior:
-        """Of some sets of the batch."""
+        """The posterior of some sets of the batch."""
         return Posterior(self.model, self.evidence[index])
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What was run, on what: the facts that make a number in results/ one that someone else can check."""
+"""Where a number in results/ comes from: command, commit, seed, hardware and versions."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _command() -> str:
 
 
 def _commit() -> str | None:
-    """$BRUNO_COMMIT or that of the source tree, with a + where it was changed; none outside a checkout."""
-    if told := os.environ.get("BRUNO_COMMIT"):  # by whoever copied the tree without its history
-        return told
+    """$BRUNO_COMMIT, or the commit of the source tree with a + if it was changed; None outside a checkout."""
+    if commit := os.environ.get("BRUNO_COMMIT"):  # for a copy of the tree without its history
+        return commit
     here = Path(__file__)
 
     def git(*arguments: str) -> str:
@@ -49,9 +49,8 @@ def _commit() -> str | None:
         return subprocess.check_output(command, cwd=here.parent, text=True, stderr=subprocess.DEVNULL)
 
     try:
-        git(
-            "ls-files", "--error-unmatch", here.name
-        )  # installed within a checkout of something else, it is not
+        # Fails if the package is installed within a checkout of something else.
+        git("ls-files", "--error-unmatch", here.name)
         commit, changed = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain", "-uno")
     except (OSError, subprocess.CalledProcessError):
         return None

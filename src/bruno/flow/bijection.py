@@ -1,4 +1,4 @@
-"""The contract that every bijection keeps, and the ones that only move numbers about."""
+"""The interface of all bijections, and those that only rearrange numbers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,18 @@ class Bijection(nn.Module):
     """An invertible map of samples, with the logarithm of its Jacobian determinant.
 
     ``forward(x) -> (z, log_det)`` and ``inverse(z) -> (x, log_det)`` take a batch ``(batch, *shape)`` and
-    give one log-det a sample, ``(batch,)``; each log-det is that of the map just applied, so the two are
-    each other's negative. A map that changes the shape of a sample says so in `output_shape`.
+    return one log-det per sample, ``(batch,)``. Each log-det belongs to the map just applied, so one is the
+    negative of the other. A map that changes the shape of a sample overrides `output_shape`.
+
+    >>> class Double(Bijection):
+    ...     def forward(self, x):
+    ...         return 2 * x, torch.full((len(x),), x[0].numel() * math.log(2))
+    ...
+    ...     def inverse(self, z):
+    ...         return z / 2, torch.full((len(z),), -z[0].numel() * math.log(2))
+    >>> z, log_det = Chain([Double(), Flatten((1, 2))])(torch.ones(1, 1, 2))
+    >>> z.tolist(), round(log_det.item(), 4)
+    ([[2.0, 2.0]], 1.3863)
     """
 
     def forward(self, x: Float[Tensor, "batch *shape"]) -> Transformed:
@@ -32,12 +42,12 @@ class Bijection(nn.Module):
         raise NotImplementedError
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape that a sample of this shape comes out with; raises ValueError if it cannot go in."""
+        """The shape of the result for a sample of this shape; raises ValueError if it cannot be mapped."""
         return shape
 
 
 class Chain(Bijection):
-    """One bijection after the other; log-dets add up."""
+    """A composition of bijections; log-dets add up."""
 
     def __init__(self, bijections: Iterable[Bijection]) -> None:
         super().__init__()
@@ -64,7 +74,11 @@ class Chain(Bijection):
 
 
 class Squeeze(Bijection):
-    """Trades space for channels: (C, H, W) -> (4C, H/2, W/2), each 2 × 2 patch becoming four channels."""
+    """Trade resolution for channels: (C, H, W) -> (4C, H/2, W/2); a 2 × 2 patch becomes four channels.
+
+    >>> Squeeze()(torch.arange(4.0).view(1, 1, 2, 2))[0].flatten().tolist()
+    [0.0, 1.0, 2.0, 3.0]
+    """
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
         self.output_shape(tuple(x.shape[1:]))
@@ -84,7 +98,7 @@ class Squeeze(Bijection):
 
 
 class FactorOut(Bijection):
-    """Sends the first half of the channels through a bijection and the rest straight to the latents.
+    """Map the first half of the channels by a bijection; the rest become latents as they are.
 
     (C, H, W) -> (C·H·W,): the transformed half first, both flattened.
     """
@@ -115,7 +129,7 @@ class FactorOut(Bijection):
 
 
 class Flatten(Bijection):
-    """A sample of any shape as a vector."""
+    """Reshape a sample of any shape to a vector."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from bruno.flow.bijection import Bijection, Transformed
 
 
 class Partition(nn.Module):
-    """How a sample divides into the part that stays and the part that moves."""
+    """A division of a sample into a part that stays and a part that moves."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(the part that stays, the part that moves)."""
@@ -26,7 +26,7 @@ class Partition(nn.Module):
         raise NotImplementedError
 
     def on_moved(self, x: Tensor) -> Tensor:
-        """What the network says, where it applies."""
+        """The output of the network, zero where nothing moves."""
         return x
 
 
@@ -104,10 +104,10 @@ class OddEven(Partition):
 class AffineCoupling(Bijection):
     """y = x · exp(s) + t on the part that moves, with s and t functions of the part that stays.
 
-    log |det| = Σ s, and s = bound · tanh(·) with a bound that is learnt. The network may run in a shorter
-    type than the samples (`network_dtype`, on a GPU): s, t and the log-det do not. `recompute` trades time
-    for memory: what the network computes on the way forward is computed again on the way back. `compiled`
-    leaves the way forward to torch.compile, once for all couplings of one kind and shape.
+    log |det| = Σ s, and s = bound · tanh(·) with a learnt bound. On a GPU the network may run in a shorter
+    type than the samples (`network_dtype`); s, t and the log-det keep the type of the samples. `recompute`
+    enables activation checkpointing: less memory for more time. `compiled` runs the forward pass through
+    torch.compile, compiled once for all couplings of one kind and shape.
     """
 
     network_dtype: torch.dtype | None = None
@@ -146,13 +146,13 @@ class AffineCoupling(Bijection):
 
 @cache
 def _compiled_transform() -> Callable[[AffineCoupling, Tensor], Transformed]:
-    """One compiled function for all couplings: what differs in shape or kind is compiled beside it.
+    """One compiled function for all couplings, with one variant for each kind and shape.
 
-    Those are more than the eight that the compiler allows for by default before it gives up, silently.
-    Channels go last in memory, which the compiler would not do for so few: cuDNN wants them there, and spends
-    a third of the time on putting them there if they are not.
+    There are more variants than the eight after which the compiler silently gives up by default. Channels go
+    last in memory, which the compiler would not choose for this few channels: cuDNN needs them there, and
+    otherwise spends a third of the time on rearranging them.
     """
-    import torch._dynamo  # a second's import that only training on a GPU needs
+    import torch._dynamo  # takes a second to import, and only training on a GPU needs it
 
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(

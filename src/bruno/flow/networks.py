@@ -1,4 +1,4 @@
-"""The networks inside couplings: what they see is kept, what they give is a log-scale and a shift."""
+"""The networks inside couplings, which compute a log-scale and a shift."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-MEMORY_FORMAT = torch.channels_last  # of images on a CPU: up to a tenth faster
+MEMORY_FORMAT = torch.channels_last  # up to 10 % faster on a CPU
 
 
 class WeightNormed(nn.Module):
-    """A layer whose weight is magnitude · direction/|direction|, one magnitude an output.
+    """A layer whose weight is magnitude · direction/|direction|, with one magnitude per output.
 
-    The same as torch's parametrisation, which would give each layer a class of its own: the compiler then
-    compiles every network anew, where networks of one class and shape share what was compiled once. Without
-    weight norm the weight is the direction itself.
+    Equivalent to torch's parametrisation, which gives each layer its own class, so that the compiler could
+    not share compiled code between networks of one shape. Without weight norm the weight is the direction.
     """
 
     direction: nn.Parameter
@@ -31,7 +30,7 @@ class WeightNormed(nn.Module):
         assert layer.bias is not None
         self.direction, self.bias = nn.Parameter(layer.weight.detach()), nn.Parameter(layer.bias.detach())
         self.magnitude = nn.Parameter(_lengths(layer.weight.detach())) if weight_norm else None
-        if zero:  # a layer that starts by giving 0: with it a coupling starts as the identity
+        if zero:  # the layer outputs 0 at first, so that a coupling starts as the identity
             nn.init.zeros_(self.bias)
             nn.init.zeros_(self.direction if self.magnitude is None else self.magnitude)
         elif weight_norm:
@@ -39,10 +38,10 @@ class WeightNormed(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """What the layer multiplies with."""
+        """The normalised weight."""
         if self.magnitude is None:
             return self.direction
-        return torch._weight_norm(self.direction, self.magnitude, 0)  # on a CPU half the time of the formula
+        return torch._weight_norm(self.direction, self.magnitude, 0)  # half the time of the formula on a CPU
 
 
 def _lengths(weight: Tensor) -> Tensor:
@@ -75,10 +74,10 @@ class Conv(WeightNormed):
         return F.conv2d(x, self.weight, self.bias, padding=self.padding)
 
     def _forward_aligned(self, x: Tensor) -> Tensor:
-        """With more outputs than asked for, up to a multiple of 8.
+        """The same, computed with outputs padded to a multiple of 8.
 
-        A 1 × 1 convolution of half precision becomes a matrix product, and the gradient of a weight with 4
-        rows takes 1.4 ms on an H200 where one with 8 takes 0.03.
+        A 1 × 1 convolution in half precision becomes a matrix product. The gradient of a weight with 4 rows
+        takes 1.4 ms on an H200, with 8 rows 0.03 ms.
         """
         outputs = len(self.bias)
         more = -outputs % 8
@@ -118,7 +117,7 @@ class ConvNetwork(nn.Module):
         self.last = Conv(filters, 2 * outputs, 1, weight_norm=weight_norm, zero=True)
 
     def forward(self, x: Float[Tensor, "batch inputs h w"]) -> Float[Tensor, "batch outputs h w"]:  # noqa: D102
-        if not x.is_cuda:  # where the compiler sees to it
+        if not x.is_cuda:  # on a GPU the compiler does this
             x = x.contiguous(memory_format=MEMORY_FORMAT)
         x = F.elu(self.first(x))
         for block in self.blocks:
@@ -141,10 +140,10 @@ class _ResidualBlock(nn.Module):
 def initialise(module: nn.Module, run: Callable[[], Any]) -> None:
     """Data-dependent initialisation (Salimans & Kingma 2016) of every weight-normalised layer, once.
 
-    Calls `run`, which has to pass data through the module; each layer is scaled and random_shift, in the order the
-    data reach it, so that its outputs have mean 0 and variance 1 over these data. A layer remembers in a
-    buffer, saved with its weights, that this has been done: loading a model and calling this again, or
-    calling it twice, changes nothing.
+    Calls `run`, which has to pass data through the module. Each layer is scaled and shifted, in the order in
+    which the data reach it, so that its outputs have mean 0 and variance 1 over these data. A buffer that is
+    saved with the weights records that a layer is initialised, so a second call changes nothing, even after
+    the model was saved and loaded.
     """
     handles = [layer.register_forward_hook(_normalise_output) for layer in _uninitialised(module)]
     try:
@@ -162,7 +161,7 @@ def _uninitialised(module: nn.Module) -> Iterator[nn.Module]:
 def _normalise_output(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     axes = [axis for axis in range(output.ndim) if axis != 1]
     deviation, mean = torch.std_mean(output.float(), axes, correction=0)
-    scale = torch.where(deviation > 1e-3, 1 / deviation, 1.0)  # an output that never changes keeps its size
+    scale = torch.where(deviation > 1e-3, 1 / deviation, 1.0)  # a constant output keeps its scale
     layer.magnitude.mul_(scale.view(-1, *[1] * (layer.magnitude.ndim - 1)))
     layer.bias.sub_(mean).mul_(scale)
     layer.initialised.fill_(True)

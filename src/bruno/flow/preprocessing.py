@@ -1,4 +1,4 @@
-"""From integers to real numbers and back: dequantisation, pixels on the whole line, standardised tables."""
+"""Bijections from data to real numbers: dequantised pixels to the whole line, standardised columns."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from torch import Generator, Tensor
 
 from bruno.flow.bijection import Bijection, Transformed
 
-_FURTHEST = 1e9  # deviations from the mean
+_FURTHEST = 1e9  # standard deviations from the mean
 
 
 def dequantise(x: Tensor, generator: Generator | None = None) -> Tensor:
-    """Integers spread over their unit interval: x + u, with u uniform on [0, 1).
+    """Integers with dequantisation noise: x + u, with u uniform on [0, 1).
 
-    Without a generator u is ½, the middle of the interval: the same integers always give the same numbers.
+    Without a generator u is ½, so that the same integers always give the same numbers.
+
+    >>> dequantise(torch.tensor([0, 3]))
+    tensor([0.5000, 3.5000])
     """
     x = x.to(torch.get_default_dtype())
     if generator is None:
         return x + 0.5
     noisy = x + torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-    return torch.where(noisy.floor() == x, noisy, x + 0.5)  # a sum may be rounded up to the next integer
+    return torch.where(noisy.floor() == x, noisy, x + 0.5)  # rounding may reach the next integer
 
 
 def quantise(x: Tensor, levels: int = 256) -> Tensor:
@@ -30,10 +33,10 @@ def quantise(x: Tensor, levels: int = 256) -> Tensor:
 
 
 class Pixels(Bijection):
-    """Dequantised pixels on [0, levels) to the whole line, in a way that a kind of its own chooses.
+    """Dequantised pixels on [0, levels) to the whole line; subclasses define the map.
 
-    The log-det includes the rescaling, so that densities, and bits/dim, are those of the pixels themselves.
-    `alpha` is the share of the line's probability that stays free at each end, for 0 not to be −∞.
+    The log-det includes the rescaling, so that densities and bits/dim are those of the pixels themselves.
+    `alpha` is the margin at each end, as a fraction of the range: it keeps 0 from mapping to −∞.
     """
 
     def __init__(self, levels: int = 256, alpha: float = 1e-6) -> None:
@@ -43,22 +46,22 @@ class Pixels(Bijection):
         self.levels, self.alpha = levels, alpha
 
     def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers put back on [0, levels), and where that was necessary: a sample may be off by α."""
+        """Numbers clamped to [0, levels), and the mask of those that were outside by more than the margin."""
         top = math.nextafter(self.levels, 0) if x.dtype == torch.double else self.levels * (1 - 2**-24)
         inside = x.nan_to_num(0.0).clamp(0, top)
-        # Within α of an end is where the map itself ends, not a sample gone astray.
+        # Within α of an end, a number is where the map ends and counts as inside.
         margin = 2 * self.alpha / self._thinnest_end()
         return inside, ~((x >= -margin) & (x <= self.levels + margin))
 
     def _thinnest_end(self) -> float | Tensor:
-        """The share of the line's probability that the first or the last level has, whichever is less."""
+        """The fraction of the range that the first or the last level takes, whichever is less."""
         return 1 / self.levels
 
 
 class Logit(Pixels):
-    """The paper's way: logit(α + (1 − 2α)·x/levels).
+    """The map of the paper: logit(α + (1 − 2α)·x/levels).
 
-    Both tails are computed from their own end, where 1 − p would have lost its digits.
+    Both tails are computed from their own end, since 1 − p loses its digits near 1.
     """
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
@@ -79,13 +82,13 @@ class Logit(Pixels):
 
 
 class Gaussianise(Pixels):
-    """To a bell: Φ⁻¹(α + (1 − 2α)·F(x)), where F is how the pixels seen by `fit` are distributed.
+    """Pixels to a standard normal: Φ⁻¹(α + (1 − 2α)·F(x)), with F the distribution of the pixels in `fit`.
 
-    F rises evenly within each level, by the level's share of all pixels. So the level of an empty background
-    becomes most of a bell. A logit makes its noise a one-sided tail, a linear scale a thin sheet, and affine
-    couplings can bend neither into a bell: that costs up to 0.6 bits for every such pixel.
+    F rises linearly within each level, by the level's fraction of all pixels. A background level then covers
+    most of the normal. A logit maps its noise to a one-sided tail and a linear scale to a thin slab, neither
+    of which affine couplings can make normal: that costs up to 0.6 bits for every such pixel.
 
-    Computed in double precision, in which 1 − p keeps its digits up to any α worth having.
+    Computed in double precision, in which 1 − p keeps its digits for any useful α.
     """
 
     shares: Tensor
@@ -97,7 +100,7 @@ class Gaussianise(Pixels):
         self.register_buffer("fitted", torch.tensor(False))
 
     def fit(self, x: Tensor) -> Gaussianise:
-        """Take the shares from pixels, once; a hundredth is for all levels alike, seen or not."""
+        """Estimate the distribution from pixels, once; 1 % is spread evenly over all levels, seen or not."""
         if self.fitted:
             return self
         counts = quantise(x, self.levels).flatten().long().bincount(minlength=self.levels).double()
@@ -122,7 +125,7 @@ class Gaussianise(Pixels):
         return torch.minimum(self.shares[0], self.shares[-1])
 
     def _below(self) -> Tensor:
-        """The share of all pixels below each level."""
+        """The fraction of all pixels below each level."""
         return self.shares.cumsum(0) - self.shares
 
     def _log_det(self, level: Tensor, z: Tensor) -> Tensor:
@@ -131,12 +134,10 @@ class Gaussianise(Pixels):
 
 
 class Standardise(Bijection):
-    """Real data with mean 0 and deviation 1 in each place: (x − mean)/deviation, learnt by `fit`.
+    """Real data with mean 0 and standard deviation 1 in each column: (x − mean)/deviation, learnt by `fit`.
 
-    In double precision: of a Unix time, float32 loses the minutes.
-
-    What is further out than 1e9 deviations, as a number that stands for one that is missing, stays there:
-    there is nothing to be told apart, and squares of it would overflow on the way.
+    In double precision: float32 loses the minutes of a Unix time. Values beyond 1e9 standard deviations, as
+    placeholders for missing ones, are clamped there, since their squares would overflow.
     """
 
     mean: Tensor
@@ -150,7 +151,7 @@ class Standardise(Bijection):
         self.register_buffer("fitted", torch.tensor(False))
 
     def fit(self, x: Tensor) -> Standardise:
-        """Take mean and deviation from data (batch, *shape), once; what never changes keeps its size."""
+        """Estimate mean and deviation from data (batch, *shape), once; a constant column keeps its scale."""
         if self.fitted:
             return self
         deviation, mean = torch.std_mean(x.double(), 0, correction=0)
@@ -166,7 +167,7 @@ class Standardise(Bijection):
         return z * self.deviation + self.mean, -self._log_det(z)
 
     def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Real data have no range to leave; only what overflowed is put back to the mean."""
+        """Numbers with those that overflowed replaced by the mean, and the mask of these."""
         astray = ~torch.isfinite(x)
         return torch.where(astray, self.mean, x), astray
 

@@ -1,4 +1,4 @@
-"""Real NVP (Dinh et al. 2017) as the paper assembles it, and a variant that works at half resolution."""
+"""Real NVP (Dinh et al. 2017) as in the paper, and a variant that works at half resolution."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from bruno.flow.networks import ConvNetwork, DenseNetwork
 
 
 class DenseRealNVP(Chain):
-    """Fully connected couplings on odd and even numbers in turn, for vectors and small images.
+    """Fully connected couplings that alternate between odd and even numbers, for vectors and small images.
 
     Args:
-        shape: of a sample; anything but a vector is flattened.
-        couplings: how many; none where a sample is one number, which has no other to be coupled with.
-        units: of each of the two hidden layers in a coupling.
+        shape: shape of a sample; anything but a vector is flattened.
+        couplings: their number; none are made if a sample is a single number.
+        units: hidden units of each of the two layers in a coupling.
         weight_norm: normalise the weights of the networks.
+
+    >>> flow = DenseRealNVP((3,), couplings=2, units=4)
+    >>> z, log_det = flow(torch.ones(5, 3))
+    >>> z.shape, log_det.shape
+    (torch.Size([5, 3]), torch.Size([5]))
+    >>> bool(torch.allclose(flow.inverse(z)[0], torch.ones(5, 3)))
+    True
     """
 
     def __init__(
@@ -40,12 +47,12 @@ class ConvRealNVP(Chain):
 
     Args:
         shape: (channels, height, width); each scale but the last halves height and width.
-        scales: how many; the paper has 2.
-        filters: of the convolutions.
+        scales: number of scales; the paper uses 2.
+        filters: filters of a convolution.
         blocks: residual blocks of a convolutional network.
-        dense_couplings: how many on top.
-        dense_units: of each of their two hidden layers.
-        squeeze_first: the faster variant.
+        dense_couplings: number of dense couplings on top.
+        dense_units: hidden units of each of their two layers.
+        squeeze_first: use the faster variant.
         weight_norm: normalise the weights of the networks.
     """
 
@@ -86,7 +93,7 @@ class ConvRealNVP(Chain):
 def _scale(
     shape: Shape, scales: int, coupling: Callable[[Partition, Shape], Bijection], by_channels: bool
 ) -> Bijection:
-    """One scale of the convolutional model and, inside the half that goes on, those below it."""
+    """One scale of the convolutional model, with the scales below it inside the half that goes on."""
 
     def board(parity: int) -> Bijection:
         channels, height, width = shape
@@ -104,7 +111,7 @@ def _scale(
 
 
 def _dense(dim: int, couplings: int, units: int, weight_norm: bool) -> Iterator[Bijection]:
-    """Fully connected couplings that move odd and even numbers in turn."""
+    """Fully connected couplings that alternately move odd and even numbers."""
     for i in range(couplings):
         partition, fixed = OddEven(dim, i % 2), (dim + 1 - i % 2) // 2
         network = DenseNetwork(fixed, dim - fixed, units, weight_norm=weight_norm)
@@ -112,19 +119,19 @@ def _dense(dim: int, couplings: int, units: int, weight_norm: bool) -> Iterator[
 
 
 def set_network_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:
-    """Let the networks of all couplings run in this type on a GPU (bfloat16), or in that of their input."""
+    """Run the networks of all couplings in this type (bfloat16 on a GPU), or in the type of their input."""
     for coupling in _couplings(module):
         coupling.network_dtype = dtype
 
 
 def set_recompute(module: nn.Module, recompute: bool) -> None:
-    """Activation checkpointing for the networks of all couplings, or not."""
+    """Turn activation checkpointing of the networks of all couplings on or off."""
     for coupling in _couplings(module):
         coupling.recompute = recompute
 
 
 def set_compiled(module: nn.Module, compiled: bool) -> None:
-    """Compile the way forward through all couplings, shared by those of one kind and shape, or not."""
+    """Turn compilation of the forward pass of all couplings on or off."""
     for coupling in _couplings(module):
         coupling.compiled = compiled
 

@@ -1,8 +1,8 @@
-"""What a predictive distribution takes from the process alone: tables over positions and dimensions.
+"""The part of a predictive distribution that depends on the process alone: tables by position and dimension.
 
 With N elements seen, w = e + N·r and k = e·(w + r)/w, the location is m0 + gain·Σ (z_j − m0) with gain = r/w,
-and the rest of log p that no data enter is −½ log 2πk for a Gaussian process, and for a Student-t process
-g((ν+N)/2) − ½ log(πk(ν−2)) with g(x) = log Γ(x+½) − log Γ(x).
+and the part of log p that does not depend on data is −½ log 2πk for a Gaussian process, and for a Student-t
+process g((ν+N)/2) − ½ log(πk(ν−2)) with g(x) = log Γ(x+½) − log Γ(x).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from bruno.process.distributions import log_gamma_half_step, log_gamma_half_step
 
 
 class Parameters(NamedTuple):
-    """The parameters that the formulas speak of, each (dim,) and in float64."""
+    """The parameters in the formulas, each (dim,) and in float64."""
 
     mean: Tensor  # m0
     r: Tensor  # covariance of two elements
     e: Tensor  # variance of an element, less r
-    excess: Tensor | None = None  # ν − 2, which near 0 has digits that ν has not; none if Gaussian
+    excess: Tensor | None = None  # ν − 2, more accurate near 0 than ν; None if Gaussian
 
 
 class Coefficients(NamedTuple):
-    """What depends on the position and not on the data; (n, dim), or with batch axes where counts differ."""
+    """Tables that do not depend on the data; (n, dim), or with batch axes if counts differ."""
 
     gain: Float[Tensor, "*positions dim"]  # float64
     inv_std: Float[Tensor, "*positions dim"]  # 1/sqrt(k)
@@ -44,7 +44,7 @@ def seen_before(count: Tensor, begin: int, n: int) -> Float[Tensor, "*counts n"]
 def coefficients_for(
     seen: Float[Tensor, "*counts n"], parameters: Parameters, weight: Tensor, dtype: torch.dtype
 ) -> Coefficients:
-    """The tables for elements that have N others before them, in float64 until the end."""
+    """The tables for elements with N others before them, computed in float64."""
     _, r, e, excess = parameters
     seen_and_next = torch.cat([seen, seen[..., -1:] + 1], -1)
     w = e + seen_and_next.unsqueeze(-1) * r
@@ -67,7 +67,7 @@ def coefficients_backward(
     grad_gain: Float[Tensor, "*positions dim"],
     grad_constant: Float[Tensor, "*positions"],
 ) -> list[Tensor | None]:
-    """The gradients of r, e and ν − 2 from those of the tables; scaling is inv_std times that of inv_std."""
+    """The gradients of r, e and ν − 2 from those of the tables; scaling is inv_std times its gradient."""
     _, r, e, excess = parameters
     weight, grad_constant, seen_column = weight.double(), grad_constant.double(), seen.unsqueeze(-1)
     w = torch.addcmul(e, seen_column, r)

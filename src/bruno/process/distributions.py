@@ -1,4 +1,4 @@
-"""The two predictive distributions: Student-t and normal, exact in float32 and sampled from a generator."""
+"""The two predictive distributions: Student-t and normal, accurate in float32, with seeded samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Generator, Size, Tensor
 from torch import distributions as td
 from torch.distributions.utils import broadcast_all
 
-# From here on Stirling's series, below lgamma itself: either way the error is below 1e-12.
+# Stirling's series from here on, lgamma below: either way the error is below 1e-12.
 _SERIES_FROM = 1e3
 
 
@@ -24,7 +24,7 @@ def log_gamma_half_step(x: Tensor) -> Tensor:
 
 
 class _LogGammaHalfStep(torch.autograd.Function):
-    """Few kernels either way: on a GPU each of them costs more than its arithmetic."""
+    """Few kernels forward and backward: on a GPU a launch costs more than the arithmetic."""
 
     generate_vmap_rule = True
 
@@ -84,13 +84,13 @@ class StudentT(td.StudentT):
         scale: Tensor | float = 1.0,
         validate_args: bool | None = None,
     ) -> None:
-        # Not that of torch: it makes a chi-square, which these samples do not need and which no CUDA graph
-        # can capture.
+        # torch's own constructor makes a chi-square, which is not needed here and which CUDA graphs cannot
+        # capture.
         self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
         td.Distribution.__init__(self, self.df.shape, validate_args=validate_args)
 
     def expand(self, batch_shape: Sequence[int], _instance: td.Distribution | None = None) -> StudentT:
-        """The same, for a larger batch."""
+        """The same distribution for a larger batch."""
         df, loc, scale = (part.expand(Size(batch_shape)) for part in (self.df, self.loc, self.scale))
         return StudentT(df, loc, scale, validate_args=False)
 
@@ -139,9 +139,9 @@ class Normal(td.Normal):
 
 
 def _open_uniform(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
-    """Uniform on (0, 1): an exact 0, which `torch.rand` can give, would put a sample at infinity.
+    """Uniform on (0, 1): an exact 0 from `torch.rand` would make a sample infinite.
 
-    It stands for the interval up to the next number that `torch.rand` can give, 2^-24 in float32.
+    It is replaced by a number within the interval it stands for, which is 2^-24 wide in float32.
     """
     uniform = torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
     return uniform.clamp(min=torch.finfo(like.dtype).eps / 4)

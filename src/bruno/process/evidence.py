@@ -1,4 +1,4 @@
-"""What a set has told us so far: a count, a mean and a scatter for every latent dimension."""
+"""The evidence of a set: a count, and a mean and a scatter for every latent dimension."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from bruno.arrays import Arrays, as_tensor
 from bruno.process.checks import check_devices, check_finite, check_observations, check_type, widened
 
-# How far a removal may differ from the sums it undoes before it counts as a contradiction: an element that
-# was encoded again, in another batch, is not the same to the last digit of a float32.
+# How far removed observations may differ from those added without an error: an element that is encoded again,
+# in another batch, differs in the last digits of a float32.
 _TOLERANCE = 1e-4
 
 
@@ -27,15 +27,25 @@ class Evidence:
         count = n    mean = z̄ = Σ z_i / n    scatter = M2 = Σ (z_i − z̄)²
 
     Evidence is an immutable value and a commutative monoid: ``a + b`` is the evidence of the union of two
-    sets, ``Evidence.empty`` the neutral element, and ``a - b`` takes a part out again. The order and the
-    grouping of the observations make no difference. It knows nothing of the process that will use it. It is
-    float64 whatever the data are: a few vectors cost nothing, and what is removed again leaves 1e-16 of its
-    own square behind.
+    sets, ``Evidence.empty`` is the neutral element, and ``a - b`` removes a part again. The order and the
+    grouping of the observations make no difference. It does not depend on the process that uses it. It is
+    float64 whatever the type of the data: a few vectors cost nothing, and a removed observation leaves only
+    1e-16 of its square behind.
 
     Attributes:
-        count: number of observations, one for each set of the batch.
-        mean: their mean, zero where there are none.
+        count: number of observations of each set of the batch.
+        mean: their mean, zero for an empty set.
         scatter: sum of squared deviations from the mean.
+
+    >>> z = torch.tensor([[1.0], [2.0], [6.0]])
+    >>> evidence = Evidence.of(z)
+    >>> evidence.count.item(), evidence.mean.item(), evidence.scatter.item()
+    (3, 3.0, 14.0)
+    >>> rest = evidence.remove(z[2])
+    >>> rest.count.item(), rest.mean.item(), rest.scatter.item()
+    (2, 1.5, 0.5)
+    >>> (Evidence.of(z[:1]) + Evidence.of(z[1:])).mean.item()
+    3.0
     """
 
     count: Int[Tensor, "*batch"]
@@ -50,7 +60,7 @@ class Evidence:
         *,
         device: torch.device | str | None = None,
     ) -> Evidence:
-        """The evidence of no observations at all."""
+        """The evidence of no observations."""
         zero = torch.zeros((), dtype=torch.double, device=device)
         count = torch.zeros((), dtype=torch.long, device=device)
         return cls(count.expand(tuple(batch_shape)), *[zero.expand(*batch_shape, dim)] * 2)
@@ -61,7 +71,7 @@ class Evidence:
 
         Args:
             z: the sets.
-            validate: look for NaN and infinity; waits for the device.
+            validate: check for NaN and infinity, which waits for the device.
         """
         z = _checked(z, validate).double()
         mean = z.mean(-2)
@@ -105,11 +115,11 @@ class Evidence:
         return self.mean.shape[:-1]
 
     def add(self, z: Float[Tensor, "..."] | Arrays) -> Evidence:
-        """With more observations: one for each set, ``(*batch, dim)``, or many, ``(*batch, n, dim)``."""
+        """Add observations: one for each set, ``(*batch, dim)``, or several, ``(*batch, n, dim)``."""
         return self.merge(Evidence.of(self._as_sets(z)))
 
     def remove(self, z: Float[Tensor, "..."] | Arrays) -> Evidence:
-        """Without observations that were added before; shapes as in `add`."""
+        """Remove observations that were added before; shapes as in `add`."""
         return self - Evidence.of(self._as_sets(z))
 
     def merge(self, other: Evidence) -> Evidence:
@@ -129,11 +139,11 @@ class Evidence:
         return self.merge(other) if isinstance(other, Evidence) else NotImplemented
 
     def __sub__(self, other: Evidence) -> Evidence:
-        """The rest of a set once a part of it is taken out: `merge` backwards.
+        """The evidence of a set without a part of it: the inverse of `merge`.
 
         Raises:
-            ValueError: if the part is larger than the whole or is seen to contradict it (the rest would have
-                a negative scatter, or a scatter left over on fewer than two observations).
+            ValueError: if the part is larger than the set or contradicts it (the rest would have a negative
+                scatter, or a positive one with fewer than two observations).
         """
         if not isinstance(other, Evidence):
             return NotImplemented
@@ -149,7 +159,7 @@ class Evidence:
         taken = other.scatter + gap.square() * share * self.count.unsqueeze(-1)
         scatter = self.scatter - taken
 
-        # The rest has to be a set: its scatter is at least 0, and exactly 0 on fewer than two observations.
+        # The scatter of a set is at least 0, and exactly 0 for fewer than two observations.
         variance = self.scatter / self.count.clamp(min=1).unsqueeze(-1)
         scale = (self.mean.square() + other.mean.square() + variance).amax(-1, keepdim=True)
         slack = _TOLERANCE * (scale + taken)
@@ -157,9 +167,9 @@ class Evidence:
         wrong |= (rest == 0).unsqueeze(-1) & (gap.square() > _TOLERANCE**2 * scale)
         if wrong.any():
             raise ValueError(
-                "`remove` takes observations that were added before; got some that were not "
-                f"(scatter left over: {scatter[wrong][0].item():.6g} "
-                f"on {_first_where(wrong.any(-1), rest)[0]} observations)."
+                "`remove` takes observations that were added before; got some that were not: they leave "
+                f"{_first_where(wrong.any(-1), rest)[0]} observations with a scatter of "
+                f"{scatter[wrong][0].item():.6g}."
             )
         alive = (rest > 0).unsqueeze(-1)
         scatter = torch.where((rest > 1).unsqueeze(-1), scatter.clamp(min=0), 0.0)
@@ -171,27 +181,27 @@ class Evidence:
             raise IndexError("evidence of a single set has no batch to index; its batch shape is ().")
         count = self.count[index]
         shape = (*count.shape, self.dim)
-        # Index a column at a time, so that the last axis is out of the index's reach.
+        # Index the positions of the sets, so that the index cannot reach the last axis.
         rows = torch.arange(self.count.numel(), device=count.device).view(self.batch_shape)[index].reshape(-1)
         mean, scatter = (t.reshape(-1, self.dim)[rows].reshape(shape) for t in (self.mean, self.scatter))
         return Evidence(count, mean, scatter)
 
     def reshape(self, *batch_shape: int) -> Evidence:
-        """The same sets in a batch of another shape; -1 is worked out, as torch does."""
+        """The same sets in a batch of another shape; -1 is inferred."""
         count = self.count.reshape(batch_shape)
         mean, scatter = (t.reshape(*count.shape, self.dim) for t in (self.mean, self.scatter))
         return Evidence(count, mean, scatter)
 
     def unsqueeze(self) -> Evidence:
-        """With one more batch axis of size 1 at the end, to broadcast over as many elements of a set."""
+        """The same with a last batch axis of size 1, to broadcast over the elements of a set."""
         return self.reshape(*self.batch_shape, 1)
 
     def to(self, device: torch.device | str) -> Evidence:
-        """On another device."""
+        """The same on another device."""
         return Evidence(self.count.to(device), self.mean.to(device), self.scatter.to(device))
 
     def detach(self) -> Evidence:
-        """The same values, cut off from the graph that made them."""
+        """The same values, detached from the graph."""
         return Evidence(self.count, self.mean.detach(), self.scatter.detach())
 
     def _as_sets(self, z: Tensor | Arrays) -> Tensor:
@@ -218,12 +228,12 @@ def _checked(z: Tensor | Arrays, validate: bool) -> Tensor:
 
 
 def exclusive_cumsum(x: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n dim"]:
-    """Sums over the elements before each one; never as (sum − element), which a huge element would blind."""
+    """Sums over the elements before each one; not as sum − element, where a huge element cancels digits."""
     return torch.nn.functional.pad(x[..., :-1, :].cumsum(-2), (0, 0, 1, 0))
 
 
 def _filled(value: int, shape: Sequence[int], device: torch.device) -> Tensor:
-    """One number for the whole batch, stored once."""
+    """The same number for every set of a batch, stored once."""
     return torch.full((), value, dtype=torch.long, device=device).expand(tuple(shape))
 
 

@@ -23,28 +23,31 @@ from bruno.process.distributions import Normal, StudentT, log_gamma_step
 from bruno.process.evidence import Evidence
 from bruno.process.step_density import Start, step_log_prob
 
-# The parameters' ranges, wide enough never to bind and narrow enough that no float32 leaves its domain.
+# Ranges of the parameters: never reached in practice, and narrow enough for float32.
 _MIN_DOF_EXCESS = 1e-4  # ν − 2
 _MAX_LOG_DOF_EXCESS = math.log(1e9)
 _MAX_LOG_VARIANCE = math.log(1e12)
-_MAX_LOGIT_CORRELATION = 15.0  # 1 − c = 3e-7: float32 still tells it from 1
-_MIN_LOGIT_CORRELATION = -27.0  # c = 2e-12: what a correlation of 0 is
+_MAX_LOGIT_CORRELATION = 15.0  # 1 − c = 3e-7, which float32 still distinguishes from 1
+_MIN_LOGIT_CORRELATION = -27.0  # c = 2e-12, which stands for 0
 
 Values = float | Sequence[float | int] | Float[Tensor, " dim"]
 
 
 class ExchangeableProcess(nn.Module):
-    """What the two processes share: for each dimension, variance v and covariance r = c·v of two elements.
+    """Base of both processes: each dimension has variance v and covariance r = c·v of any two elements.
 
-    The parameters are valid by construction, wherever an optimiser takes them: `raw_variance` is log v,
-    `raw_correlation` is logit c. All that depends on the parameters alone is computed in float64, so
-    that a float32 process loses no digits when c → 1 or ν → 2; what depends on the data stays in its type.
+    The parameters are valid by construction, whatever an optimiser does: `raw_variance` is log v and
+    `raw_correlation` is logit c. Whatever depends on the parameters alone is computed in float64, so that a
+    float32 process loses no digits when c → 1 or ν → 2. Whatever depends on the data keeps its type.
 
     Args:
         dim: number of latent dimensions.
-        variance: v > 0, one number or one for each dimension.
-        correlation: c in [0, 1), likewise; 0 (stored as 2e-12) stays 0: what is to be learnt starts above.
-        mean: m0, fixed: moved, saved and loaded with the module, but not trained.
+        variance: v > 0, one number or one per dimension.
+        correlation: c in [0, 1), one number or one per dimension. A correlation of 0 (stored as 2e-12) is
+            never learnt: start above it.
+        mean: m0, a buffer: moved and saved with the module, but not trained.
+        device: device of the parameters.
+        dtype: type of the parameters.
     """
 
     mean: Tensor
@@ -88,19 +91,19 @@ class ExchangeableProcess(nn.Module):
 
     @property
     def covariance(self) -> Float[Tensor, " dim"]:
-        """r, the prior covariance of two elements of a set: the variance of what a set has in common."""
+        """r, the prior covariance of two elements of a set: the variance between sets."""
         return self._parameters_in_double().r.to(self.mean.dtype)
 
     @property
     def residual_variance(self) -> Float[Tensor, " dim"]:
-        """e = v − r, the variance within a set, with all its digits even when c is close to 1."""
+        """e = v − r, the variance within a set, accurate even when c is close to 1."""
         return self._parameters_in_double().e.to(self.mean.dtype)
 
     def correlated(self, threshold: float) -> Bool[Tensor, " dim"]:
-        """The mask of dimensions whose correlation exceeds a threshold: the others say little about a set."""
+        """The mask of dimensions whose correlation exceeds a threshold: others carry little about a set."""
         return self.correlation > threshold
 
-    # --- what users call -------------------------------------------------------------------------------
+    # --- densities -------------------------------------------------------------------------------------
 
     def predictive(self, evidence: Evidence) -> StudentT | Normal:
         """The distribution of the next element of a set with this evidence, batch shape (*batch, dim)."""
@@ -119,10 +122,10 @@ class ExchangeableProcess(nn.Module):
 
         Args:
             z: sets in any order of their elements; the batch broadcasts with that of `evidence`.
-            evidence: what was observed before the first element; nothing if left out.
-            dimensions: keep only these dimensions.
-            validate: look for NaN and infinity, and where squares overflow compute in float64. Waits for the
-                device: off in training, which does its own.
+            evidence: evidence observed before the first element; none by default.
+            dimensions: mask of the dimensions to keep.
+            validate: check for NaN and infinity, and use float64 where squares overflow. Waits for the
+                device, so training, which has its own check, turns it off.
         """
         return self._guarded(self._steps, z, evidence, dimensions, validate)
 
@@ -136,7 +139,7 @@ class ExchangeableProcess(nn.Module):
     ) -> Float[Tensor, "*any"]:
         """log p(z | evidence) of single elements, each the next one of its set; log p(z) without evidence.
 
-        The arguments are those of `step_log_prob`, of which this is the first step.
+        The first step of `step_log_prob`, with the same arguments.
         """
         z = as_tensor(z, "z", device=self.mean.device).unsqueeze(-2)
         steps = self.step_log_prob(z, evidence, dimensions=dimensions, validate=validate)
@@ -163,18 +166,18 @@ class ExchangeableProcess(nn.Module):
     ) -> Float[Tensor, "*any n"]:
         """log p(z_i | evidence, all z_j with j ≠ i), for all i at once and in O(n).
 
-        The others are what stands before i merged with what stands after it: sums of non-negative terms
-        only, so that the largest outlier does not blind the evidence of the rest, as subtracting it would.
+        The evidence of the others is that of the elements before i merged with that of those after it. These
+        are sums of non-negative terms: subtracting an outlier instead would cancel the digits of the rest.
         """
         return self._guarded(self._leave_one_out, z, evidence, dimensions, validate)
 
-    # --- how -------------------------------------------------------------------------------------------
+    # --- implementation --------------------------------------------------------------------------------
 
     def _predictive(self, evidence: Evidence, dtype: torch.dtype) -> StudentT | Normal:
         raise NotImplementedError
 
     def _joint(self, evidence: Evidence) -> Float[Tensor, "*batch dim"]:
-        """log-density of the set behind an evidence, for each dimension, in float64."""
+        """log-density of the set with this evidence, for each dimension, in float64."""
         raise NotImplementedError
 
     def _guarded(
@@ -185,14 +188,14 @@ class ExchangeableProcess(nn.Module):
         dimensions: Tensor | Arrays | None,
         validate: bool,
     ) -> Tensor:
-        """A density of checked arguments; if it is not finite, finds out whose fault that is."""
+        """A density of checked arguments; if it is not finite, find out why."""
         z = self._checked(z, evidence)
         weight = self._weight(z, dimensions)
-        with torch.autocast(z.device.type, enabled=False):  # which would shorten the sums over dimensions
+        with torch.autocast(z.device.type, enabled=False):  # it would lower the precision of sums
             result = density(z, evidence, weight)
             if validate and may_look_at_values(result) and not math.isfinite(result.sum().item()):
                 check_finite(z, "z")
-                # Not the input's fault, but its square overflows; float64 has room for that of a float32.
+                # The input is finite, but its square overflows; float64 has room for that of a float32.
                 result = density(z.double().clamp(-1e150, 1e150), evidence, weight.double()).to(z.dtype)
         return result
 
@@ -252,7 +255,7 @@ class ExchangeableProcess(nn.Module):
         return location, (e * (w + r) / w).sqrt().expand(location.shape)
 
     def _quadratic_form(self, evidence: Evidence, parameters: Parameters) -> Float[Tensor, "*batch dim"]:
-        """beta = M2/e + N·(z̄ − m0)²/w, which no subtraction can make negative."""
+        """beta = M2/e + N·(z̄ − m0)²/w: a sum of non-negative terms."""
         mean, r, e, _ = parameters
         count = _column(evidence.count)
         return evidence.scatter / e + count / (e + count * r) * (evidence.mean - mean).square()
@@ -334,14 +337,24 @@ class StudentTProcess(ExchangeableProcess):
 
         beta = M2/e + N·(z̄ − m0)²/w     dof = ν + N     variance = (ν + beta − 2)/(ν + N − 2) · k
 
-    so a set more scattered than expected widens its own predictions. `raw_dof` is log(ν − 2 − 1e-4).
+    so a set with more scatter than expected has wider predictions. `raw_dof` is log(ν − 2 − 1e-4).
 
     Args:
         dim: number of latent dimensions.
-        dof: ν > 2, one number or one for each dimension.
-        variance: v > 0, likewise.
-        correlation: c in [0, 1), likewise.
-        mean: m0, likewise; fixed.
+        dof: ν > 2, one number or one per dimension.
+        variance: v > 0, as above.
+        correlation: c in [0, 1), as above.
+        mean: m0, as above; not trained.
+        device: device of the parameters.
+        dtype: type of the parameters.
+
+    >>> process = StudentTProcess(1, dof=5.0, correlation=0.8)
+    >>> seen = Evidence.of(torch.tensor([[2.0], [2.2], [1.9]]))
+    >>> predictive = process.predictive(seen)
+    >>> round(predictive.mean.item(), 3), predictive.df.item()
+    (1.877, 8.0)
+    >>> bool(process.log_prob(torch.tensor([2.0]), seen) > process.log_prob(torch.tensor([-2.0]), seen))
+    True
     """
 
     def __init__(
@@ -393,7 +406,7 @@ class StudentTProcess(ExchangeableProcess):
 
 
 def _without_copies(count: Tensor) -> Tensor:
-    """A count that is one number for the whole batch (as from `Evidence.of`), as that one number."""
+    """A count stored once for the whole batch (as by `Evidence.of`) as a single number."""
     shared = count.ndim > 0 and count.numel() > 0 and not any(count.stride())
     return count[(0,) * count.ndim] if shared else count
 

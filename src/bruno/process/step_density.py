@@ -10,8 +10,8 @@ process let A be ν − 2 + β, which grows by t² with each element; then
 
     log p = g((ν+N)/2) − ½ log(π k A) − ½ (ν+N+1) ℓ,     ℓ = log1p(t²/A),   g(x) = log Γ(x+½) − log Γ(x)
 
-and because log A itself is log A_0 plus the sum of the earlier ℓ, *one* logarithm an element is all it
-takes: everything else is a sum over dimensions, or depends on (N, dimension) and not on the batch.
+and because log A is log A_0 plus the sum of the earlier ℓ, *one* logarithm per element is enough:
+everything else is a sum over dimensions, or depends on (N, dimension) and not on the batch.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ from bruno.process.coefficients import (
 )
 from bruno.process.evidence import exclusive_cumsum
 
-# A set is worked through in blocks of steps, so many numbers at a time that they stay in the cache: where we
-# measured it, touching new memory costs ten times as much as computing with what is at hand. What has to be
-# float64 is done for fewer numbers at a time, to take little memory.
+# A set is processed in blocks of steps that fit in the cache: in our measurements, touching new memory costs
+# ten times as much as computing with cached numbers. float64 work is done in smaller parts, to save memory.
 _NUMBERS_IN_A_BLOCK = 2**19
-_NUMBERS_IN_A_BLOCK_ON_A_GPU = 2**26  # there, what counts is the number of kernels
+_NUMBERS_IN_A_BLOCK_ON_A_GPU = 2**26  # there the number of kernels matters
 _FEWEST_STEPS_IN_A_BLOCK = 8
 _WIDE_NUMBERS = 2**16
 _WIDE_NUMBERS_ON_A_GPU = 2**21
@@ -48,22 +47,22 @@ _WIDE_NUMBERS_ON_A_GPU = 2**21
 class Start(NamedTuple):
     """What earlier evidence contributes, for each set."""
 
-    given: Int[Tensor, "*counts"]  # N; one number, or one for each set
+    given: Int[Tensor, "*counts"]  # N; one number, or one per set
     total: Float[Tensor, "*batch dim"]  # Σ (z_j − m0), float64
-    spread: Float[Tensor, "*batch dim"] | None = None  # A_0 = ν − 2 + β; none for a Gaussian process
+    spread: Float[Tensor, "*batch dim"] | None = None  # A_0 = ν − 2 + β; None for a Gaussian process
 
 
 def step_log_prob(
     z: Float[Tensor, "*batch n dim"], start: Start, parameters: Parameters, weight: Float[Tensor, " dim"]
 ) -> Float[Tensor, "*batch n"]:
     """log p(z_i | start, z_<i), summed over dimensions with a weight for each, for all i at once."""
-    if is_traced():  # the compiler fuses the plain formulas by itself
+    if is_traced():  # the compiler fuses the plain formulas
         return plain_step_log_prob(z, start, parameters, weight)
     return _StepLogProb.apply(z, weight, *start, *parameters)  # type: ignore[no-any-return]
 
 
 def plain_step_log_prob(z: Tensor, start: Start, parameters: Parameters, weight: Tensor) -> Tensor:
-    """`step_log_prob` as one would write it down, with autograd's own backward pass."""
+    """`step_log_prob` as plain formulas, differentiated by autograd."""
     seen = seen_before(start.given, 0, z.shape[-2])
     gain, inv_std, constant = coefficients_for(seen, parameters, weight, z.dtype)
     centred = z.double() - parameters.mean
@@ -84,11 +83,11 @@ def _log_spread(spread: Tensor, parameters: Parameters, weight: Tensor) -> Float
 
 
 class _StepLogProb(torch.autograd.Function):
-    """`plain_step_log_prob`, block after block, with the backward pass written out.
+    """`plain_step_log_prob` in blocks, with its own backward pass.
 
-    A block's memory is used again for the next, and each block is computed a second time on the way back,
-    from the running sums at its start, unless there is only one. Through a running sum, the way back is a
-    running sum from the other end.
+    The memory of a block is reused for the next. The backward pass recomputes each block from the running
+    sums at its start, unless there is only one block. The gradient of a running sum is a running sum from the
+    other end.
     """
 
     @staticmethod
@@ -98,7 +97,7 @@ class _StepLogProb(torch.autograd.Function):
         steps = _steps_in_a_block(z)
         work = _Workspace(z[..., :steps, :], parameters.excess is not None)
         total, spread = start.total, start.spread
-        # Allocated ahead: small pieces that stay would break up the memory that the blocks use again.
+        # Allocated first: small tensors that stay would fragment the memory that the blocks reuse.
         result = z.new_empty(z.shape[:-1])
         begins = range(0, n, steps)
         starts = _Starts(z, len(begins) - 1 if any(ctx.needs_input_grad) else 0, spread is not None)
@@ -119,7 +118,7 @@ class _StepLogProb(torch.autograd.Function):
                 surprise = log_spread + by_dof + seen.to(z.dtype) * plain + plain.cumsum(-1)
                 spread = filled.spread[..., -1, :]
             torch.sub(tables.constant, surprise, alpha=0.5, out=result[..., begin : begin + steps])
-            if begin + steps < n:  # the workspace is about to be used again
+            if begin + steps < n:  # the workspace is about to be reused
                 total, spread = filled.last_total.clone(), None if spread is None else spread.clone()
         ctx.save_for_backward(z, weight, *start, *parameters)
         ctx.starts, ctx.steps = starts, steps
@@ -131,7 +130,7 @@ class _StepLogProb(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z, weight, *rest = ctx.saved_tensors
         start, parameters = Start(*rest[:3]), Parameters(*rest[3:])
-        if torch.is_grad_enabled():  # someone wants to differentiate the gradient: autograd can
+        if torch.is_grad_enabled():  # a gradient of the gradient is wanted: leave it to autograd
             result = plain_step_log_prob(z, start, parameters, weight)
             needed = [t for t in ctx.saved_tensors if t is not None and t.requires_grad]
             grads = iter(torch.autograd.grad(result, needed, grad, create_graph=True))
@@ -166,12 +165,12 @@ class _StepLogProb(torch.autograd.Function):
         grad_spread = None
         if start.spread is not None:
             grad_spread = -0.5 * (carry.scaling + grad.sum(-1, keepdim=True) * weight) / start.spread
-        ctx.work_is_current = False  # used up; another pass back through the same graph fills it again
+        ctx.work_is_current = False  # overwritten; another backward pass fills it again
         return grad_z, None, None, carry.total, grad_spread, None, *to_parameters
 
 
 class _Workspace:
-    """Memory for one block of steps, and what it holds for the way back."""
+    """Memory for one block of steps, and the values that its backward pass needs."""
 
     def __init__(self, z: Tensor, student: bool) -> None:
         *batch, n, dim = z.shape
@@ -203,11 +202,11 @@ class _Workspace:
     def fill_innovations(
         self, some: slice | EllipsisType, z: Tensor, total: Tensor, mean: Tensor, gain: Tensor
     ) -> None:
-        """z_i − location_i and the running sums of some sets, by way of float64."""
+        """z_i − location_i and the running sums of some sets, computed in float64."""
         size = ... if some is ... else slice(len(z))
         running, residual = self.wide[0][size], self.wide[1][size]
         residual.copy_(z)
-        if z.device.type != "cpu" or mean.any():  # m0 is mostly 0, and this is one more pass over memory
+        if z.device.type != "cpu" or mean.any():  # m0 is usually 0: save a pass over memory
             residual -= mean
         running[..., 0, :] = total
         running[..., 1:, :] = residual[..., :-1, :]
@@ -217,7 +216,7 @@ class _Workspace:
         self.total[some] = running
 
     def _fitted_to(self, n: int) -> _Workspace:
-        """The last block may have fewer steps than the others."""
+        """The workspace for n steps: the last block may have fewer than the others."""
         if n == self.total.shape[-2]:
             return self
         fitted = object.__new__(_Workspace)
@@ -229,7 +228,7 @@ class _Workspace:
 
 
 class _Starts:
-    """The running sums at the start of each block after the first, kept for the way back."""
+    """The running sums at the start of each block after the first, for the backward pass."""
 
     def __init__(self, z: Tensor, blocks: int, student: bool) -> None:
         shape = (blocks, *z.shape[:-2], z.shape[-1])
@@ -247,7 +246,7 @@ class _Starts:
 
 
 class _Carry:
-    """Gradients that later blocks pass back to earlier ones, and at the end to the start."""
+    """Gradients that later blocks pass to earlier ones, and the first block to the start."""
 
     total: Tensor | None = None  # of Σ (z_j − m0)
     spread: Tensor | None = None  # of A, through later elements, twice
@@ -258,7 +257,7 @@ class _Carry:
 def _through_spread(
     work: _Workspace, grad: Tensor, seen: Tensor, dof: Tensor, weight: Tensor, carry: _Carry, out: Tensor
 ) -> Float[Tensor, " dim"]:
-    """The gradient of t into `out`, of A at the block's start into the carry; returns that of ν.
+    """Write the gradient of t to `out` and that of A at the block's start to the carry; return that of ν.
 
     With G the incoming gradient, the loss depends on log A_i by −½ (ν + N_i + 1)(G_i − G_{i+1}), from the
     density of this element and of the next; t_i enters A_i and every later A.
@@ -282,9 +281,9 @@ def _through_spread(
 def _through_innovations(
     work: _Workspace, tables: Coefficients, carry: _Carry, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Turns the gradient of t into that of z, in place; that of the total goes into the carry.
+    """Turn the gradient of t into that of z, in place; that of the total goes into the carry.
 
-    Returns what the tables need: t times the gradient of t, and the gradient of gain.
+    Returns what the gradients of the tables need: t times the gradient of t, and the gradient of gain.
     """
     gain, inv_std, _ = tables
     scaling = work.innovation.mul_(grad)
@@ -304,10 +303,10 @@ def _through_innovations(
 
 
 def running_sum_(x: Float[Tensor, "*batch n dim"], backwards: bool = False) -> None:
-    """In place, the sum of each element of a set with all before it (or all after it).
+    """Cumulative sum over the elements of a set, in place, from the first (or backwards from the last).
 
-    On a CPU `torch.cumsum` walks down one column after the other. Adding whole rows, first within √n blocks
-    of √n rows (all blocks at once), then from block to block, takes a third of its time.
+    On a CPU `torch.cumsum` goes through one column after the other. Adding whole rows takes a third of its
+    time: first within √n blocks of √n rows, all blocks at once, then from block to block.
     """
     n = x.shape[-2]
     if x.device.type != "cpu":
@@ -335,7 +334,7 @@ def _steps_in_a_block(z: Tensor) -> int:
 
 
 def _rows(z: Tensor) -> list[slice | EllipsisType]:
-    """Some sets of a batch at a time, so that what is twice as wide takes little memory; or all of them."""
+    """Slices of the batch that limit the memory of float64 work; or the whole batch."""
     if z.ndim != 3:
         return [...]
     numbers = _WIDE_NUMBERS if z.device.type == "cpu" else _WIDE_NUMBERS_ON_A_GPU
@@ -344,10 +343,10 @@ def _rows(z: Tensor) -> list[slice | EllipsisType]:
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """A sum in which what is not there counts as 0."""
+    """The sum, with None counted as 0."""
     return b if a is None else a if b is None else a + b
 
 
 def _sum_to(x: Tensor, shape: torch.Size) -> Tensor:
-    """Sum out the axes along which something of this shape was broadcast."""
+    """Sum over the axes along which a tensor of this shape was broadcast."""
     return x if x.shape == shape else x.sum_to_size(shape)
