@@ -79,7 +79,7 @@ def test_anything_that_numpy_can_read_is_read():
     ],
     ids=repr,
 )
-def test_other_types_are_refused_by_name(wrong, given):
+def test_other_types_are_rejected_by_name(wrong, given):
     with pytest.raises(TypeError, match=f"`support` must .*got {given}"):
         as_tensor(wrong, "support")
 
@@ -93,7 +93,7 @@ def test_lists_are_of_one_shape_and_one_device():
         as_tensor(())
 
 
-def test_an_image_is_turned_as_the_camera_was_held_and_not_changed():
+def test_the_exif_orientation_is_applied_to_a_copy():
     image = Image.new("L", (4, 2))
     image.putpixel((0, 0), 255)
     image.getexif()[0x0112] = 6  # turn right to look at it
@@ -114,7 +114,7 @@ def test_transparent_pixels_contrast_with_the_ink():
     assert image_to_array(image, None, grey=True).tolist() == [[[0, 255]]]
 
 
-def test_images_of_unknown_scale_are_refused():
+def test_images_of_unknown_scale_are_rejected():
     with pytest.raises(ValueError, match="`x` must be an image with 8 or 16 bits; got <PIL"):
         as_tensor(Image.new("F", (2, 2)), kind=Images((1, 2, 2)))
 

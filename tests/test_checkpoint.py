@@ -14,7 +14,7 @@ from bruno.weights import pretrained_names
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_comes_back_as_it_was(name, tmp_path):
+def test_a_model_survives_saving_and_loading(name, tmp_path):
     model = trained(MODELS[name]).float()
     x = elements(model, 2, 4)
     bruno.save(model, tmp_path / "model.safetensors")
@@ -26,7 +26,7 @@ def test_a_model_comes_back_as_it_was(name, tmp_path):
     assert torch.equal(again.log_prob(x), model.log_prob(x))
 
 
-def test_a_float64_model_stays_one(tmp_path):
+def test_a_float64_model_stays_float64(tmp_path):
     model = trained(MODELS["dense image"])
     bruno.save(model, tmp_path / "model")
     again = bruno.load(tmp_path / "model")
@@ -36,11 +36,11 @@ def test_a_float64_model_stays_one(tmp_path):
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_pixels_on_a_bell_keep_their_precision(tmp_path, half):
+def test_gaussianised_pixels_keep_their_precision(tmp_path, half):
     config = ModelConfig((1, 4, 4), pixels="gaussianise", flow=FlowConfig(blocks=1, filters=4, units=8))
     model = Bruno.from_config(config)
     model.initialise(elements(model, 20))
-    if half:  # what rounding changes is not at issue
+    if half:  # round the weights first
         model.load_state_dict(
             {n: t.half() if n.startswith("flow.") else t for n, t in model.state_dict().items()}
         )
@@ -63,7 +63,7 @@ def test_loading_does_not_initialise_again(tmp_path):
     assert again.fingerprint() == model.fingerprint()
 
 
-def test_a_posterior_is_small_and_comes_back(tmp_path):
+def test_a_posterior_file_is_small_and_can_be_loaded(tmp_path):
     model = trained(MODELS["28×28"]).float()
     posterior = model.condition(elements(model, 3, 6))
     bruno.save(posterior, tmp_path / "posterior")
@@ -75,7 +75,7 @@ def test_a_posterior_is_small_and_comes_back(tmp_path):
     assert merged.evidence.count.tolist() == [8, 8, 8]
 
 
-def test_one_set_and_one_column_are_saved_too(tmp_path):
+def test_one_set_of_one_column_can_be_saved(tmp_path):
     model = Bruno.from_config(ModelConfig((1,), levels=0, flow=FlowConfig("dense")))
     model.initialise(torch.randn(20, 1))
     bruno.save(model, tmp_path / "model")
@@ -85,7 +85,7 @@ def test_one_set_and_one_column_are_saved_too(tmp_path):
     assert bruno.load(tmp_path / "posterior", model=again).evidence.count.tolist() == [5]
 
 
-def test_what_is_loaded_keeps_no_graph_of_what_it_has_seen(tmp_path):
+def test_a_loaded_model_keeps_no_graph(tmp_path):
     model = trained(MODELS["28×28"]).float()
     bruno.save(model, tmp_path / "model")
     posterior = bruno.load(tmp_path / "model").prior()
@@ -114,14 +114,14 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("without_shape_checks")
 class TestMistakes:
-    def test_no_file_or_another_kind_of_file(self, tmp_path):
+    def test_a_missing_or_foreign_file_is_rejected(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"there is none at"):
             bruno.load(tmp_path / "nothing")
         (tmp_path / "text").write_text("hello, hello, hello")
         with pytest.raises(ValueError, match=r"must be a file that bruno.save wrote"):
             bruno.load(tmp_path / "text")
 
-    def test_a_truncated_file(self, tmp_path):
+    def test_a_truncated_file_is_rejected(self, tmp_path):
         bruno.save(trained(MODELS["dense image"]), tmp_path / "model")
         whole = (tmp_path / "model").read_bytes()
         (tmp_path / "model").write_bytes(whole[: len(whole) // 2])
@@ -136,13 +136,13 @@ class TestMistakes:
         with pytest.raises(ValueError, match=r"must be the one that made the posterior"):
             bruno.load(tmp_path / "posterior", model=trained(MODELS["dense image"]))
 
-    def test_a_model_is_none_of_a_posterior(self, tmp_path):
+    def test_a_model_file_is_not_loaded_as_a_posterior(self, tmp_path):
         model = trained(MODELS["28×28"]).float()
         bruno.save(model, tmp_path / "model")
         with pytest.raises(ValueError, match="`model` must be left out to load a model"):
             bruno.load(tmp_path / "model", model=model)
 
-    def test_a_model_with_a_flow_of_its_own(self, tmp_path):
+    def test_a_model_with_a_custom_flow_cannot_be_saved(self, tmp_path):
         model = trained(MODELS["dense image"])
         model.config = None
         with pytest.raises(ValueError, match=r"built from a config"):
@@ -177,7 +177,7 @@ def test_a_model_and_its_metadata_are_read_once(tmp_path, monkeypatch):
     assert len(reads) == 2  # one for each function
 
 
-def test_models_that_come_with_the_package(tmp_path, monkeypatch):
+def test_pretrained_models_are_loaded_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr("bruno.weights._WEIGHTS", tmp_path)
     model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=8)))
     bruno.save(model, tmp_path / "tiny.safetensors")
@@ -187,7 +187,7 @@ def test_models_that_come_with_the_package(tmp_path, monkeypatch):
         bruno.pretrained("tinny")
 
 
-def test_others_may_read_a_model_as_any_other_file(tmp_path):
+def test_a_model_file_has_the_usual_permissions(tmp_path):
     (tmp_path / "plain").write_text("")
     model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=8)))
     bruno.save(model, tmp_path / "model")
@@ -197,7 +197,7 @@ def test_others_may_read_a_model_as_any_other_file(tmp_path):
 @pytest.mark.parametrize(
     ("before", "after"), [(b"raw_dof", b"raw_dog"), (b'alpha\\": 0.001', b'alpha\\": 0.101')]
 )
-def test_names_and_settings_can_be_damaged_too(tmp_path, before, after):
+def test_damaged_names_and_settings_are_detected(tmp_path, before, after):
     flow = FlowConfig("dense", couplings=2, units=8)
     model = Bruno.from_config(ModelConfig((1, 8, 8), alpha=0.001, flow=flow))
     bruno.save(model, tmp_path / "model")
@@ -208,8 +208,8 @@ def test_names_and_settings_can_be_damaged_too(tmp_path, before, after):
         bruno.load(tmp_path / "model")
 
 
-def test_a_file_with_a_checksum_of_its_numbers_alone(tmp_path):
-    """As the models that ship have it."""
+def test_older_files_have_a_checksum_of_their_values_alone(tmp_path):
+    """The pretrained models are such files."""
     right = zlib.crc32(torch.ones(2).numpy().tobytes())
     for name, checksum in (("whole", right), ("damaged", right + 1)):
         header = {"format": 1, "kind": "other", "checksum": checksum}
@@ -219,7 +219,7 @@ def test_a_file_with_a_checksum_of_its_numbers_alone(tmp_path):
         read(tmp_path / "damaged", "cpu")
 
 
-def test_a_file_without_a_checksum_is_read_as_it_is(tmp_path):
+def test_a_file_without_a_checksum_is_read_unchecked(tmp_path):
     save_file({"x": torch.ones(2)}, tmp_path / "old", {"bruno": json.dumps({"format": 1, "kind": "other"})})
     tensors, header = read(tmp_path / "old", "cpu")
     assert header["kind"] == "other"

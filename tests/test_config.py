@@ -122,6 +122,6 @@ def test_settings_of_version_0_1_keep_their_meaning():
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_a_limit_on_something_that_is_no_number_names_it():
+def test_a_limit_on_a_non_number_names_the_argument():
     with pytest.raises(TypeError, match="`samples` must be a number of at least 1; got 'many'"):
         check_at_least("samples", "many", 1)

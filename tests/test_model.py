@@ -25,7 +25,7 @@ MODELS = {
 
 
 def trained(config: ModelConfig) -> Bruno:
-    """A model with weights as different from their start as training makes them, in float64."""
+    """A float64 model with weights away from their initial values, as after training."""
     model = Bruno.from_config(config).double()
     for parameter in model.flow.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
@@ -64,7 +64,7 @@ class TestLaws:
         for n in range(1, 4):
             torch.testing.assert_close(model.condition(x[:, :n]).log_prob(x[:, n]), steps[:, n])
 
-    def test_a_posterior_by_pieces_is_the_posterior_at_once(self, model):
+    def test_incremental_updates_equal_conditioning_at_once(self, model):
         x, query = elements(model, 5), elements(model, 3)
         at_once = model.condition(x).log_prob(query)
         one_by_one = model.prior()
@@ -100,7 +100,7 @@ class TestLaws:
 
 
 class TestSampling:
-    def test_shape_range_and_report(self, model):
+    def test_samples_have_the_shape_and_range_of_the_data(self, model):
         samples = model.condition(elements(model, 2, 3)).sample(4, generator=torch.Generator().manual_seed(0))
         assert samples.x.shape == (4, 2, *model.shape)
         assert samples.x.isfinite().all()
@@ -114,7 +114,7 @@ class TestSampling:
         assert torch.equal(*draws)
 
     @pytest.mark.parametrize("scale", [1e2, 1e10, 1e30])
-    def test_latents_far_in_the_tail_decode_to_something_finite(self, scale):
+    def test_extreme_latents_decode_to_finite_elements(self, scale):
         model = Bruno.from_config(MODELS["8×8"])
         for parameter in model.flow.parameters():
             parameter.data.add_(0.1 * torch.randn_like(parameter))
@@ -129,7 +129,7 @@ class TestSampling:
         mean = model.process.predictive(posterior.evidence).mean
         torch.testing.assert_close(samples[0], model.decode(mean))
 
-    def test_repeating_an_element_draws_the_samples_together(self):
+    def test_samples_concentrate_when_an_element_is_repeated(self):
         model = trained(MODELS["vector of 7"])
         x = elements(model, 1)
         spreads = []
@@ -155,7 +155,7 @@ class TestArrays:
 
     @pytest.mark.parametrize("form", FORMS)
     @pytest.mark.parametrize("name", ["8×8", "vector of 7"])
-    def test_give_what_the_tensor_gives(self, form, name):
+    def test_arrays_and_lists_give_the_same_results_as_tensors(self, form, name):
         model = trained(MODELS[name])
         x, convert = elements(model, 3), self.FORMS[form]
         posterior = model.condition(x)
@@ -172,7 +172,7 @@ class TestArrays:
         ):
             assert torch.equal(ask(convert(x)), ask(x))
 
-    def test_initialise_takes_them_too(self):
+    def test_initialise_accepts_arrays(self):
         x = torch.randint(0, 256, (20, 1, 8, 8))
         model = Bruno.from_config(MODELS["8×8"])
         models = model, copy.deepcopy(model)
@@ -194,19 +194,19 @@ class TestArrays:
         white = Image.new("L", (30, 30), 255)
         assert torch.equal(model.normalised(white), torch.full(model.shape, (levels - 1) / levels))
 
-    def test_a_model_of_rows_takes_no_images(self):
+    def test_a_model_of_rows_rejects_images(self):
         model = Bruno.from_config(MODELS["vector of 7"])
         with pytest.raises(TypeError, match=r"`x` must not be a PIL image.*got <PIL"):
             model.encode(Image.new("L", (7, 7)))
 
-    def test_elements_of_different_shapes_are_refused(self):
+    def test_a_list_of_different_shapes_is_rejected(self):
         model = Bruno.from_config(MODELS["8×8"])
         with pytest.raises(ValueError, match=r"`x` must be .*one shape; got \(1, 8, 8\) and \(1, 9, 9\)"):
             model.condition([np.zeros((1, 8, 8), np.uint8), np.zeros((1, 9, 9), np.uint8)])
         with pytest.raises(ValueError, match=r"`x` must hold at least one element; got an empty list"):
             model.condition([])
 
-    def test_samples_convert_back(self):
+    def test_samples_convert_to_arrays(self):
         model = trained(MODELS["8×8"])
         samples = model.condition(elements(model, 3)).sample(2)
         arrays = samples.numpy()
@@ -244,18 +244,18 @@ class TestKind:
 class TestIsADensity:
     @pytest.mark.parametrize("pixels", ["logit", "gaussianise"])
     def test_probabilities_of_all_tiny_images_sum_to_one(self, pixels):
-        """All 256 images of 2 × 2 pixels with 4 levels; each probability an average over dequantisation."""
+        """All 256 images of 2 × 2 pixels with 4 levels; each probability is an average over noise."""
         flow = FlowConfig("dense", units=8, couplings=2)
         model = trained(ModelConfig((1, 2, 2), levels=4, pixels=pixels, alpha=0.05, flow=flow))
         images = torch.tensor(list(itertools.product(range(4), repeat=4))).view(256, 1, 2, 2)
-        model.initialise(images[:37])  # not all levels are equally frequent there
+        model.initialise(images[:37])  # levels are not equally frequent in these
         seen = model.condition(images[[3, 77, 200]])
         generator, draws = torch.Generator().manual_seed(0), 400
         for posterior in (model.prior(), seen):
             repeated = images.repeat(draws, 1, 1, 1)
             with torch.no_grad():
                 p = posterior.log_prob(repeated, generator).exp().view(draws, 256)
-            totals = p.sum(1)  # each row is an unbiased estimate of what lies inside the pixels' range
+            totals = p.sum(1)  # each row is an unbiased estimate of the mass inside the range of pixels
             error = totals.std() / math.sqrt(draws)
             inside = self.mass_inside(model, posterior)
             assert abs(totals.mean() - inside) < 4 * error + 1e-3
@@ -263,7 +263,7 @@ class TestIsADensity:
 
     @staticmethod
     def mass_inside(model, posterior):
-        """The share of samples whose pixels need no clamping: the line covers a little more than [0, 4)."""
+        """The fraction of samples that need no clamping: the map covers a little more than [0, 4)."""
         z = model.process.predictive(posterior.evidence).sample(
             (200_000,), generator=torch.Generator().manual_seed(1)
         )
@@ -289,7 +289,7 @@ class TestIsADensity:
             )
 
 
-def test_real_numbers_are_standardised_from_the_first_data():
+def test_rows_are_standardised_by_the_first_data():
     model = Bruno.from_config(MODELS["vector of 7"])
     x = 1000 + 3 * torch.randn(50, 7)
     model.initialise(x)
@@ -299,7 +299,7 @@ def test_real_numbers_are_standardised_from_the_first_data():
     assert model.fingerprint() == before
 
 
-def test_removing_images_one_by_one_in_float32():
+def test_images_can_be_removed_one_by_one_in_float32():
     model = trained(MODELS["28×28"]).float()
     x = elements(model, 5)
     posterior = model.condition(x)
@@ -314,7 +314,7 @@ def test_a_posterior_can_be_copied():
     assert posterior.evidence.count == 3
 
 
-def test_a_users_own_flow_plugs_in():
+def test_a_custom_flow_works():
     class Halve(Bijection):
         def forward(self, x):
             return x.flatten(1) / 2, torch.full((len(x),), -4 * math.log(2))
@@ -369,7 +369,7 @@ def test_posteriors_of_models_that_differ_in_one_setting_do_not_merge(settings):
 
 @pytest.mark.usefixtures("without_shape_checks")
 class TestMistakes:
-    def test_wrong_shapes(self):
+    def test_wrong_shapes_are_rejected(self):
         model = Bruno.from_config(MODELS["8×8"])
         with pytest.raises(ValueError, match=r"`x` must end in shape \(1, 8, 8\); got \(2, 3, 1, 9, 8\)"):
             model.log_prob(torch.zeros(2, 3, 1, 9, 8))
@@ -380,7 +380,7 @@ class TestMistakes:
         with pytest.raises(ValueError, match=r"`x` must be sets .*got shape \(1, 8, 8\)"):
             model.log_prob(torch.zeros(1, 8, 8))
 
-    def test_wrong_types(self):
+    def test_wrong_types_are_rejected(self):
         with pytest.raises(TypeError, match=r"must be integers or floating point; got torch.bool"):
             Bruno.from_config(MODELS["8×8"]).encode(torch.zeros(1, 8, 8, dtype=torch.bool))
         with pytest.raises(TypeError, match=r"`x` must be floating point .*; got torch.int64"):
@@ -400,7 +400,7 @@ class TestMistakes:
             (math.inf, "from 0 to 256.*got inf"),
         ],
     )
-    def test_values_that_are_no_pixels(self, value, message):
+    def test_values_out_of_range_are_rejected(self, value, message):
         model = Bruno.from_config(MODELS["8×8"])
         x = torch.full((2, 1, 8, 8), value)
         for ask in (model.log_prob, model.condition, model.prior().log_prob, model.prior().score):
@@ -424,7 +424,7 @@ class TestMistakes:
         with pytest.raises(TypeError, match=r"`config` must be .*ModelConfig; got"):
             Bruno.from_config(x)
 
-    def test_no_element_at_all(self):
+    def test_an_empty_set_is_rejected(self):
         model = Bruno.from_config(MODELS["8×8"])
         for ask in (model.log_prob, model.condition, model.encode, model.prior().score):
             with pytest.raises(
@@ -433,27 +433,27 @@ class TestMistakes:
             ):
                 ask(torch.zeros(0, 1, 8, 8, dtype=torch.uint8))
 
-    def test_whole_numbers_that_float_are_no_pixels_with_noise(self):
+    def test_floating_point_integers_are_warned_about(self):
         model = trained(MODELS["28×28"]).float()
         x = elements(model, 3)
         with pytest.warns(UserWarning, match=r"`x` .*whole numbers.*x\.byte\(\)"):
             model.encode(x.float())
 
-    def test_shares_of_the_full_brightness_are_no_pixels(self):
+    def test_brightness_from_0_to_1_is_warned_about(self):
         model = Bruno.from_config(MODELS["8×8"])
         x = torch.rand(2, 1, 8, 8)
         with pytest.warns(UserWarning, match=r"`x` .*from 0 to 256.*above 1.*\(x \* 255\)"):
             model.condition(x)
         model.condition((x * 255).round().byte())
-        model.condition(torch.zeros(2, 1, 8, 8))  # nothing but black is no mistake
+        model.condition(torch.zeros(2, 1, 8, 8))  # a black image is valid
 
-    def test_samples_that_cannot_be_drawn(self):
+    def test_sampling_settings_out_of_range_are_rejected(self):
         prior = Bruno.from_config(MODELS["8×8"]).prior()
         for settings in ({"n": 0}, {"temperature": -1.0}, {"temperature": math.nan}):
             with pytest.raises(ValueError, match=rf"`{next(iter(settings))}` must be at least"):
                 prior.sample(**settings)
 
-    def test_real_numbers_that_are_not_finite(self):
+    def test_rows_that_are_not_finite_are_rejected(self):
         with pytest.raises(ValueError, match=r"`x` must be finite; got nan"):
             Bruno.from_config(MODELS["vector of 7"]).log_prob(torch.full((2, 7), math.nan))
 
@@ -461,11 +461,11 @@ class TestMistakes:
         with pytest.raises(ValueError, match=r"`x` must be at least two elements .*got \(1, 1, 8, 8\)"):
             Bruno.from_config(MODELS["8×8"]).initialise(torch.zeros(1, 1, 8, 8))
 
-    def test_a_flow_that_gives_no_vectors(self):
+    def test_a_flow_that_does_not_return_vectors_is_rejected(self):
         with pytest.raises(ValueError, match=r"`flow` must give vectors of 4 numbers .* Put Flatten"):
             Bruno((1, 2, 2), Bijection(), StudentTProcess(4), Logit())
 
-    def test_process_of_another_size(self):
+    def test_a_process_of_another_size_is_rejected(self):
         flow = Bruno.from_config(MODELS["8×8"]).flow
         with pytest.raises(ValueError, match=r"`process` must have 64 dimensions for \(1, 8, 8\); got 3"):
             Bruno((1, 8, 8), flow, StudentTProcess(3), Logit())

@@ -1,4 +1,4 @@
-"""Every bijection keeps the contract: a new one is tested by adding one line to BIJECTIONS."""
+"""Laws of every bijection; a new one is tested by adding one line to BIJECTIONS."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ class Case(NamedTuple):
 
 
 class Cube(Bijection):
-    """A user's own: the ten-line example of the README."""
+    """A custom bijection: the example of the README."""
 
     def forward(self, x):
         return x + x**3, torch.log1p(3 * x**2).flatten(1).sum(1)
@@ -90,7 +90,7 @@ def case(request):
     return case
 
 
-def test_there_and_back(case):
+def test_the_inverse_undoes_the_forward_map(case):
     x = case.draw(5, *case.shape, dtype=torch.double)
     z, log_det = case.bijection(x)
     back, log_det_back = case.bijection.inverse(z)
@@ -99,7 +99,7 @@ def test_there_and_back(case):
     torch.testing.assert_close(log_det_back, -log_det, rtol=1e-9, atol=1e-8)
 
 
-def test_back_and_there(case):
+def test_the_forward_map_undoes_the_inverse(case):
     like = case.bijection(case.draw(1, *case.shape, dtype=torch.double))[0]
     z = torch.randn(5, *like.shape[1:], dtype=torch.double)
     x, _ = case.bijection.inverse(z)
@@ -115,7 +115,7 @@ def test_log_det_is_that_of_the_jacobian(case):
     torch.testing.assert_close(case.bijection(x)[1].squeeze(), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_output_shape_is_what_comes_out(case):
+def test_output_shape_is_the_shape_of_the_output(case):
     z, _ = case.bijection(case.draw(2, *case.shape, dtype=torch.double))
     assert case.bijection.output_shape(case.shape) == z.shape[1:]
 
@@ -134,7 +134,7 @@ def test_full_size_models_invert_in_float32(shape, kwargs):
     x = 3 * torch.randn(4, *shape)
     initialise(flow, lambda: flow(x))
     with torch.no_grad():
-        for name, parameter in flow.named_parameters():  # outputs as large as training makes them
+        for name, parameter in flow.named_parameters():  # outputs as large as after training
             if parameter.count_nonzero() == 0:
                 parameter.copy_(0.1 * torch.randn_like(parameter))
             assert parameter.isfinite().all(), name
@@ -157,12 +157,12 @@ def test_full_size_models_invert_in_float32(shape, kwargs):
         ((2, 8, 8), small_conv((2, 8, 8), squeeze_first=True)),
     ],
 )
-def test_what_a_coupling_keeps_the_next_of_its_kind_moves(shape, flow):
+def test_consecutive_couplings_move_complementary_parts(shape, flow):
     passed = []
     for module in flow.modules():
         if isinstance(module, AffineCoupling):
             module.register_forward_pre_hook(lambda coupling, given: passed.append((coupling, *given)))
-    flow(torch.randn(1, *shape))  # nothing moves yet: a fresh coupling is the identity
+    flow(torch.randn(1, *shape))  # a fresh coupling is the identity
     pairs = [
         (one.partition.split(x), other.partition.split(y))
         for (one, x), (other, y) in itertools.pairwise(passed)
@@ -174,7 +174,7 @@ def test_what_a_coupling_keeps_the_next_of_its_kind_moves(shape, flow):
         assert torch.equal(moved, kept_then)
 
 
-def test_the_paper_s_flow_has_as_many_couplings_as_the_paper():
+def test_the_default_flow_has_the_couplings_of_the_paper():
     """Three checkerboards, three by channels, four checkerboards at half the size; six dense ones on all."""
     flow = ConvRealNVP((1, 28, 28), blocks=1, filters=4, dense_units=8)
     kinds = [type(m.partition) for m in flow.modules() if isinstance(m, AffineCoupling)]
@@ -213,6 +213,6 @@ def test_checkerboard_is_a_choice_of_channels_after_a_squeeze():
         (lambda: Squeeze()(torch.zeros(2, 1, 3, 4)), r"even height and width.*got \(1, 3, 4\)"),
     ],
 )
-def test_impossible_shapes_come_with_the_remedy(build, message):
+def test_impossible_shapes_are_rejected_with_a_way_out(build, message):
     with pytest.raises(ValueError, match=message):
         build()

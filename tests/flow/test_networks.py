@@ -59,7 +59,7 @@ def test_initialisation_happens_once_and_survives_saving(make):
 
 
 @every_network
-def test_starts_by_giving_zero(make):
+def test_networks_output_zero_at_first(make):
     for weight_norm in (True, False):
         network, x = make(weight_norm=weight_norm)
         assert not network(x).any()
@@ -76,7 +76,7 @@ def test_weight_norm_can_be_switched_off(make):
     assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
 
 
-def test_an_output_that_never_changes_survives_initialisation():
+def test_a_constant_output_survives_initialisation():
     network = DenseNetwork(3, 2, 4)
     initialise(network, lambda: network(torch.zeros(5, 3)))
     assert all(p.isfinite().all() and p.abs().max() < 10 for p in network.parameters())
@@ -129,7 +129,7 @@ def test_compiling_changes_speed_and_nothing_else():
     torch.testing.assert_close(coupling(x), plain)
 
 
-def test_any_network_will_do():
+def test_a_coupling_accepts_any_network():
     class Constant(nn.Module):
         def forward(self, x):
             return torch.cat([x * 0 + 0.5, x * 0 + 2], 1)

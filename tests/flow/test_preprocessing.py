@@ -7,7 +7,7 @@ from bruno.flow.preprocessing import Gaussianise, Logit, Standardise, dequantise
 
 
 def drawings(n: int) -> torch.Tensor:
-    """Pixels as those of a drawing: four fifths background, the rest of all shades, none quite white."""
+    """Pixels like those of a drawing: four fifths background, the rest shades from 1 to 249."""
     shades = torch.randint(1, 250, (n, 1, 10, 10))
     return torch.where(torch.rand(n, 1, 10, 10) < 0.8, 0, shades).to(torch.uint8)
 
@@ -30,7 +30,7 @@ def test_noise_is_not_rounded_up_to_the_next_integer(monkeypatch):
     assert torch.equal(quantise(dequantise(x, torch.Generator())).long(), x)
 
 
-def test_a_generator_repeats_its_noise_and_none_means_the_middle():
+def test_noise_is_reproducible_and_one_half_without_a_generator():
     x = torch.arange(10)
     draws = [dequantise(x, torch.Generator().manual_seed(1)) for _ in range(2)]
     assert torch.equal(*draws)
@@ -44,7 +44,7 @@ def test_every_level_survives_the_round_trip_in_float32(pixels):
         assert torch.equal(quantise(pixels.clamped(pixels.inverse(z)[0])[0]).long(), x)
 
 
-def test_both_ends_are_finite_and_back_again(pixels):
+def test_both_ends_of_the_range_are_finite_and_invertible(pixels):
     x = torch.tensor([[0.0, 256.0]])
     z, log_det = pixels(x)
     assert z.isfinite().all()
@@ -63,8 +63,8 @@ def test_both_tails_keep_their_digits_in_float32(pixels):
     torch.testing.assert_close(log_det.double(), exact_det, rtol=1e-6, atol=1e-5)
 
 
-def test_gaussianised_pixels_are_a_bell():
-    """Their density under it is then the histogram's: the entropy of a pixel drawn alone."""
+def test_gaussianised_pixels_are_normal():
+    """Bits per pixel under a standard normal are then the entropy of the histogram."""
     x = drawings(500)
     pixels = Gaussianise().fit(x)
     z, log_det = pixels(dequantise(x, torch.Generator().manual_seed(0)).double())
@@ -75,28 +75,28 @@ def test_gaussianised_pixels_are_a_bell():
     bits = -(torch.distributions.Normal(0, 1).log_prob(z).flatten(1).sum(1) + log_det) / (100 * math.log(2))
     shares = x.flatten().long().bincount(minlength=256) / x.numel()
     entropy = -(shares * shares.clamp(min=1e-9).log2()).sum()
-    assert 0 <= bits.mean() - entropy < 0.015  # what a hundredth for all levels alike costs
+    assert 0 <= bits.mean() - entropy < 0.015  # the cost of the 1 % spread over all levels
 
 
 @pytest.mark.parametrize(
     ("alpha", "cost"), [(1e-6, 0.594), (1e-3, 0.309), (0.05, 0.255), (None, 0.143)], ids=str
 )
-def test_what_the_shape_of_the_background_costs(alpha, cost):
-    """Bits lost on a pixel that is surely background by the best normal density: docs/paper-notes.md."""
+def test_the_map_of_pixels_sets_the_cost_of_the_background(alpha, cost):
+    """Bits that the best normal density loses on a background pixel: docs/paper-notes.md."""
     u = (torch.arange(200_000).double() + 0.5) / 200_000
-    drawing = torch.cat([torch.zeros(813), torch.arange(1, 188)])  # the share of background in Omniglot
+    drawing = torch.cat([torch.zeros(813), torch.arange(1, 188)])  # the fraction of background in Omniglot
     pixels = Logit(alpha=alpha) if alpha else Gaussianise().fit(drawing)
     z, log_det = pixels(u.unsqueeze(1))
     best_normal = 0.5 * math.log(2 * math.pi * math.e * z.var())
     assert (best_normal - log_det.mean()) / math.log(2) == pytest.approx(cost, abs=1e-3)
 
 
-def test_a_level_that_fit_never_saw_keeps_a_place():
+def test_an_unseen_level_keeps_some_probability():
     pixels = Gaussianise().fit(drawings(10))
     assert pixels.shares[255] == pytest.approx(0.01 / 256)
     assert pixels.shares.sum() == pytest.approx(1)
     shares = pixels.shares.clone()
-    assert torch.equal(pixels.fit(255 - drawings(10)).shares, shares)  # once is for all
+    assert torch.equal(pixels.fit(255 - drawings(10)).shares, shares)  # a second call changes nothing
     assert set(pixels.state_dict()) == {"shares", "fitted"}
 
 
@@ -109,7 +109,7 @@ def test_density_of_pixels_includes_the_rescaling():
 
 
 @pytest.mark.parametrize("far", [1e3, 1e30, torch.inf, torch.nan])
-def test_what_went_astray_is_put_back_and_counted(far):
+def test_numbers_out_of_range_are_clamped_and_counted(far):
     inside, astray = Logit().clamped(torch.tensor([far, -far, 12.5]))
     assert ((inside >= 0) & (inside < 256)).all()
     assert astray.tolist() == [True, True, False]
@@ -129,13 +129,13 @@ def test_tables_are_standardised():
     assert "mean" in standard.state_dict()
 
 
-def test_times_of_our_days_keep_their_minutes():
+def test_unix_times_keep_their_minutes():
     times = 1.7e9 + 60 * torch.arange(1000, dtype=torch.double).unsqueeze(1)
     y, _ = Standardise((1,)).fit(times)(times)
     assert len(y.float().unique()) == 1000
 
 
-def test_what_is_absurdly_far_stays_where_squares_are_finite():
+def test_extreme_values_are_clamped_to_where_squares_are_finite():
     standardise = Standardise((2,)).fit(torch.randn(50, 2))
     y, _ = standardise(torch.tensor([[3e38, -3e38], [1e5, 0.0]]))
     assert y[0].tolist() == [1e9, -1e9]

@@ -1,4 +1,4 @@
-"""Run by test_processes.py in a process of its own, without the shape checks, which dynamo cannot trace."""
+"""Run by test_processes.py in a separate process, without shape checks, which dynamo cannot trace."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""References that the process is held against: the paper's recurrence, plain linear algebra, and mpmath."""
+"""References for the process: the paper's recurrence, plain linear algebra, and mpmath."""
 
 import mpmath
 import torch
@@ -28,7 +28,7 @@ def by_dimension(process, z: Tensor, method: str = "step_log_prob", **kwargs) ->
 
 
 def paper_recurrence(process, z: Tensor) -> Tensor:
-    """Equations 12 ff. of the paper, as published (main text), one step after the other, in float64."""
+    """Equations 12 ff. of the paper (main text), step by step, in float64."""
     v, rho, mu_0 = process.variance, process.covariance, process.mean
     student = isinstance(process, StudentTProcess)
     nu_0 = process.dof if student else torch.full_like(v, torch.inf)
@@ -72,7 +72,7 @@ def multivariate_log_prob(process, z: Tensor) -> Tensor:
 
 
 def step_log_prob_to_50_digits(dof, v, e, z: list[float]) -> list[float]:
-    """log p(z_i | z_<i) of one dimension in mpmath, from running sums; e is v − r with all its digits."""
+    """log p(z_i | z_<i) of one dimension in mpmath, from running sums; e is v − r to full precision."""
     with mpmath.workdps(50):
         dof, v, e = (mpmath.mpf(x) for x in (dof, v, e))
         r, total, squares, result = v - e, mpmath.mpf(0), mpmath.mpf(0), []

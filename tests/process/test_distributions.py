@@ -26,7 +26,7 @@ def test_samples_have_the_right_moments(dof):
 
 
 def test_the_published_sampler_is_not_student_t():
-    """Algorithm 1 as printed has a stray 1/r; this is why ours departs from it."""
+    """Algorithm 1 as printed has a stray 1/r, so ours differs from it."""
     a, b = torch.rand(2, 40_000, dtype=torch.double)
     r, nu = torch.maximum(a, b), 5.0
     printed = torch.cos(2 * torch.pi * torch.minimum(a, b) / r) * torch.sqrt(nu / r**2 * (r ** (-4 / nu) - 1))
@@ -60,7 +60,7 @@ class TestEveryPredictive:
         torch.testing.assert_close(scale.grad, ((sample - distribution.loc) / 2).detach())
 
 
-def test_an_extreme_draw_is_finite(monkeypatch):
+def test_extreme_samples_are_finite(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda shape, **kwargs: torch.zeros(shape))
     assert StudentT(torch.tensor(2.1), 0.0, 1.0).sample((3,)).isfinite().all()
 
@@ -90,7 +90,7 @@ def _t_log_prob(nu, loc, scale, x):
         ]
 
 
-def test_log_gamma_differences_to_12_digits():
+def test_log_gamma_differences_are_accurate_to_12_digits():
     xs = [1.0, 1.5, 7.3, 20.0, 333.0, 999.9, 1000.0, 1000.1, 1e4, 5e7]
     x = torch.tensor(xs, dtype=torch.double)
     with mpmath.workdps(50):
@@ -107,7 +107,7 @@ def test_log_gamma_differences_to_12_digits():
         torch.testing.assert_close(result, torch.tensor(exact, dtype=torch.double), rtol=1e-14, atol=4e-12)
 
 
-def test_log_gamma_differences_differentiate():
+def test_log_gamma_differences_have_correct_gradients():
     x = torch.tensor([1.2, 30.0, 900.0, 1100.0], dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(log_gamma_half_step, x)
     assert torch.autograd.gradcheck(lambda x: log_gamma_step(x, torch.tensor(4.5)), x)

@@ -47,7 +47,7 @@ def test_grouping_does_not_matter(data):
 
 @given(st.data())
 def test_removing_undoes_adding(data):
-    """Whatever is added and taken out again, in any grouping, what stays is the evidence of the rest."""
+    """Removing elements in any grouping leaves the evidence of the rest."""
     z = observations(n=data.draw(st.integers(2, 12)))
     leave = data.draw(st.lists(st.integers(0, len(z) - 1), unique=True, max_size=len(z)))
     evidence = Evidence.of(z)
@@ -60,7 +60,7 @@ def test_removing_undoes_adding(data):
     assert_same(evidence, Evidence.of(rest) if len(rest) else Evidence.empty(3))
 
 
-def test_one_observation_or_many():
+def test_adding_one_by_one_equals_adding_at_once():
     z = observations(batch=(2,))
     one_by_one = functools.reduce(Evidence.add, z.unbind(-2), Evidence.empty(3, (2,)))
     assert_same(one_by_one, Evidence.empty(3, (2,)).add(z))
@@ -76,7 +76,7 @@ def test_empty_is_neutral():
     assert_same(evidence - evidence, nothing, 0)
 
 
-def test_prefixes_have_seen_what_came_before():
+def test_each_prefix_is_the_evidence_of_the_elements_before():
     z = observations(batch=(2,))
     prefixes = Evidence.prefixes(z)
     assert prefixes.batch_shape == (2, 9)
@@ -85,7 +85,7 @@ def test_prefixes_have_seen_what_came_before():
         assert_same(prefixes[:, n], Evidence.of(z[:, :n]))
 
 
-def test_an_outlier_does_not_blind_the_prefix_before_it():
+def test_an_outlier_costs_the_prefix_before_it_no_digits():
     z = torch.tensor([[1.0], [1.001], [1e8]])
     before = Evidence.prefixes(z)[2]
     torch.testing.assert_close(before.scatter, Evidence.of(z[:2]).scatter, rtol=1e-3, atol=0)
@@ -140,7 +140,7 @@ def test_is_float64_whatever_the_data(dtype):
 
 @pytest.mark.parametrize("n", [1, 2, 20, 1000])
 def test_everything_can_be_removed_one_by_one(n):
-    """In float32 the last ones would be refused: what rounding leaves is larger than they are."""
+    """In float32 the last ones would be rejected: rounding errors would be larger than they are."""
     z = observations(n=n, dim=20, dtype=torch.float32)
     evidence = Evidence.of(z)
     for i, x in enumerate(z[:-1], start=1):
@@ -158,7 +158,7 @@ def test_removing_an_outlier_restores_the_rest():
     )
 
 
-def test_a_set_around_zero_is_removed_although_encoded_again():
+def test_a_set_around_zero_can_be_removed_after_encoding_it_again():
     z = torch.randn(200, 20, 3)
     z = z - z.mean(1, keepdim=True)
     again = z * (1 + 1e-7 * torch.randn_like(z))
@@ -200,30 +200,30 @@ class TestMistakes:
         with pytest.raises(TypeError, match=r"`sets` must be .*Evidence; got"):
             Evidence.stack([evidence, wrong])
 
-    def test_removing_more_than_was_added(self):
+    def test_removing_more_than_was_added_is_rejected(self):
         with pytest.raises(ValueError, match="at most the 9 observations that were added; got 10"):
             Evidence.of(observations()).remove(observations(n=10))
 
     @pytest.mark.parametrize("left", [0, 1, 2, 5])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_removing_what_was_never_added(self, left, dtype):
+    def test_removing_what_was_never_added_is_rejected(self, left, dtype):
         z = observations(dtype=dtype)
         foreign = z[: 9 - left] + 30 * torch.randn(3, dtype=dtype)
         with pytest.raises(ValueError, match="observations that were added before"):
             Evidence.of(z).remove(foreign)
 
-    def test_wrong_number_of_dimensions(self):
+    def test_a_wrong_number_of_dimensions_is_rejected(self):
         with pytest.raises(ValueError, match=r"several \(n, 3\).*got shape \(5, 4\)"):
             Evidence.of(observations()).add(torch.zeros(5, 4))
         with pytest.raises(ValueError, match=r"must have 3 dimensions.*got 4"):
             Evidence.of(observations()).merge(Evidence.empty(4))
 
-    def test_another_batch(self):
+    def test_another_batch_is_rejected(self):
         for batch in ((), (3,), (2, 2)):
             with pytest.raises(ValueError, match=r"For another batch, merge with Evidence.of\(z\)"):
                 Evidence.of(observations(batch=(2,))).add(observations(batch=batch))
 
-    def test_nan_inf_integers_and_nothing(self):
+    def test_nan_infinity_integers_and_empty_sets_are_rejected(self):
         z = observations()
         with pytest.raises(ValueError, match=r"`z` must be finite; got nan at index \(2, 1\)"):
             Evidence.of(z.index_put((torch.tensor(2), torch.tensor(1)), torch.tensor(torch.nan).double()))
@@ -234,14 +234,14 @@ class TestMistakes:
         with pytest.raises(ValueError, match=r"at least one observation; got shape \(0, 3\)"):
             Evidence.of(torch.zeros(0, 3))
 
-    def test_another_device(self):
+    def test_another_device_is_rejected(self):
         with pytest.raises(
             ValueError, match="`evidence` must be on the same device as the rest, cpu; got meta"
         ):
             Evidence.of(observations()).merge(Evidence.empty(3, device="meta"))
 
 
-def test_batches_are_stacked_and_reshaped():
+def test_batches_can_be_stacked_and_reshaped():
     z = torch.randn(6, 4, 3)
     whole = Evidence.of(z)
     for same in (Evidence.stack([Evidence.of(one) for one in z]), whole.reshape(2, 3).reshape(-1)):

@@ -1,4 +1,4 @@
-"""float32 against 50 digits: no combination of parameters and data may cost more than the last few bits."""
+"""float32 against 50 digits: no parameters and data cost more than the last few bits."""
 
 import copy
 
@@ -27,7 +27,7 @@ DATA = {
 def test_steps_keep_their_digits(dof, correlation):
     process = StudentTProcess(1, dof=dof, correlation=correlation)
     process.requires_grad_(False)
-    effective = copy.deepcopy(process).double()  # the parameters as they are, read to more digits
+    effective = copy.deepcopy(process).double()  # the same parameters in float64
     parameters = [float(p) for p in (effective.dof, effective.variance, effective.residual_variance)]
     data = {kind: draw() for kind, draw in DATA.items()}
     z = torch.stack(list(data.values())).unsqueeze(-1)
@@ -39,8 +39,8 @@ def test_steps_keep_their_digits(dof, correlation):
         assert error[worst] < TOLERANCE, f"{kind}, step {worst}: {row[worst]} where {exact[worst]} is right"
 
 
-def test_the_published_recurrence_goes_negative_where_this_does_not():
-    """beta in float32 at n = 500, c = 0.999: the paper's recurrence has lost its sign."""
+def test_the_papers_recurrence_loses_digits_that_ours_keeps():
+    """beta in float32 at n = 500, c = 0.999: the paper's recurrence even loses the sign."""
     process = StudentTProcess(1, correlation=0.999)
     z = 3 + 0.003 * torch.randn(500, 1)
     beta = process._quadratic_form(Evidence.of(z), process._parameters_in_double())
@@ -64,7 +64,7 @@ def test_finite_input_never_gives_nan(name, scale):
         assert not getattr(process, method)(z).isnan().any(), method
 
 
-def test_a_common_offset_costs_no_digits_between_blocks(monkeypatch):
+def test_a_common_offset_costs_no_digits_across_blocks(monkeypatch):
     monkeypatch.setattr("bruno.process.step_density._NUMBERS_IN_A_BLOCK", 100)
     process = StudentTProcess(1, correlation=0.9999)
     z = 3 + 0.01 * torch.randn(1000, 1)
@@ -75,7 +75,7 @@ def test_a_common_offset_costs_no_digits_between_blocks(monkeypatch):
 
 @pytest.mark.parametrize("dof", [2.1, 30.0, 1e3, 1e4])
 def test_gradients_keep_their_digits(dof):
-    """That of dof is a small difference of large terms: it must not be computed as one."""
+    """The gradient of dof must not be computed as the small difference of large terms."""
     process = StudentTProcess(3, dof=dof, correlation=[0.01, 0.5, 0.99])
     wide = copy.deepcopy(process).double()
     z = torch.randn(20, 10, 3)

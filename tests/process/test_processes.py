@@ -64,7 +64,7 @@ class TestLaws:
         alone = [process.step_log_prob(more[i], given[i]) for i in range(2)]
         torch.testing.assert_close(process.step_log_prob(more, both), torch.stack(alone))
 
-    def test_sets_of_different_sizes_are_continued_some_at_a_time(self, name, monkeypatch):
+    def test_sets_of_different_sizes_are_continued_in_slices(self, name, monkeypatch):
         process, z = varied(name), sets(4, 3, n=2)
         given = Evidence.prefixes(sets(3))[:, [3, 1, 7]][0]
         together = process.step_log_prob(z, given)
@@ -80,7 +80,7 @@ class TestLaws:
 
     @pytest.mark.parametrize("n", [1, 2, 12])
     @pytest.mark.parametrize("given", [0, 3])
-    def test_leave_one_out_is_recomputing_without_it(self, name, n, given):
+    def test_leave_one_out_equals_conditioning_on_the_others(self, name, n, given):
         process, z = varied(name), sets(2, n=n)
         before = sets(2, n=given) if given else None
         evidence = None if before is None else Evidence.of(before)
@@ -90,7 +90,7 @@ class TestLaws:
             alone = process.predictive(others).log_prob(z[:, i]).sum(-1)
             torch.testing.assert_close(process.leave_one_out_log_prob(z, evidence)[:, i], alone)
 
-    def test_an_outlier_does_not_blind_leave_one_out(self, name):
+    def test_an_outlier_costs_leave_one_out_no_digits(self, name):
         process = PROCESSES[name](1, correlation=0.9)
         z = torch.tensor([[0.1], [0.1001], [0.0999], [1e6]])
         exact = process.double().leave_one_out_log_prob(z.double())
@@ -128,7 +128,7 @@ class TestLaws:
     @pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 3)])
     @pytest.mark.parametrize("given", ["nothing", "one count", "different counts"])
     def test_the_plain_formulas_agree(self, name, batch, given, monkeypatch):
-        """The written-out backward pass against autograd's, for data, parameters and evidence."""
+        """Our backward pass against autograd's, for data, parameters and evidence."""
         process, z = varied(name), sets(*batch).requires_grad_()
         earlier = sets(*batch, n=4).requires_grad_()
         inputs = (z, *process.parameters(), *([] if given == "nothing" else [earlier]))
@@ -172,7 +172,7 @@ class TestGradients:
         (grad,) = torch.autograd.grad(getattr(process, method)(z).sum(), z, create_graph=True)
         assert grad.requires_grad
 
-    def test_twice_through_the_same_graph(self, name):
+    def test_a_second_backward_pass_gives_the_same(self, name):
         process, z = varied(name), sets(2).requires_grad_()
         loss = process.step_log_prob(z).square().sum()
         first = torch.autograd.grad(loss, z, retain_graph=True)
@@ -189,7 +189,7 @@ class TestGradients:
 
 @every_process
 class TestParameters:
-    def test_start_where_they_are_told(self, name):
+    def test_start_at_the_given_values(self, name):
         process = PROCESSES[name](3, variance=[0.5, 1, 2], correlation=0.25, mean=0.1)
         torch.testing.assert_close(process.variance, torch.tensor([0.5, 1, 2]))
         torch.testing.assert_close(process.correlation, torch.full((3,), 0.25))
@@ -206,7 +206,7 @@ class TestParameters:
         assert torch.equal(other.mean, process.mean)
 
     @pytest.mark.parametrize("far", [-1e4, -100.0, -20.0, 20.0, 100.0, 1e4])
-    def test_are_valid_however_far_the_optimiser_runs(self, name, far):
+    def test_are_valid_whatever_the_optimiser_does(self, name, far):
         process = PROCESSES[name](2)
         for parameter in process.parameters():
             parameter.data.fill_(far)
@@ -289,7 +289,7 @@ def test_half_precision_input_is_widened(name):
 
 
 @every_process
-def test_autocast_does_not_shorten_it(name):
+def test_autocast_does_not_lower_the_precision(name):
     process, z = PROCESSES[name](50), torch.randn(2, 6, 50)
     expected = process.step_log_prob(z)
     with torch.autocast("cpu", torch.bfloat16):
@@ -297,7 +297,7 @@ def test_autocast_does_not_shorten_it(name):
 
 
 @pytest.mark.slow
-def test_usable_under_compile():
+def test_torch_compile_gives_the_same():
     script = Path(__file__).with_name("compiled.py")
     subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
 
@@ -328,7 +328,7 @@ class TestMistakes:
         with pytest.raises(TypeError, match=r"`evidence` must be .*Evidence; got"):
             process.predictive(wrong)
 
-    def test_wrong_dimensions(self, name):
+    def test_wrong_dimensions_are_rejected(self, name):
         process = PROCESSES[name](3)
         for method in (process.step_log_prob, process.joint_log_prob, process.leave_one_out_log_prob):
             with pytest.raises(ValueError, match=r"`z` must have 3 dimensions last; got shape \(2, 4\)"):
@@ -339,14 +339,14 @@ class TestMistakes:
             process.predictive(Evidence.empty(4))
 
     @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-    def test_nan_and_infinity(self, name, bad):
+    def test_nan_and_infinity_are_rejected(self, name, bad):
         process, z = PROCESSES[name](3), torch.zeros(2, 4, 3)
         z[1, 2, 0] = bad
         for method in (process.step_log_prob, process.joint_log_prob, process.leave_one_out_log_prob):
             with pytest.raises(ValueError, match=rf"`z` must be finite; got {bad} at index \(1, 2, 0\)"):
                 method(z)
 
-    def test_nothing_integers_and_other_devices(self, name):
+    def test_empty_sets_integers_and_other_devices_are_rejected(self, name):
         process = PROCESSES[name](3)
         with pytest.raises(ValueError, match=r"at least one observation; got shape \(0, 3\)"):
             process.step_log_prob(torch.zeros(0, 3))
@@ -360,13 +360,13 @@ class TestMistakes:
             process.predictive(Evidence.empty(3, device="meta"))
 
     @pytest.mark.parametrize("density", ["step_log_prob", "joint_log_prob", "leave_one_out_log_prob"])
-    def test_evidence_of_another_batch(self, name, density):
+    def test_evidence_of_another_batch_is_rejected(self, name, density):
         with pytest.raises(
             ValueError, match=r"`evidence` must have a batch that broadcasts with \(2,\).*got \(3,\)"
         ):
             getattr(PROCESSES[name](3), density)(torch.zeros(2, 4, 3), Evidence.of(torch.zeros(3, 2, 3)))
 
-    def test_masks_that_are_not(self, name):
+    def test_masks_of_another_type_or_shape_are_rejected(self, name):
         process = PROCESSES[name](3)
         for mask in (torch.ones(3), torch.ones(2, dtype=torch.bool)):
             with pytest.raises(ValueError, match=r"`dimensions` must be a bool mask of shape \(3,\)"):
@@ -384,12 +384,12 @@ class TestMistakes:
             ({"mean": torch.nan}, "`mean` must be finite"),
         ],
     )
-    def test_parameters_out_of_range(self, name, arguments, message):
+    def test_parameters_out_of_range_are_rejected(self, name, arguments, message):
         with pytest.raises(ValueError, match=message):
             PROCESSES[name](3, **arguments)
 
 
-def test_degrees_of_freedom_out_of_range():
+def test_degrees_of_freedom_out_of_range_are_rejected():
     with pytest.raises(ValueError, match=r"`dof` must be above 2.0001 and at most 1e9; got 2"):
         StudentTProcess(3, dof=2.0)
 
@@ -414,13 +414,13 @@ def test_large_evidence_costs_the_joint_density_no_digits(name):
     torch.testing.assert_close(process.joint_log_prob(z, evidence), steps, rtol=1e-5, atol=0)
 
 
-def test_no_dimensions_at_all():
+def test_a_process_needs_a_dimension():
     with pytest.raises(ValueError, match="`dim` must be at least 1; got 0"):
         GaussianProcess(0)
 
 
 @every_process
-def test_transforms_of_torch_func(name):
+def test_torch_func_transforms_give_the_same(name):
     process, z = varied(name), sets(3)
     plain = process.step_log_prob(z)
     torch.testing.assert_close(torch.vmap(process.step_log_prob)(z), plain)
