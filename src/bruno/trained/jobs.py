@@ -228,7 +228,7 @@ class Trained(DetectionJobs):
         Args:
             given: the set to condition on: files, folders, arrays; by default sets of the data.
             samples: drawn after each prefix.
-            prefixes: numbers of elements to condition on; by default 0 to all.
+            prefixes: numbers of elements to condition on, 0 only as the first; by default 0 to all.
             sets: how many to draw from the data, each of another class.
             set_size: elements of each of these; 8 by default.
             temperature: below 1, samples are closer to the mean of the latents.
@@ -240,7 +240,8 @@ class Trained(DetectionJobs):
         """
         generator = self._generator(seed)
         x = self._sets(given, sets, set_size, split, data, invert, skip_bad, generator)
-        found = samples_by_prefix(
+        _check_prefixes(prefixes or (), x.shape[1])
+        return samples_by_prefix(
             self.model, x, samples, lengths=prefixes, generator=generator, temperature=temperature
         )
         return replace(found, samples=self._with_columns(found.samples))
@@ -489,3 +490,12 @@ class Trained(DetectionJobs):
             for number, prefixes in enumerate(sets.tolist(), start=1):
                 for n, rows in zip(seen, prefixes, strict=True):
                     writer.writerows((number, n, *(f"{value:.10g}" for value in row)) for row in rows)
+
+
+def _check_prefixes(prefixes: Sequence[int], most: int) -> None:
+    """Raise unless prefixes are of a set of `most` elements, and the prior, if any, comes first."""
+    for place, length in enumerate(prefixes):
+        if not 0 <= length <= most:
+            raise ValueError(f"`prefixes` must be from 0 to the {most} elements of a set; got {length}.")
+        if place and not length:
+            raise ValueError(f"`prefixes` must have 0 first; got {length} after {prefixes[place - 1]}.")
