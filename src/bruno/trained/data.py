@@ -153,7 +153,7 @@ class TrainedData:
         return Familiarity(self.model)
 
     def warn_if_unfamiliar(
-        self, *images: Tensor, what: str = "these images are", remedy: str = "--invert, --no-invert"
+        self, *images: Tensor, what: str = "these images are", remedy: str = "`invert`"
     ) -> None:
         """Warn if images are unlike those of training: the model's answers would not show it."""
         for some in images:
