@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,21 +96,18 @@ def watch(
     check_number("--set-size", _SET_SIZE if set_size is None else set_size, 2)
     with to_stderr(as_json):
         trained = model.open()
-        elements = _elements(trained, stream, files, model.seed)
         with progress_bar("elements to calibrate on") as progress:
-            detector = trained.detector(
+            detector = partial(
+                trained.detector,
                 keep_out=keep_out,
                 set_size=set_size or _SET_SIZE,
                 seed=model.seed,
                 progress=progress,
                 **calibration.calibration,
             )
-        _run(
-            trained,
-            trained.watch(elements, detector, typical=typical, state=state, **files.reading),
-            as_json,
-            model.seed,
-        )
+            elements = _elements(trained, stream, files, model.seed)
+            watched = trained.watch(elements, detector, typical=typical, state=state, **files.reading)
+        _run(trained, watched, as_json, model.seed)
 
 
 def _run(trained: Trained, watched: Any, as_json: bool, seed: int) -> None:

@@ -139,7 +139,7 @@ class DetectionJobs(TrainedData):
     def watch(
         self,
         stream: Source | Iterable[Element],
-        detector: Detector,
+        detector: Detector | Callable[[], Detector],
         *,
         typical: Source | None = None,
         state: str | Path | None = None,
@@ -150,7 +150,7 @@ class DetectionJobs(TrainedData):
 
         Args:
             stream: files, folders, arrays or elements.
-            detector: as from `detector`.
+            detector: as from `detector`, or a function that returns it, called once all arguments are valid.
             typical: elements to condition on before the stream begins.
             state: a file to resume from, if it exists, and to keep the posterior in.
             invert: turn dark ink into bright ink; as in training by default.

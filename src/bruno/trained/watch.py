@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -44,14 +44,14 @@ class Watch:
         self,
         trained: TrainedData,
         stream: Source | Iterable[Element],
-        detector: Detector,
+        detector: Detector | Callable[[], Detector],
         *,
         typical: Source | None = None,
         state: str | Path | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
     ) -> None:
-        self._trained, self._detector = trained, detector
+        self._trained = trained
         self._state = None if state is None else _writable(Path(state))
         self._reader = trained.reader(invert=invert, skip_bad=skip_bad)
         self._elements = self._opened(stream)
@@ -59,8 +59,13 @@ class Watch:
         self._group: str | None = None
         self._warned_of_group = self._warned_of_brightness = False
         resumed = self._resumed(typical)
+        seen = None
         if resumed is None and typical is not None:
-            resumed = self._conditioned(trained.read(typical, invert=invert, skip_bad=skip_bad).x)
+            seen = trained.read(typical, invert=invert, skip_bad=skip_bad).x
+        # Calibration may take long: whatever the user may have mistyped is checked before.
+        self._detector = detector if isinstance(detector, Detector) else detector()
+        if seen is not None:
+            resumed = self._conditioned(seen)
         self.posterior = trained.model.prior() if resumed is None else resumed
 
     def __iter__(self) -> Iterator[Judged]:
