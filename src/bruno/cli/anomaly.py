@@ -101,6 +101,7 @@ def watch(
                 trained.detector,
                 keep_out=keep_out,
                 set_size=set_size or _SET_SIZE,
+                invert=files.invert,
                 seed=model.seed,
                 progress=progress,
                 **calibration.calibration,

@@ -79,7 +79,7 @@ class DetectionJobs(TrainedData):
             sets: number of clean sets to calibrate on.
             set_size: of these; later elements of a stream are judged as the last.
             data: calibrate on this instead of the model's own data.
-            invert: turn dark ink into bright ink in `data`; as in training by default.
+            invert: turn dark ink into bright ink in `data`, if it is user data; as in training by default.
             seed: of the sets.
             progress: called as progress(done, total).
         """
@@ -126,8 +126,7 @@ class DetectionJobs(TrainedData):
             raise ValueError(f"`batch` must have at least two elements; got {len(x)}.")
         floor = -math.inf
         if threshold is None:
-            own = invert if is_path(data) else None
-            clean, generator = self._clean_examples(data, own), self._generator(seed)
+            clean, generator = self._clean_examples(data, invert), self._generator(seed)
             threshold = self._calibrated(calibrate_batch, clean, rate, sets, len(x), generator, progress)
             floor = self._floor(clean, generator)
         summary = StreamSummary(latest=None)
@@ -207,7 +206,7 @@ class DetectionJobs(TrainedData):
         model of a table knows its training sets hardly better.
         """
         unseen = None if is_path(data) else self.unseen
-        clean = self._select(unseen, data, invert).examples
+        clean = self._select(unseen, data, invert if is_path(data) else None).examples
         if data is not None or self.model.kind.is_images or len(clean.names) >= _FEW_CLASSES:
             return clean
         every = self._select("all", None, None).examples
