@@ -20,14 +20,14 @@ SMALL = ["--set", "flow.units=16", "--set", "flow.couplings=2", "--set", "train.
 SMALL += ["--device", "cpu", "--validate", "4"]
 
 
-def run(*arguments: object, code: int = 0) -> str:
+def run(*arguments: object, code: int = 0, stdin: str | None = None) -> str:
     """Run a command as `bruno` does, and return standard output and standard error, interleaved.
 
     Warnings are printed, not errors as elsewhere in the tests. Exceptions are raised.
     """
     with messages_printed():
         warnings.simplefilter("default")
-        result = CliRunner().invoke(app, [*map(str, arguments)])
+        result = CliRunner().invoke(app, [*map(str, arguments)], input=stdin)
     if code == 0 and result.exception:
         raise result.exception
     assert result.exit_code == code, result.output

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cli.commandline import picture_of, run, run_main, values_of, words
 
 import bruno
 from bruno.data import ElementReader
@@ -19,6 +20,7 @@ from bruno.tasks.anomaly import StreamSummary
 from bruno.training.run import Run
 from cli.commandline import picture_of, run, values_of
 
+pytestmark = pytest.mark.filterwarnings("ignore::bruno.trained.UnfamiliarDataWarning")  # enlarged images
 WATCH = ["anomaly", "watch", "run"]
 ELEMENTS = 10  # in queries/5
 
@@ -50,14 +52,8 @@ def test_paths_on_standard_input_are_judged_like_a_folder(stream):
     watch = ["run", "--typical", "support/5", "--threshold", "10"]
     run("anomaly", "watch", *watch, stream)
     of_folder = values_of("run", "anomaly")["scores"]
-    piped = subprocess.run(
-        [sys.executable, "-m", "bruno", "anomaly", "watch", *watch, "-"],
-        input="".join(f"{path}\n" for path in sorted(stream.iterdir())),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "5-04-outlier.png  outlier" in piped.stdout
+    output = run("anomaly", "watch", *watch, "-", stdin="".join(f"{path}\n" for path in sorted(stream.iterdir())))
+    assert "5-04-outlier.png  outlier" in output
     assert values_of("run", "anomaly")["scores"] == of_folder
 
 
@@ -69,25 +65,14 @@ def test_the_library_judges_like_the_command(stream):
     assert values_of("run", "anomaly")["scores"] == scores
 
 
-def test_json_lines_are_all_of_standard_output(in_digits, capfd):
+def test_json_lines_are_all_of_standard_output(in_digits, capsys):
     files = sorted(Path("queries/5").iterdir())
-    with pytest.raises(SystemExit):
-        _main(*WATCH, *files, "--threshold", "10", "--json")
-    out, errors = capfd.readouterr()
-    assert re.search(r"are outliers\. The score is", " ".join(errors.split()))
-    lines = [json.loads(line) for line in out.splitlines()]
+    ended = run_main(capsys, *WATCH, *files, "--threshold", "10", "--json")
+    assert "are outliers. The score is" in words(ended.errors)
+    lines = [json.loads(line) for line in ended.out.splitlines()]
     assert [line["element"] for line in lines] == [str(file) for file in files]
     assert [line["seen"] for line in lines] == list(range(len(files)))
     assert set(lines[0]) == {"element", "score", "seen", "threshold", "outlier", "out_of_distribution"}
-
-
-def _main(*arguments: object) -> None:
-    from unittest import mock
-
-    from bruno.cli.main import main
-
-    with mock.patch.object(sys, "argv", ["bruno", *map(str, arguments)]):
-        main()
 
 
 def test_a_stream_is_resumed_from_its_state(in_digits, tmp_path):
@@ -133,10 +118,9 @@ def test_a_process_that_is_terminated_keeps_its_state(in_digits, tmp_path):
     assert posterior_in(tmp_path / "state").evidence.count == 3
 
 
-def test_an_empty_stream_leaves_no_state(in_digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(ElementReader, "read_lines", lambda self, lines: iter(()))
+def test_an_empty_stream_leaves_no_state(in_digits, tmp_path):
     with pytest.raises(ValueError, match=r"`stream` .*empty"):
-        run(*WATCH, "-", "--threshold", "0", "--state", tmp_path / "state")
+        run(*WATCH, "-", "--threshold", "0", "--state", tmp_path / "state", stdin="")
     assert not (tmp_path / "state").exists()
 
 
@@ -185,7 +169,7 @@ def test_of_a_long_stream_only_the_latest_scores_are_kept(in_digits, monkeypatch
 
 
 def test_a_synthetic_stream_is_judged_by_calibrated_thresholds(in_digits):
-    output = run(*WATCH, "--sets", "50")
+    output = run(*WATCH, "--sets", "50", "--rate", "0.05")
     assert "of another class  outlier" in output
     assert re.search(r"thresholds: .*after one element", output)
     names = values_of("run", "anomaly")["names"]
@@ -197,7 +181,6 @@ def test_a_synthetic_stream_is_judged_by_calibrated_thresholds(in_digits):
     ("arguments", "message"),
     [
         (["nowhere"], r"nowhere: "),
-        (["run/results"], r"run/results.*images"),
         (["queries/2", "-"], r"`-` .*got queries/2 -"),
         (["queries/2", "--rate", "5"], r"`--rate` .*between 0 and 1.*got 5"),
         (["queries/2", "--sets", "0"], r"`--sets` .*at least 1; got 0"),
@@ -215,11 +198,17 @@ def test_a_synthetic_stream_is_judged_by_calibrated_thresholds(in_digits):
 def test_a_mistake_names_the_option_and_its_value_before_anything_is_calibrated(
     in_digits, arguments, message, monkeypatch
 ):
-    monkeypatch.setattr("bruno.trained.detection.calibrate", None)
-    for path in Path("run/results").glob("*.png"):
-        path.unlink()
+    def calibrated(*arguments, **options):
+        raise AssertionError("calibrated")
+
+    monkeypatch.setattr("bruno.trained.Trained.detector", calibrated)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run(*WATCH, *arguments)
+
+
+def test_a_folder_without_images_is_an_error(in_digits, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
+        run(*WATCH, tmp_path, "--threshold", "0")
 
 
 # --- a batch ---------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def tiny_pretrained(workplace, monkeypatch) -> str:
 def test_a_pretrained_model_uses_built_in_characters_if_its_data_is_missing(tiny_pretrained):
     note = r"omniglot is not on this machine.*data drawn.*data omniglot"
     assert re.search(note, run("sample", "tiny", "--set-size", "2", "--samples", "2"))
-    run("fewshot", "tiny", "--way", "5", "--shot", "1", "--trials", "2", "--no-rotations", "--no-noise")
+    run("fewshot", "tiny", "--way", "5", "--shot", "1", "--trials", "2", "--no-rotations")
     assert values_of("runs/pretrained-tiny", "few-shot-drawn")["split"] == "drawn"
     run("evaluate", "tiny", "--set-size", "2", "--sets", "8")
     assert Path("runs/pretrained-tiny/results/bits-drawn.json").is_file()

@@ -6,19 +6,19 @@ from cli.commandline import make_images, picture_of, run, values_of
 
 
 def test_the_model_beats_chance_on_unseen_digits(in_digits):
-    fewshot = ["fewshot", "run", "--way", "3", "--shot", "1,5", "--trials", "10"]
+    fewshot = ["fewshot", "run", "--way", "3", "--shot", "1,5", "--trials", "10", "--rotations"]
     assert "3-way 5-shot" in run(*fewshot)
     values = values_of("run", "few-shot-test")
     assert [result["episodes"] for result in values["bruno"]] == [120, 120]  # 3 digits × 4 rotations × trials
     assert values["bruno"][0]["accuracy"] > 0.6
-    assert values["bruno"][1]["accuracy"] > 0.85
+    assert values["bruno"][1]["accuracy"] > 0.8
     assert picture_of("run", "few-shot-test").std() > 10
     run(*fewshot, "--no-noise")
     quiet = values_of("run", "few-shot-test-without-noise")
     assert not quiet["noise"]
     assert quiet["pixels"] == values["pixels"]  # the same episodes
     assert quiet["bruno"] != values["bruno"]
-    assert quiet["bruno"][1]["accuracy"] > 0.85
+    assert quiet["bruno"][1]["accuracy"] > 0.8
 
 
 def test_the_default_way_is_limited_by_the_number_of_classes(tiny):

@@ -8,6 +8,8 @@ import pytest
 import bruno
 from cli.commandline import picture_of, run, values_of
 
+pytestmark = pytest.mark.filterwarnings("ignore::bruno.trained.UnfamiliarDataWarning")  # enlarged images
+
 
 @pytest.fixture
 def collection(digits, workplace) -> Path:
