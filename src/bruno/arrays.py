@@ -48,7 +48,7 @@ def as_tensor(
     """
     if isinstance(x, Tensor):
         return x
-    if _is_pil_image(x):
+    if is_pil_image(x):
         return _pil_image_as_tensor(x, name, kind).to(device)
     if isinstance(x, list | tuple) and not x:
         raise ValueError(f"`{name}` must hold at least one element; got an empty {type(x).__name__}.")
@@ -95,7 +95,7 @@ def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool)
     return array[None] if grey else array.transpose(2, 0, 1)
 
 
-def _is_pil_image(x: Any) -> TypeGuard[Image]:
+def is_pil_image(x: Any) -> TypeGuard[Image]:
     """Whether `x` is a PIL image; if PIL was never imported, it is not."""
     pil = sys.modules.get("PIL.Image")
     return pil is not None and isinstance(x, pil.Image)

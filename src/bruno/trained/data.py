@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from bruno.arrays import ArrayLike, as_tensor
+from bruno.arrays import ArrayLike, as_tensor, is_pil_image
 from bruno.config import Recipe
 from bruno.data import Element, ElementReader, Examples, is_available, load_examples, load_path
 from bruno.kinds import Images
@@ -129,8 +129,10 @@ class TrainedData:
     ) -> Elements:
         """Elements from files and folders, from a reader, or from arrays, tensors and PIL images.
 
-        Warns of files that were skipped, and of images unlike those of training.
+        Warns of files that were skipped, and of images unlike those of training. `invert` is as in training by
+        default; arrays and tensors are then taken as they are.
         """
+        source = list(source) if isinstance(source, Iterator) else source
         if are_paths(source):
             paths = [source] if isinstance(source, str | Path) else list(cast(Sequence[str], source))
             reader = self.reader(invert=invert, skip_bad=skip_bad)
@@ -141,11 +143,21 @@ class TrainedData:
                 torch.stack([one.x for one in source]).cpu(), tuple(one.name for one in source)
             )
         else:
-            x = as_tensor(cast(ArrayLike, source), "source", kind=self.model.kind)
-            x = x.unsqueeze(0) if tuple(x.shape) == self.model.shape else x
-            elements = Elements(x.cpu(), tuple(map(str, range(1, len(x) + 1))))
+            x = self._converted(cast(ArrayLike, source), invert)
+            elements = Elements(x, tuple(map(str, range(1, len(x) + 1))))
         self.warn_if_unfamiliar(elements.x)
         return elements
+
+    def _converted(self, source: ArrayLike, invert: bool | None) -> Tensor:
+        """Elements (n, *shape) on the CPU from an array of one or several, or from PIL images."""
+        shape, kind = self.model.shape, self.model.kind
+        x = as_tensor(source, "source", kind=kind).cpu()
+        x = x.unsqueeze(0) if tuple(x.shape) == shape else x
+        if x.shape[1:] != shape or not len(x):
+            raise ValueError(f"`source` must be elements (n, *{shape}); got shape {tuple(x.shape)}.")
+        first = source[0] if isinstance(source, list | tuple) else source
+        inverted = invert or (is_pil_image(first) and self._inverts(invert))
+        return kind.levels - 1 - x if inverted and kind.is_images else x
 
     @cached_property
     def familiarity(self) -> Familiarity:
