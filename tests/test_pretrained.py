@@ -1,4 +1,4 @@
-"""The models that come with the package, on images that the project drew: a user's first minute."""
+"""The models that come with the package, on images drawn for this project."""
 
 import importlib.util
 import json
@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import bruno
 from bruno.checkpoint import read_about
-from bruno.cli import app
 from bruno.data import ElementReader, load_examples
 from bruno.data.images import read_images
 from bruno.data.sampling import SetSampler
@@ -27,6 +25,7 @@ from bruno.tasks.evaluation import measure_bits_per_dim
 from bruno.tasks.few_shot import FewShotProtocol, measure_few_shot
 from bruno.tasks.retrieval import Index, rank
 from bruno.weights import pretrained_names, pretrained_path
+from cli.commandline import run
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("omniglot", "omniglot-fewshot")
@@ -49,7 +48,7 @@ def new(model):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_is_small_and_says_what_it_is(name):
+def test_a_model_file_is_small_and_documented(name):
     path = pretrained_path(name)
     assert path.stat().st_size <= 16e6
     card = path.with_suffix(".md").read_text()
@@ -61,13 +60,13 @@ def test_a_file_is_small_and_says_what_it_is(name):
     assert {p.dtype for p in bruno.pretrained(name).parameters()} == {torch.float32}
 
 
-def test_there_are_no_others():
+def test_other_names_are_errors():
     assert pretrained_names() == NAMES
-    with pytest.raises(ValueError, match=r"`name` must be .*omniglot, omniglot-fewshot; got 'mnist'"):
+    with pytest.raises(ValueError, match=r"`name` .*omniglot, omniglot-fewshot; got 'mnist'"):
         bruno.pretrained("mnist")
 
 
-def test_new_drawings_are_told_apart_and_found(model, known, new):
+def test_new_drawings_are_classified_and_retrieved(model, known, new):
     images, letters = new
     support = [known.elements[known.labels == i] for i in range(len(known.names))]
     assert [known.names[i] for i in classify(model, support, images).labels] == letters
@@ -75,7 +74,7 @@ def test_new_drawings_are_told_apart_and_found(model, known, new):
     assert {letters[i] for i in ranking.order[:3]} == {known.names[1]}
 
 
-def test_what_the_readme_says_of_its_scores():
+def test_scores_separate_characters_of_a_class_from_others():
     model = bruno.pretrained("omniglot-fewshot")
     reader = ElementReader(model.shape, model.levels)
     scores = model.condition(reader.read_all([ROOT / "examples/known/a"])[0]).score(
@@ -85,23 +84,24 @@ def test_what_the_readme_says_of_its_scores():
     assert scores[3:].max() < 1
 
 
-def test_strangers_in_a_stream_are_noticed(model):
+def test_outliers_in_a_stream_have_negative_scores(model):
     stream, _ = ElementReader(model.shape, model.levels).read_all([ROOT / "examples" / "stream"])
     scores = [scored.score for scored in Detector(model, 0.0).watch(stream)]
     assert [i for i, score in enumerate(scores, 1) if score < 0] == [8, 11]
 
 
-def test_it_is_good_at_characters_that_nobody_has_seen(model):
+def test_bits_per_dim_and_accuracy_on_unseen_characters(model):
     drawn = load_examples("drawn", "all")
+    drawn = drawn.select(drawn.names[:24])
     noise = torch.Generator().manual_seed(0)
-    bits = measure_bits_per_dim(model, SetSampler(drawn), sets=40, set_size=10, generator=noise)
+    bits = measure_bits_per_dim(model, SetSampler(drawn), sets=12, set_size=10, generator=noise)
     protocol = FewShotProtocol(ways=(20,), shots=(1,), trials=2, noise=False)
     (result,) = measure_few_shot(model, drawn, protocol, generator=noise)
-    assert bits.mean < 1.45  # a pen that is not quite Omniglot's
-    assert result.accuracy > 0.9  # of nearest pixels 0.65
+    assert bits.mean < 1.45  # the pen differs from that of Omniglot
+    assert result.accuracy > 0.9  # nearest neighbours in pixels: 0.65
 
 
-def test_the_images_to_try_it_on_are_drawn_by_the_script_beside_them(tmp_path):
+def test_the_example_files_are_those_that_their_script_makes(tmp_path):
     spec = importlib.util.spec_from_file_location("draw", ROOT / "examples" / "draw.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -117,10 +117,14 @@ def test_the_images_to_try_it_on_are_drawn_by_the_script_beside_them(tmp_path):
         )
 
 
+KNOWN = ROOT / "examples" / "known"
+UNLIKE = "unlike those of training"
+
+
 @pytest.fixture
 def dark_ink(tmp_path, monkeypatch):
     """The known characters in dark ink on white paper, as class folders."""
-    for path in (ROOT / "examples" / "known").rglob("*.png"):
+    for path in KNOWN.rglob("*.png"):
         to = tmp_path / "ink" / path.parent.name / path.name
         to.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(255 - np.asarray(Image.open(path))).save(to)
@@ -128,107 +132,131 @@ def dark_ink(tmp_path, monkeypatch):
     return tmp_path / "ink"
 
 
-def said(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0
-    return result.output
+@pytest.fixture(scope="module")
+def omniglot():
+    """The density model, on which `familiarity` is estimated once."""
+    return bruno.open("omniglot", device="cpu")
 
 
-def test_dark_ink_is_noticed_and_can_be_inverted(dark_ink):
-    plain = said("sample", "omniglot", "--data", dark_ink, "--length", "2", "--samples", "1")
-    assert "unlike those the model learnt: a brightness of 87%, there 8%" in plain
-    inverted = said("sample", "omniglot", "--data", dark_ink, "--length", "2", "--samples", "1", "--invert")
-    assert "unlike" not in inverted
+def test_images_in_dark_ink_are_reported_unless_inverted(dark_ink, omniglot):
+    sample = [
+        "sample",
+        "omniglot",
+        "--data",
+        dark_ink,
+        "--set-size",
+        "2",
+        "--samples",
+        "1",
+        "--prefixes",
+        "2",
+    ]
+    assert re.search(rf"warning: .*{UNLIKE}: mean brightness 87%, in training 8%", run(*sample))
+    assert "unlike" not in run(*sample, "--invert")
     with np.load("runs/pretrained-omniglot/results/samples.npz") as file:
         assert file["inputs"].mean() < 64
-    few = said(
-        "fewshot", "omniglot", "--data", dark_ink, "--trials", "2", "--shot", "1", "--invert", "--no-noise"
-    )
-    assert "unlike" not in few
-    support = ("--support", ROOT / "examples" / "known")
-    assert "unlike" in said("classify", "omniglot", dark_ink / "a", *support)
-    assert "unlike" not in said("classify", "omniglot", dark_ink / "a", "--support", dark_ink, "--invert")
-    assert "unlike" in said("anomaly", "omniglot", dark_ink / "a", "--threshold", "0")
-    assert "unlike" not in said("anomaly", "omniglot", dark_ink / "a", "--threshold", "0", "--invert")
-    with pytest.raises(ValueError, match="`--invert` is for images of your own"):
-        said("sample", "omniglot", "--data", "drawn", "--invert")
+    with pytest.raises(ValueError, match=r"`invert` .*`data`"):
+        run("sample", "omniglot", "--data", "drawn", "--invert")
 
 
-def test_one_image_in_dark_ink_among_others_is_noticed(dark_ink):
-    known = ROOT / "examples" / "known"
-    images = sorted(known.rglob("*.png"))
-    images[3] = dark_ink / images[3].relative_to(known)
-    told = " ".join(said("classify", "omniglot", *images, "--support", known).split())
-    assert f"1 of {len(images)}, first number 4, with a brightness of 92%" in told
-    told = said("anomaly", "omniglot", *images, "--threshold", "0")
-    assert told.count("unlike those the model learnt") == 1
-    assert f"{images[3]} is unlike" in told
+@pytest.mark.parametrize("kind", ["path", "image", "array"])
+def test_python_users_are_warned_of_dark_ink(dark_ink, omniglot, kind):
+    path = sorted((dark_ink / "a").iterdir())[0]
+    source = {
+        "path": lambda: path,
+        "image": lambda: Image.open(path),
+        "array": lambda: np.asarray(Image.open(path).resize((28, 28)))[None],
+    }[kind]
+    with pytest.warns(bruno.trained.UnfamiliarDataWarning, match=f"{UNLIKE}: mean brightness 9"):
+        omniglot.read(source())
+    assert omniglot.read(source(), invert=True).x.float().mean() < 64
+
+
+def test_every_job_on_user_images_takes_them_inverted(dark_ink, omniglot):
+    new = sorted((dark_ink / "a").iterdir())[:2]
+    with pytest.warns(bruno.trained.UnfamiliarDataWarning):
+        omniglot.classify(new, KNOWN)
+    omniglot.classify(new, dark_ink, invert=True)
+    detector = omniglot.detector(threshold=0.0)
+    with pytest.warns(bruno.trained.UnfamiliarDataWarning):
+        list(omniglot.watch(new, detector))
+    list(omniglot.watch(new, detector, invert=True))
+    omniglot.few_shot(data=str(dark_ink), trials=2, shots=(1,), noise=False, rotations=False, invert=True)
+
+
+def test_one_image_in_dark_ink_among_others_is_reported(dark_ink, omniglot):
+    images = sorted(KNOWN.rglob("*.png"))
+    images[3] = dark_ink / images[3].relative_to(KNOWN)
+    number = f"1 of {len(images)}, first number 4, have brightness 92%"
+    with pytest.warns(bruno.trained.UnfamiliarDataWarning, match=number):
+        omniglot.read(images)
     Image.new("L", (105, 105)).save("blank.png")
-    told = said("anomaly", "omniglot", "blank.png", *images[2:4], "--threshold", "0")
-    assert told.count("unlike those the model learnt") == 2  # for one reason and another
-    told = said("anomaly", "omniglot", images[3], images[3], "--threshold", "0")
-    assert told.count("unlike those the model learnt") == 1
+    detector = omniglot.detector(threshold=0.0)
+
+    def warnings_of(*stream) -> list[str]:
+        with pytest.warns(bruno.trained.UnfamiliarDataWarning) as caught:
+            list(omniglot.watch(stream, detector))
+        return [str(warning.message) for warning in caught]
+
+    [warning] = warnings_of(*images[:5])
+    assert f"{images[3]} is unlike" in warning
+    assert (
+        len(warnings_of("blank.png", *images[2:4])) == 2
+    )  # the first image, and the first that is too bright
+    assert len(warnings_of(images[3], images[3])) == 1
 
 
-def test_a_collection_in_dark_ink_is_noticed_when_it_is_encoded_and_later(dark_ink):
-    look = ["retrieve", "omniglot-fewshot", "--query", ROOT / "examples" / "known" / "a"]
-    for times in ("encoded", "found again"):
-        told = said(*look, "--collection", dark_ink / "b")
-        assert ("once" in told) == (times == "encoded")
-        assert "unlike those the model learnt: a brightness" in told
-    mixed = Path("mixed")
-    shutil.copytree(ROOT / "examples" / "known" / "b", mixed)
-    shutil.copy(sorted((dark_ink / "b").iterdir())[0], mixed / "dark.png")
-    told = " ".join(said(*look, "--collection", mixed, "--top", "2").split())
-    assert "the collection's images are unlike those the model learnt: " in told
+def test_a_collection_in_dark_ink_is_reported_whenever_it_is_searched(dark_ink):
+    search = ["retrieve", "search", "omniglot-fewshot", "--query", KNOWN / "a"]
+    for encoded in (True, False):
+        output = run(*search, "--collection", dark_ink / "b")
+        assert ("encoded" in output) == encoded
+        assert re.search(r"warning: .*unlike .*: mean brightness", output)
+    shutil.copytree(KNOWN / "b", "mixed")
+    shutil.copy(sorted((dark_ink / "b").iterdir())[0], "mixed/dark.png")
+    assert re.search("warning: .*mixed.* unlike", run(*search, "--collection", "mixed", "--top", "2"))
 
 
-def test_shaded_paper_is_noticed_by_its_density(dark_ink):
+def test_shaded_paper_is_reported_by_its_density(dark_ink, omniglot):
     for path in dark_ink.rglob("*.png"):
         ink = 255 - np.asarray(Image.open(path)).astype(int)
         Image.fromarray((0.8 * ink + 30).astype(np.uint8)).save(path)
-    told = " ".join(said("classify", "omniglot", dark_ink / "a", "--support", dark_ink).split())
-    found = re.search(r"unlike those the model learnt: ([\d.]+) bits/dim, samples .* most ([\d.]+)\.", told)
-    assert found
+    with pytest.warns(bruno.trained.UnfamiliarDataWarning) as caught:
+        omniglot.read(dark_ink / "a")
+    found = re.search(rf"{UNLIKE}: ([\d.]+) bits/dim, .* most ([\d.]+)\.", str(caught[0].message))
     assert float(found[1]) > 2 * float(found[2])
 
 
-def test_a_model_that_ships_is_fine_tuned_to_dark_ink(dark_ink):
+@pytest.mark.slow
+def test_a_pretrained_model_is_fine_tuned_to_dark_ink(dark_ink, monkeypatch):
+    monkeypatch.setattr("bruno.fit.default_sets_per_class", lambda classes: 4)
     tune = ["finetune", "omniglot", "--set", f"data.name={dark_ink}", "--set", "train.batch=2"]
-    tune += ["--steps", "1", "--episodes", "1"]
-    told = said(*tune, "--out", "dark", "--trials", "0")
-    assert "unlike those the model learnt" in told
-    assert "See whether ink is dark (--set data.invert=…)" in " ".join(told.split())
-    told = said(*tune, "--set", "data.invert=true", "--out", "bright")
-    assert "unlike" not in told
+    tune += ["--steps", "1", "--episodes", "1", "--way", "2", "--set", "train.set_size=3"]
+    output = run(*tune, "--out", "dark", "--trials", "0")
+    assert re.search(rf"{UNLIKE}.*`data.invert`", output)
+    output = run(*tune, "--set", "data.invert=true", "--out", "bright", "--trials", "2")
+    assert "unlike" not in output
     before, after = json.loads(Path("bright/results/finetuning-test.json").read_text())["rows"][0][1:]
     bits = float(before.split()[0])
-    assert 0.8 < bits < 2.2  # of bright ink
+    assert 0.8 < bits < 2.2  # as of bright ink
     assert float(after.split()[0]) == pytest.approx(bits, abs=0.2)
 
 
-def test_classes_that_training_saw_are_not_calibrated_on(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    asked = []
-    monkeypatch.setattr("bruno.cli.opening.is_available", lambda name, data_dir: True)
+def test_thresholds_are_calibrated_on_classes_that_training_has_not_seen(monkeypatch, omniglot):
+    splits = []
+    monkeypatch.setattr("bruno.trained.data.is_available", lambda name, data_dir: True)
     monkeypatch.setattr(
-        "bruno.cli.opening.held_out_examples",
-        lambda recipe, split, data_dir: asked.append(split) or load_examples("drawn", "all"),
+        "bruno.trained.data.RecipeData.split",
+        lambda self, split: splits.append(split) or load_examples("drawn", "all"),
     )
-    told = said(
-        "anomaly", "omniglot", ROOT / "examples" / "stream", "--sets", "10", "--rate", "0.1", "--length", "3"
-    )
-    assert asked == ["test"]
-    assert "after one element" in told
+    detector = omniglot.detector(sets=10, rate=0.1, set_size=3)
+    assert splits == ["test"]  # trained on trainval
+    assert len(detector.threshold.by_count) == 2
 
 
 @pytest.mark.parametrize(("environment", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
-def test_threads_that_wait_go_to_sleep_unless_told_otherwise(environment, expected):
+def test_waiting_threads_sleep_unless_the_environment_sets_a_spin_count(environment, expected):
     kept = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     spy = "import sys, os; sys.modules['torch'] = None\ntry: import bruno\nexcept ImportError: pass\n"
-    code = [
-        sys.executable,
-        "-c",
-        spy + "print(os.environ['GOMP_SPINCOUNT'])",
-    ]  # set before torch is asked for
+    code = [sys.executable, "-c", f"{spy}print(os.environ['GOMP_SPINCOUNT'])"]  # set before torch is imported
     assert subprocess.check_output(code, env=kept | environment, text=True).strip() == expected

@@ -52,7 +52,8 @@ def test_paths_on_standard_input_are_judged_like_a_folder(stream):
     watch = ["run", "--typical", "support/5", "--threshold", "10"]
     run("anomaly", "watch", *watch, stream)
     of_folder = values_of("run", "anomaly")["scores"]
-    output = run("anomaly", "watch", *watch, "-", stdin="".join(f"{path}\n" for path in sorted(stream.iterdir())))
+    lines = "".join(f"{path}\n" for path in sorted(stream.iterdir()))
+    output = run("anomaly", "watch", *watch, "-", stdin=lines)
     assert "5-04-outlier.png  outlier" in output
     assert values_of("run", "anomaly")["scores"] == of_folder
 
@@ -225,6 +226,13 @@ def test_a_batch_is_judged_by_a_calibrated_threshold(stream):
     values = values_of("run", "anomaly-batch")
     assert 1 <= values["outliers"] <= 6
     assert values["names"][np.argmin(values["scores"])].endswith("outlier.png")
+
+
+def test_a_batch_can_come_from_standard_input(in_digits):
+    lines = "queries/5/5-00.png\nqueries/5/5-01.png\n"
+    assert "0 of 2 are outliers" in words(
+        run("anomaly", "batch", "run", "-", "--threshold", "-999", stdin=lines)
+    )
 
 
 def test_a_batch_has_at_least_two_elements(in_digits):
