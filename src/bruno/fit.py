@@ -205,7 +205,8 @@ def finetune(
             f"`data` must have elements of the model's shape {before.model.shape}; got {held_out.shape}."
         )
     examples = data.training().with_levels(levels)
-    before.warn_if_unfamiliar(examples.elements, remedy="`data.invert`")
+    if recipe.data != before.recipe.data:
+        before.warn_if_unfamiliar(examples.elements, remedy="`data.invert`")
     if len(examples.names) < 2:
         raise ValueError(
             f"`data` must have at least 2 classes; {recipe.data.name} has {len(examples.names)}."
