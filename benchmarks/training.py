@@ -1,9 +1,8 @@
-"""How long a training step takes, and where: in the networks of the couplings, or in everything else.
+"""Time of a training step, and the fraction of it that is spent outside the networks of the couplings.
 
-On a CPU, a step with each network replaced by one that does next to nothing is what the rest costs: data,
-preprocessing, couplings, process; the optimiser's share is timed by itself. On a GPU, the step as Python
-launches it against the step as one CUDA graph. All times are medians, all ratios within one run. Run with
-`make bench`.
+On a CPU, every network is replaced by a trivial one, to time the rest: data, preprocessing, couplings and
+process. The optimiser is timed separately. On a GPU, eager steps are compared with steps captured as one CUDA
+graph. All times are medians; all ratios are within one run. Run with `make bench`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ PROTOTYPE = ["flow.squeeze_first=true", "flow.blocks=4", "flow.units=512", "trai
 
 
 class Echo(nn.Module):
-    """The cheapest network that a coupling can have: its input, twice."""
+    """The cheapest network of a coupling: its scaled input, twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +47,7 @@ class Echo(nn.Module):
 
 
 def trainer(recipe: Recipe, device: str = "cpu", *, networks: bool = True, **settings: Any) -> Trainer:
-    """On noise: what is in the images makes no difference to how long they take."""
+    """A trainer on random images; without `networks`, trivial ones replace those of the couplings."""
     torch.manual_seed(0)
     images = torch.randint(0, 256, (2000, 1, 28, 28), dtype=torch.uint8)
     examples = Examples(images, torch.arange(2000) // 20, tuple(map(str, range(100))))
@@ -72,7 +71,7 @@ def seconds(run: Callable[[], Any], times: int) -> float:
 
 
 def optimiser_seconds(model: Bruno, config: TrainConfig, times: int) -> float:
-    """Norm and step over all parameters."""
+    """Seconds for the gradient norm and an optimiser step over all parameters."""
     optimiser = make_optimiser(model, config)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -84,8 +83,8 @@ def optimiser_seconds(model: Bruno, config: TrainConfig, times: int) -> float:
     return seconds(step, times)
 
 
-def shares_on_cpu(name: str, batch: int, times: int) -> dict[str, Any]:
-    """A step and an evaluation, and the share of each that is not spent in the networks."""
+def fractions_on_cpu(name: str, batch: int, times: int) -> dict[str, Any]:
+    """Times of a step and of an evaluation, and the fraction of each outside the networks."""
     recipe = load_recipe(name)
     whole, rest = (trainer(recipe, networks=flag, batch=batch) for flag in (True, False))
     x = whole.sampler.sets(batch, recipe.train.set_size, whole.generator)
@@ -107,25 +106,25 @@ def shares_on_cpu(name: str, batch: int, times: int) -> dict[str, Any]:
 
 
 def choices_on_cpu(times: int) -> list[dict[str, Any]]:
-    """Threads, memory format and optimiser: each choice against what the package does by default."""
+    """Time of a step by threads, memory format and optimiser, relative to the defaults."""
     rows = []
     all_threads = torch.get_num_threads()
     for name, batch in (("omniglot-paper", 2), ("omniglot", 4), ("mnist-dense", 32)):
         recipe = load_recipe(name)
         default = seconds(trainer(recipe, batch=batch).step, times)
 
-        def against(what: str, taken: float, name: str = name, default: float = default) -> None:
-            rows.append({"preset": name, "choice": what, "times the default": taken / default})
+        def compare(choice: str, taken: float, name: str = name, default: float = default) -> None:
+            rows.append({"preset": name, "choice": choice, "times the default": taken / default})
 
         for threads in {1, all_threads, 2 * all_threads} - {all_threads}:
             torch.set_num_threads(threads)
-            against(
+            compare(
                 f"{threads} threads, not {all_threads}", seconds(trainer(recipe, batch=batch).step, times)
             )
         torch.set_num_threads(all_threads)
         if recipe.flow.kind == "conv":
             networks.MEMORY_FORMAT = torch.contiguous_format
-            against("channels first, not last", seconds(trainer(recipe, batch=batch).step, times))
+            compare("channels first, not last", seconds(trainer(recipe, batch=batch).step, times))
             networks.MEMORY_FORMAT = torch.channels_last
         model = Bruno.from_config(recipe.model((1, 28, 28), 256))
         groups = list(model.parameters())
@@ -135,28 +134,28 @@ def choices_on_cpu(times: int) -> list[dict[str, Any]]:
         for kind in ("foreach", "for-loop"):
             other = torch.optim.AdamW(groups, foreach=kind == "foreach", fused=False)
             rows.append(
-                {"preset": name, "choice": f"AdamW {kind}, not fused; the optimiser's step alone"}
+                {"preset": name, "choice": f"AdamW {kind}, not fused; optimiser step only"}
                 | {"times the default": seconds(other.step, 5 * times) / fused}
             )
     return rows
 
 
-def speed_on_gpu(what: str, preset: str, overrides: list[str], batch: int) -> dict[str, Any]:
-    """One way to run a step: seconds until it is warm, then milliseconds a step and images a second."""
+def speed_on_gpu(name: str, preset: str, overrides: list[str], batch: int) -> dict[str, Any]:
+    """Seconds for the first 5 steps, then milliseconds per step and images per second."""
     torch.cuda.reset_peak_memory_stats()
     recipe = load_recipe(preset, overrides)
     current = trainer(recipe, "cuda", batch=batch)
     begun = time.perf_counter()
     current.advance(5)
-    warm = time.perf_counter() - begun
+    first = time.perf_counter() - begun
     steps = 30 if recipe.train.graph else 5
     begun = time.perf_counter()
-    current.advance(steps)  # which ends by reading what the last step gave
+    current.advance(steps)  # returns after the last step, whose result it reads
     taken = (time.perf_counter() - begun) / steps
     return {
-        "what": what,
+        "what": name,
         "batch": batch,
-        "seconds until warm": warm,
+        "seconds until warm": first,
         "milliseconds a step": 1000 * taken,
         "images per second": batch * recipe.train.set_size / taken,
         "peak memory, GiB": torch.cuda.max_memory_allocated() / 2**30,
@@ -165,39 +164,37 @@ def speed_on_gpu(what: str, preset: str, overrides: list[str], batch: int) -> di
 
 def gpu_rows() -> list[dict[str, Any]]:
     rows = []
-    for what, preset, overrides, batches in (
+    for model, preset, overrides, batches in (
         ("squeeze-first, 4 blocks, 512 units", "omniglot", PROTOTYPE, (32, 128)),
         ("the paper's model", "omniglot-paper", [], (32,)),
     ):
         for batch in batches:
-            for how, settings in (
+            for mode, settings in (
                 ("eager", ["train.graph=false", "train.precision=float32"]),
                 ("graph", ["train.precision=float32"]),
                 ("graph, networks in bfloat16", []),
             ):
-                if how != "eager" or batch == 32:
-                    rows.append(speed_on_gpu(f"{what}: {how}", preset, overrides + settings, batch))
+                if mode != "eager" or batch == 32:
+                    rows.append(speed_on_gpu(f"{model}: {mode}", preset, overrides + settings, batch))
                     print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def cpu_tables(times: int, tiny: bool) -> dict[str, list[dict[str, Any]]]:
+    if tiny:
+        return {"shares": [fractions_on_cpu("mnist-dense", 2, 1)]}
+    shares = [fractions_on_cpu("omniglot-paper", 2, times), fractions_on_cpu("mnist-dense", 32, 3 * times)]
+    return {"shares": shares, "choices": choices_on_cpu(times)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--times", type=int, default=3, help="repetitions of a step on the CPU")
+    parser.add_argument("--tiny", action="store_true", help="on a CPU, a single small measurement")
+    parser.add_argument("--times", type=int, default=3, help="timed repetitions of a step on the CPU")
     arguments = parser.parse_args()
     gpu = torch.cuda.is_available()
-    tables = (
-        {"steps": gpu_rows()}
-        if gpu
-        else {
-            "shares": [
-                shares_on_cpu("omniglot-paper", 2, arguments.times),
-                shares_on_cpu("mnist-dense", 32, 3 * arguments.times),
-            ],
-            "choices": choices_on_cpu(arguments.times),
-        }
-    )
+    tables = {"steps": gpu_rows()} if gpu else cpu_tables(arguments.times, arguments.tiny)
     for rows in tables.values():
         table = Table(*rows[0])
         for row in rows:
