@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cli.commandline import run
 from PIL import Image
 
 import bruno
@@ -25,7 +26,6 @@ from bruno.tasks.evaluation import measure_bits_per_dim
 from bruno.tasks.few_shot import FewShotProtocol, measure_few_shot
 from bruno.tasks.retrieval import Index, rank
 from bruno.weights import pretrained_names, pretrained_path
-from cli.commandline import run
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("omniglot", "omniglot-fewshot")
