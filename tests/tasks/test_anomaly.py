@@ -165,6 +165,7 @@ def test_outliers_kept_out_are_excluded_from_the_evidence(digits_model, learnt_d
     torch.testing.assert_close(posterior.evidence.scatter, expected.scatter, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_keeping_outliers_out_helps_to_detect_those_that_follow(digits_model, learnt_digits, thresholds):
     """Six of a class, six of another, and again: with the first outliers as evidence, the others fit."""
     support, _ = SetSampler(learnt_digits).episodes(6, 2, 12, seeded())

@@ -19,7 +19,7 @@ from bruno.checkpoint import read
 from bruno.training.run import Run
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     before=st.integers(0, 3),
     after=st.integers(1, 3),
