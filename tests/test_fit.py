@@ -1,0 +1,219 @@
+"""`bruno.train` and `bruno.finetune`."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+
+import bruno
+from bruno.devices import resolve_device
+from bruno.fit import TrainingInterrupted, with_settings
+from bruno.training import Run
+from bruno.training.trainer import Trainer
+
+TINY = {"batch": 4, "flow": {"units": 16, "couplings": 2}, "device": "cpu", "validation_sets": 4}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> bruno.Trained:
+    """A run of three steps."""
+    return bruno.train("digits", tmp_path_factory.mktemp("fit") / "run", steps=3, save_every=0, **TINY)
+
+
+def test_a_trained_model_is_the_one_that_is_opened_later(tiny):
+    opened = bruno.open(tiny.folder)
+    assert opened.model.fingerprint() == tiny.model.fingerprint()
+    assert bruno.open(tiny.folder / "model.safetensors").model.fingerprint() == tiny.model.fingerprint()
+    assert opened.recipe == tiny.recipe
+    assert opened.folder == tiny.folder
+    assert not any(parameter.requires_grad for parameter in tiny.model.parameters())
+
+
+def test_a_recipe_can_be_an_object_a_preset_or_a_file(tiny, tmp_path):
+    recipe = bruno.load_recipe("digits")
+    train = evolve(recipe.train, steps=3, batch=4)
+    recipe = evolve(recipe, train=train, flow=evolve(recipe.flow, units=16, couplings=2))
+    of_object = bruno.train(recipe, tmp_path / "object", device="cpu", validation_sets=0)
+    assert of_object.model.fingerprint() == tiny.model.fingerprint()
+    text = '[data]\nname = "digits"\n[flow]\nkind = "dense"\nunits = 8\n[train]\nsteps = 1\nbatch = 2\n'
+    (tmp_path / "mine.toml").write_text(text)
+    of_file = bruno.train(str(tmp_path / "mine.toml"), tmp_path / "file", device="cpu", validation_sets=0)
+    assert of_file.recipe.flow.units == 8
+
+
+def test_a_run_is_named_after_its_preset_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert bruno.train("digits", steps=1, **TINY).folder == Path("runs/digits")
+
+
+def test_a_run_is_continued_with_more_steps(tmp_path):
+    bruno.train("digits", tmp_path / "run", steps=2, **TINY)
+    entries = []
+    resumed = bruno.train("digits", tmp_path / "run", steps=4, resume=True, progress=entries.append, **TINY)
+    assert [entry.index for entry in entries] == [3, 4]
+    assert resumed.model.fingerprint() == bruno.open(tmp_path / "run").model.fingerprint()
+
+
+def test_a_complete_run_is_returned_as_it_is(tiny, tmp_path, caplog):
+    shutil.copytree(tiny.folder, tmp_path / "run")
+    with caplog.at_level("INFO", "bruno"):
+        again = bruno.train("digits", tmp_path / "run", resume=True, **TINY)
+    assert "complete after 3 steps" in caplog.text
+    assert again.model.fingerprint() == tiny.model.fingerprint()
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tiny):
+    with pytest.raises(ValueError, match=r"`out` .*run.*[Rr]esume"):
+        bruno.train("digits", tiny.folder, steps=3, **TINY)
+
+
+def test_progress_is_reported_after_every_step(tmp_path):
+    entries = []
+    bruno.train("digits", tmp_path / "run", steps=3, progress=entries.append, **TINY)
+    assert [entry.index for entry in entries] == [1, 2, 3]
+    assert all(np.isfinite(entry.loss) for entry in entries)
+    assert np.isfinite(entries[-1].validation)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"flow": {"filtres": 3}}, r"`flow.filtres` .*`flow.filters`"),
+        ({"stepz": 3}, r"`train.stepz` .*`train.steps`"),
+        ({"steps": 0}, r"`train.steps` .*got 0"),
+        ({"steps": "many"}, r"`train.steps` .*got 'many'"),
+        ({"data": {"split": "test"}}, r"`data.split` .*got 'test'"),
+        ({"flow": 3}, r"`flow` .*got 3"),
+        ({"validation_sets": 1}, r"`validation_sets` .*got 1"),
+        ({"device": "gpu"}, r"`device` .*got 'gpu'"),
+        ({"save_every": -1.0}, r"`save_every` .*got -1"),
+    ],
+)
+def test_a_wrong_setting_is_named_and_leaves_no_folder(settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        bruno.train("digits", tmp_path / "run", **(TINY | settings))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_interrupts_training_after_a_checkpoint(number, tmp_path, tiny):
+    def progress(entry) -> None:
+        if entry.index == 1:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(TrainingInterrupted) as stopped:
+        bruno.train("digits", tmp_path / "run", steps=3, progress=progress, **TINY)
+    assert (stopped.value.signal, stopped.value.step, stopped.value.folder) == (number, 2, tmp_path / "run")
+    assert f"{number}" in str(stopped.value)
+    assert Run(tmp_path / "run").checkpoints[-1].stem == "checkpoint-00000002"
+    resumed = bruno.train("digits", tmp_path / "run", resume=True, **TINY)
+    assert resumed.model.fingerprint() == tiny.model.fingerprint()
+
+
+def test_training_reads_its_data_once(tmp_path, monkeypatch):
+    reads, original = [], bruno.data.load_examples
+    monkeypatch.setattr(
+        "bruno.recipe_data.load_examples", lambda *a, **k: reads.append(a) or original(*a, **k)
+    )
+    bruno.train("digits", tmp_path / "run", steps=1, **TINY)
+    assert len(reads) == 1
+
+
+def test_notes_of_training_are_warnings(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    original = Trainer.advance
+
+    def advance(self, count, progress):
+        return [replace(step, skipped=True) for step in original(self, count, progress)]
+
+    monkeypatch.setattr(Trainer, "advance", advance)
+    with pytest.warns(UserWarning, match="skipped 2 steps"):
+        bruno.train("digits", tmp_path / "run", steps=2, **TINY)
+
+
+# --- settings --------------------------------------------------------------------------------------------
+
+
+def test_settings_are_put_over_a_recipe():
+    recipe, explicit = with_settings(
+        bruno.load_recipe("digits"), {"steps": 7, "flow": {"units": 3}, "alpha": 0.01, "data": {"size": 9}}
+    )
+    assert (recipe.train.steps, recipe.flow.units, recipe.alpha, recipe.data.size) == (7, 3, 0.01, 9)
+    assert recipe.flow.kind == bruno.load_recipe("digits").flow.kind
+    assert explicit == {"train.steps", "flow.units", "alpha", "data.size"}
+
+
+def test_a_number_of_steps_replaces_minutes():
+    timed, _ = with_settings(bruno.load_recipe("digits"), {"minutes": 5})
+    assert with_settings(timed, {"steps": 7})[0].train.minutes == 0
+    assert with_settings(timed, {"steps": 7, "minutes": 5})[0].train.minutes == 5
+
+
+def test_a_gpu_of_a_number_becomes_the_current_one(monkeypatch):
+    current = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", current.append)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert [resolve_device(name) for name in ("cuda:1", "cuda", "auto")] == ["cuda:1", "cuda", "cuda"]
+    assert current == ["cuda:1"]
+    monkeypatch.setenv("LOCAL_RANK", "1")  # torchrun's
+    assert resolve_device("auto") == "cuda:1"
+
+
+# --- fine-tuning -----------------------------------------------------------------------------------------
+
+
+def test_fine_tuning_compares_the_models_before_and_after(tiny, tmp_path):
+    before, entries, compared = tiny.model.fingerprint(), [], []
+    tuned = bruno.finetune(
+        tiny,
+        tmp_path / "tuned",
+        way=3,
+        episodes=2,
+        trials=2,
+        steps=2,
+        batch=2,
+        progress=entries.append,
+        compare_progress=lambda done, total: compared.append((done, total)),
+    )
+    assert [entry.index for entry in entries] == [1, 2]
+    assert all(np.isfinite(entry.accuracy) for entry in entries)
+    assert compared[-1][0] == compared[-1][1]
+    assert tiny.model.fingerprint() == before  # the model given is not changed
+    assert tuned.trained.model.fingerprint() == bruno.open(tmp_path / "tuned").model.fingerprint() != before
+    comparison = tuned.comparison
+    assert comparison.split == "validation"
+    assert set(comparison.bits) == set(comparison.few_shot) == {"before", "after"}
+    assert comparison.bits["before"].mean != comparison.bits["after"].mean
+
+
+def test_fine_tuning_opens_what_it_is_given_by_name(tiny, tmp_path):
+    tuned = bruno.finetune(
+        str(tiny.folder), tmp_path / "tuned", way=3, episodes=2, trials=0, steps=1, rate=0.0
+    )
+    assert tuned.comparison is None
+    assert tuned.trained.model.fingerprint() == tiny.model.fingerprint()  # at a learning rate of zero
+
+
+def test_fine_tuning_needs_a_recipe(tiny, tmp_path):
+    bruno.save(tiny.model, tmp_path / "bare.safetensors")
+    with pytest.raises(ValueError, match=r"`trained` .*bare"):
+        bruno.finetune(str(tmp_path / "bare.safetensors"), tmp_path / "tuned")
+
+
+def test_rows_of_a_csv_are_trained_on(tmp_path):
+    generator = np.random.default_rng(0)
+    lines = [f"{i % 6},{a:.3f},{b:.3f}" for i, (a, b) in enumerate(generator.normal(size=(180, 2)))]
+    (tmp_path / "rows.csv").write_text("\n".join(["of,a,b", *lines]))
+    data = {"name": str(tmp_path / "rows.csv"), "group": "of"}
+    trained = bruno.train("table", tmp_path / "run", steps=2, data=data, device="cpu", validation_sets=0)
+    assert trained.columns == ("a", "b")
+    assert trained.model.shape == (2,)
+    assert torch.isfinite(trained.sample_prior(3).x).all()

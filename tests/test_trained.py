@@ -1,0 +1,309 @@
+"""A trained model with its data, as Python users call it: on arrays and PIL images as well as on paths."""
+
+import re
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import bruno
+from bruno.data import Examples
+from bruno.reporting.summaries import summarise
+from bruno.trained import Trained, UnfamiliarDataWarning, export
+
+UNSEEN = ("2", "5", "8")
+
+
+@pytest.fixture(scope="module")
+def trained(digits_run, tmp_path_factory) -> Trained:
+    """The digits model, in a folder that may be written to."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    shutil.copytree(digits_run, folder)
+    return bruno.open(folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def unseen(trained) -> Examples:
+    """Digits that training has not seen."""
+    return trained.examples()
+
+
+def some(unseen: Examples, name: str, start: int, stop: int) -> torch.Tensor:
+    """Elements of one digit."""
+    return unseen.elements[unseen.labels == unseen.names.index(name)][start:stop]
+
+
+def as_pil(x: torch.Tensor) -> list[Image.Image]:
+    """Elements of 17 levels as grey images, in the model's size."""
+    return [Image.fromarray((image[0].numpy() * (255 / 16)).round().astype(np.uint8)) for image in x]
+
+
+FORMS = {
+    "tensor": lambda x, folder: x,
+    "array": lambda x, folder: x.numpy(),
+    "list": lambda x, folder: [one.numpy() for one in x],
+    "images": lambda x, folder: as_pil(x),
+    "paths": lambda x, folder: written(x, folder),
+    "folder": lambda x, folder: written(x, folder)[0].parent,
+}
+
+
+def written(x: torch.Tensor, folder: Path) -> list[Path]:
+    """Elements as image files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{i:03d}.png" for i in range(len(x))]
+    for path, image in zip(paths, as_pil(x), strict=True):
+        image.save(path)
+    return paths
+
+
+# --- opening ---------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_opened_from_its_run_its_file_and_its_name(trained, tmp_path):
+    assert isinstance(trained, Trained)
+    assert trained.recipe.data.name == "digits"
+    assert trained.device == torch.device("cpu")
+    assert not trained.is_pretrained
+    file = export(trained.folder, tmp_path / "model.safetensors")
+    of_file = bruno.open(file)
+    assert of_file.model.fingerprint() == trained.model.fingerprint()
+    assert of_file.recipe == trained.recipe
+    assert of_file.folder == tmp_path / "model"
+    pretrained = bruno.open("omniglot")
+    assert pretrained.is_pretrained
+    assert pretrained.model.fingerprint() == bruno.pretrained("omniglot").fingerprint()
+    assert pretrained.unseen == "test"  # trained on trainval
+
+
+def test_a_model_that_does_not_exist_is_an_error(trained):
+    with pytest.raises(ValueError, match=r"`path` .*omniglot.*nowhere"):
+        bruno.open("nowhere")
+    with pytest.raises(ValueError, match=r"`checkpoint` .*got 'first'"):
+        bruno.open(trained.folder, checkpoint="first")
+    with pytest.raises(ValueError, match=r"`checkpoint` .*model.safetensors"):
+        bruno.open(trained.folder / "model.safetensors", checkpoint="best")
+
+
+def test_a_model_file_without_a_recipe_has_no_data_of_its_own(trained, tmp_path):
+    bruno.save(trained.model, tmp_path / "bare.safetensors")
+    bare = bruno.open(tmp_path / "bare.safetensors")
+    assert bare.recipe is None
+    with pytest.raises(ValueError, match=r"`data` .*bare"):
+        bare.examples()
+    assert bare.examples(data="digits").names == UNSEEN
+
+
+# --- data ------------------------------------------------------------------------------------------------
+
+
+def test_examples_are_those_of_the_recipe(trained):
+    assert trained.examples().names == UNSEEN
+    assert not set(trained.examples("train").names) & set(UNSEEN)
+    assert len(trained.examples("all").names) == 10
+    for arguments, message in (
+        ({"split": "half"}, r"`split` .*got 'half'"),
+        ({"data": "nowhere"}, r"`data` .*'nowhere'"),
+        ({"data": "drawn"}, r"`data` .*\(1, 8, 8\); drawn"),
+        ({"invert": True}, r"`invert` "),
+        ({"min_classes": 4}, r"`data` .*4 classes; the test split has 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            trained.examples(**arguments)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_elements_are_read_from_every_form(trained, unseen, form, tmp_path):
+    x = some(unseen, "2", 0, 6)
+    elements = trained.read(FORMS[form](x, tmp_path / "x"))
+    assert torch.equal(elements.x.int(), x.int())
+    assert len(elements.names) == 6
+    if form not in ("paths", "folder"):
+        assert elements.names == ("1", "2", "3", "4", "5", "6")
+
+
+@pytest.mark.parametrize("form", ["tensor", "array", "images"])
+def test_one_element_is_a_set_of_one(trained, unseen, form):
+    x = some(unseen, "2", 0, 1)
+    one = {"tensor": x[0], "array": x[0].numpy(), "images": as_pil(x)[0]}[form]
+    assert torch.equal(trained.read(one).x.int(), x.int())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (np.zeros((4, 8, 8), np.uint8), r"`source` .*\(1, 8, 8\).*got shape \(4, 8, 8\)"),
+        (torch.zeros(2, 1, 9, 9, dtype=torch.uint8), r"`source` .*got shape \(2, 1, 9, 9\)"),
+        (torch.zeros(0, 1, 8, 8, dtype=torch.uint8), r"`source` .*got shape \(0, 1, 8, 8\)"),
+    ],
+)
+def test_elements_of_another_shape_are_errors(trained, source, message):
+    with pytest.raises(ValueError, match=message):
+        trained.read(source)
+
+
+def test_images_unlike_those_of_training_are_a_warning(trained):
+    noise = torch.randint(0, 17, (4, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    with pytest.warns(UnfamiliarDataWarning, match=r"unlike those of training: .*`invert`"):
+        trained.read(noise)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnfamiliarDataWarning)
+        trained.read(noise)
+
+
+# --- jobs ------------------------------------------------------------------------------------------------
+
+
+def test_bits_per_dim_are_lower_on_unseen_digits_than_of_uniform_noise(trained):
+    done = []
+    found = trained.evaluate(sets=6, set_size=5, progress=lambda *numbers: done.append(numbers))
+    assert found.data == "test"
+    assert found.bits.mean < 3 < np.log2(17)
+    assert len(found.bits.by_position) == 5
+    assert done[-1][0] == done[-1][1]
+    assert trained.evaluate(sets=6, set_size=5).bits == found.bits  # the same seed
+    assert trained.evaluate(sets=6, set_size=5, seed=1).bits != found.bits
+
+
+@pytest.mark.parametrize("form", ["array", "images", "folder"])
+def test_samples_are_given_elements_in_any_form(trained, unseen, form, tmp_path):
+    x = some(unseen, "5", 0, 3)
+    drawn = trained.sample(FORMS[form](x, tmp_path / "given"), samples=2, prefixes=(0, 3), seed=4)
+    expected = trained.sample(x, samples=2, prefixes=(0, 3), seed=4)
+    assert drawn.lengths == (0, 3)
+    assert drawn.samples.x.shape == (1, 2, 2, 1, 8, 8)
+    assert torch.equal(drawn.samples.x, expected.samples.x)
+    assert drawn.samples.numpy()["x"].shape == (1, 2, 2, 1, 8, 8)
+
+
+def test_samples_of_sets_of_the_data(trained):
+    drawn = trained.sample(sets=2, set_size=3, samples=1)
+    assert drawn.inputs.shape == (2, 3, 1, 8, 8)
+    assert drawn.lengths == (0, 1, 2, 3)
+    assert trained.sample_prior(5).x.shape == (5, 1, 8, 8)
+    spread = trained.sample_repeats(set_size=2)
+    assert spread.variance[-1] < spread.variance[0]
+    for arguments, message in (
+        ({"sets": 4}, r"`sets` .*3 classes; got 4"),
+        ({"set_size": 999}, r"`set_size` .*got 999"),
+        ({"prefixes": (9,)}, r"`prefixes` .*8 elements.*got 9"),
+        ({"prefixes": (1, 0)}, r"`prefixes` .*got 0 after 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            trained.sample(**arguments)
+
+
+def test_few_shot_accuracy_beats_chance(trained):
+    found = trained.few_shot(trials=10, rotations=False).comparison
+    assert [(result.way, result.shot) for result in found.model] == [(3, 1), (3, 5)]
+    assert found.model[1].accuracy > 0.8
+    assert [result.episodes for result in found.model] == [result.episodes for result in found.baseline]
+
+
+@pytest.mark.parametrize("form", ["array", "images", "folder"])
+def test_queries_are_classified_given_support_in_any_form(trained, unseen, form, tmp_path):
+    support = {name: FORMS[form](some(unseen, name, 0, 5), tmp_path / "support" / name) for name in UNSEEN}
+    queries = torch.cat([some(unseen, name, 5, 11) for name in UNSEEN])
+    given = tmp_path / "support" if form == "folder" else support
+    found = trained.classify(FORMS[form](queries, tmp_path / "queries"), given)
+    assert found.classes == UNSEEN
+    assert found.support == (5, 5, 5)
+    truth = torch.arange(3).repeat_interleave(6)
+    assert (found.probabilities.argmax(1) == truth).float().mean() > 0.75
+    expected = trained.classify(queries, {name: some(unseen, name, 0, 5) for name in UNSEEN})
+    torch.testing.assert_close(found.probabilities, expected.probabilities)
+
+
+def test_the_temperature_is_fitted_on_unseen_classes(trained, unseen, caplog):
+    support = {name: some(unseen, name, 0, 2) for name in UNSEEN}
+    with caplog.at_level("INFO", "bruno"):
+        found = trained.classify(some(unseen, "2", 5, 9), support, temperature=None)
+    assert re.search(r"temperature \d", caplog.text)
+    assert 0.1 < found.temperature < 10
+    with pytest.raises(ValueError, match=r"`support` .*two classes; got 1"):
+        trained.classify(some(unseen, "2", 5, 6), {"2": support["2"]})
+
+
+def contaminated(unseen: Examples) -> torch.Tensor:
+    """Nine fives, with a two in the sixth place."""
+    return torch.cat([some(unseen, "5", 5, 10), some(unseen, "2", 5, 6), some(unseen, "5", 10, 14)])
+
+
+@pytest.mark.parametrize("form", ["tensor", "array", "images", "folder"])
+def test_an_outlier_in_a_stream_has_the_lowest_score(trained, unseen, form, tmp_path):
+    stream = FORMS[form](contaminated(unseen), tmp_path / "stream")
+    typical = FORMS[form](some(unseen, "5", 0, 5), tmp_path / "typical")
+    with trained.watch(stream, trained.detector(threshold=0.0), typical=typical) as watch:
+        judged = list(watch)
+    scores = [judgement.score for _, judgement in judged]
+    assert np.argmin(scores) == 5
+    assert judged[0].judgement.seen == 5
+    assert watch.summary.count == 10
+
+
+def test_a_stream_is_resumed_from_its_state(trained, unseen, tmp_path):
+    x, detector = contaminated(unseen), trained.detector(threshold=0.0)
+    whole = [judged.judgement.score for judged in trained.watch(x, detector)]
+    parts = []
+    for part in (x[:4], x[4:]):
+        with trained.watch(part, detector, state=tmp_path / "state") as watch:
+            parts += [judged.judgement.score for judged in watch]
+    np.testing.assert_allclose(parts, whole, atol=1e-4)
+    assert bruno.load(tmp_path / "state", model=trained.model).evidence.count == 10
+
+
+def test_a_detector_is_calibrated_to_a_false_alarm_rate(trained, unseen):
+    with pytest.warns(UserWarning, match="calibrated on 3 classes"):
+        detector = trained.detector(rate=0.1, sets=50, set_size=10)
+    clean = some(unseen, "8", 0, 60)
+    flagged = [judged.judgement.outlier for judged in trained.watch(clean, detector)]
+    assert np.mean(flagged) < 0.35
+
+
+def test_a_batch_is_judged_given_all_others(trained, unseen):
+    found = trained.judge_batch(contaminated(unseen), threshold=0.0).summary
+    assert min(found.latest, key=lambda one: one[1].score)[0] == "6"
+    assert all(judgement.seen == 9 for _, judgement in found.latest)
+    with pytest.raises(ValueError, match=r"`batch` .*got 1"):
+        trained.judge_batch(some(unseen, "5", 0, 1), threshold=0.0)
+
+
+@pytest.mark.parametrize("form", ["array", "images", "folder"])
+def test_a_collection_is_ranked_for_a_query_in_any_form(trained, unseen, form, tmp_path):
+    collection = tmp_path / "collection"
+    written(torch.cat([some(unseen, name, 5, 15) for name in UNSEEN]), collection)
+    query = FORMS[form](some(unseen, "8", 0, 5), tmp_path / "query")
+    found = trained.retrieve(query, collection, top=10)
+    assert found.collection == 30
+    assert list(found.scores) == sorted(found.scores, reverse=True)
+    assert sum(int(Path(name).stem) >= 20 for name in found.names) >= 6
+
+
+def test_an_inspection_shows_what_is_gained_by_conditioning(trained):
+    found = trained.inspect(sets=6)
+    assert found.positions.gain[0] == 0
+    assert found.positions.gain[-1] > found.positions.gain[1] > 0
+    assert len(found.dof.correlation) == 64
+
+
+# --- results ---------------------------------------------------------------------------------------------
+
+
+def test_results_are_saved_beside_the_model(trained):
+    outcome = trained.evaluate(sets=4, set_size=3)
+    path = trained.save_result(summarise(outcome), seed=0)
+    assert path == trained.folder / "results" / "bits-test.json"
+    drawn = trained.sample(samples=1, set_size=2)
+    [file] = trained.save_samples(drawn, "mine")
+    with np.load(file) as arrays:
+        np.testing.assert_array_equal(arrays["inputs"], drawn.inputs.numpy())
+        assert arrays["seen"].tolist() == [0, 1, 2]
+
+
+def test_a_summary_needs_the_result_of_a_job():
+    with pytest.raises(TypeError, match=r"`outcome` .*got str"):
+        summarise("bits")
