@@ -129,8 +129,8 @@ class TrainedData:
     ) -> Elements:
         """Elements from files and folders, from a reader, or from arrays, tensors and PIL images.
 
-        Warns of files that were skipped, and of images unlike those of training. `invert` is as in training by
-        default; arrays and tensors are then taken as they are.
+        Warns of files that were skipped, and of images unlike those of training. By default, files and PIL
+        images are inverted as in training; arrays and tensors are taken as they are.
         """
         source = list(source) if isinstance(source, Iterator) else source
         if are_paths(source):
