@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 
-PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-fast test-long lint format bench omniglot clean
 
