@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,8 +126,6 @@ def test_training_reads_its_data_once(tmp_path, monkeypatch):
 
 
 def test_notes_of_training_are_warnings(tmp_path, monkeypatch):
-    from dataclasses import replace
-
     original = Trainer.advance
 
     def advance(self, count, progress):

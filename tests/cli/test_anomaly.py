@@ -170,6 +170,7 @@ def test_of_a_long_stream_only_the_latest_scores_are_kept(in_digits, monkeypatch
     assert [Path(name).name for name in values["names"]] == [f"2-0{i}.png" for i in range(6, 10)]
 
 
+@pytest.mark.slow
 def test_a_synthetic_stream_is_judged_by_calibrated_thresholds(in_digits):
     output = run(*WATCH, "--sets", "50", "--rate", "0.05")
     assert "of another class  outlier" in output

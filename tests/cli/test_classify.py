@@ -16,8 +16,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::bruno.trained.UnfamiliarDataWar
 SUPPORT = ["--support", "support"]
 
 
-def test_user_images_are_classified(in_digits):
+@pytest.mark.slow
+def test_user_images_are_classified_and_shown_as_far_as_they_fit_a_page(in_digits):
+    def note() -> str:
+        return json.loads((in_digits / "results" / "classification.json").read_text())["note"]
+
+    run("classify", "run", "queries/2/2-00.png", *SUPPORT)
+    of_one = picture_of("run", "classification")
+    assert note() == ""
     run("classify", "run", *(f"queries/{name}" for name in UNSEEN), *SUPPORT)
+    of_many = picture_of("run", "classification")
+    assert "the first 24 of 30" in note()
+    assert len(of_many) == pytest.approx(12 * len(of_one), abs=12)  # two in a row
     values = values_of("run", "classification")
     assert values["classes"] == list(UNSEEN)
     assert np.allclose(np.sum(values["probabilities"], 1), 1)
@@ -66,19 +76,6 @@ def test_hidden_folders_are_not_classes(in_digits, tmp_path):
     (support / ".cache").mkdir()
     run("classify", "run", "queries/2/2-00.png", "--support", support)
     assert values_of("run", "classification")["classes"] == list(UNSEEN)
-
-
-def test_the_picture_shows_as_many_as_fit_a_page(in_digits):
-    def note() -> str:
-        return json.loads((in_digits / "results" / "classification.json").read_text())["note"]
-
-    run("classify", "run", "queries/2/2-00.png", *SUPPORT)
-    of_one = picture_of("run", "classification")
-    assert note() == ""
-    run("classify", "run", *(f"queries/{name}" for name in UNSEEN), *SUPPORT)
-    of_many = picture_of("run", "classification")
-    assert "the first 24 of 30" in note()
-    assert len(of_many) == pytest.approx(12 * len(of_one), abs=12)  # two in a row
 
 
 def test_files_of_the_same_name_are_shown_with_their_folders(in_digits, tmp_path):

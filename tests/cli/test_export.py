@@ -69,6 +69,7 @@ def tiny_pretrained(workplace, monkeypatch) -> str:
     return "tiny"
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_uses_built_in_characters_if_its_data_is_missing(tiny_pretrained):
     note = r"omniglot is not on this machine.*data drawn.*data omniglot"
     assert re.search(note, run("sample", "tiny", "--set-size", "2", "--samples", "2"))

@@ -32,6 +32,7 @@ def test_it_starts_from_the_model_and_can_be_resumed(tiny):
     assert "mean" in run("evaluate", "run-finetuned", "--sets", "4", "--device", "cpu")
 
 
+@pytest.mark.slow
 def test_a_model_file_is_tuned_to_user_images(tiny):
     run("export", "run", "model.safetensors")
     make_images({f"class{i:02d}": 6 for i in range(20)}, 20)

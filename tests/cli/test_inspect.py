@@ -47,6 +47,7 @@ def test_an_inspection_needs_two_sets(in_digits):
         run("inspect", "run", "--sets", "0")
 
 
+@pytest.mark.slow
 def test_a_study_trains_both_processes_under_each_stress(workplace, monkeypatch):
     curves, train = [], stability.stability_study
 

@@ -96,6 +96,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, workplace, ca
     assert re.fullmatch(rf"error: .*{message}.*\n", ended.errors), ended.errors
 
 
+@pytest.mark.slow
 def test_the_installed_program_reports_a_mistake_too(tmp_path):
     command = [sys.executable, "-m", "bruno", "train", "digitz"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

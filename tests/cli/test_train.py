@@ -133,6 +133,7 @@ def test_skipped_steps_are_reported(workplace, monkeypatch):
     assert "skipped 1 step with a non-finite gradient" in run(*TRAIN, "--steps", "3", "--out", "run")
 
 
+@pytest.mark.slow
 def test_images_in_their_original_size_train_a_model_of_smaller_ones(workplace):
     make_images({f"class{i:02d}": 6 for i in range(20)}, 19)
     data = ["data.name=images", "data.size=8", "train.set_size=5", "train.slant=0.2", "train.shift=2"]
