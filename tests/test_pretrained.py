@@ -210,12 +210,15 @@ def test_one_image_in_dark_ink_among_others_is_reported(dark_ink, omniglot):
 def test_a_collection_in_dark_ink_is_reported_whenever_it_is_searched(dark_ink, caplog):
     trained = bruno.open("omniglot-fewshot")
     for _ in range(2):  # encoded, and read from its index
-        with pytest.warns(UserWarning, match="unlike .*: mean brightness"), caplog.at_level("INFO", "bruno"):
+        with (
+            pytest.warns(bruno.trained.UnfamiliarDataWarning, match="unlike .*: mean brightness"),
+            caplog.at_level("INFO", "bruno"),
+        ):
             trained.retrieve(KNOWN / "a", dark_ink / "b")
     assert caplog.text.count("encoded") == 1
     shutil.copytree(KNOWN / "b", "mixed")
     shutil.copy(sorted((dark_ink / "b").iterdir())[0], "mixed/dark.png")
-    with pytest.warns(UserWarning, match="mixed.* unlike"):
+    with pytest.warns(bruno.trained.UnfamiliarDataWarning, match="mixed.* unlike"):
         trained.retrieve(KNOWN / "a", "mixed", top=2)
 
 

@@ -16,6 +16,10 @@ _FACTOR = 3  # images this many times brighter or darker than in training are un
 _IMAGES = 64  # to estimate bits/dim from, of the images and of samples
 
 
+class UnfamiliarDataWarning(UserWarning):
+    """Images differ from those the model was trained on; its answers will be confident all the same."""
+
+
 class Familiarity:
     """Compares images with the training data of a model, as far as the model records them.
 

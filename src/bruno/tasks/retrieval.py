@@ -20,7 +20,7 @@ from bruno.data.archives import file_stamp
 from bruno.data.sampling import with_rotations
 from bruno.model import Bruno
 from bruno.process import Evidence
-from bruno.tasks.familiarity import Familiarity
+from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
 from bruno.tasks.metrics import average_precision, mean_and_error, precision_at_k
 from bruno.tasks.progress import Progress
 from bruno.tasks.scorers import part_size
@@ -190,7 +190,11 @@ def _encode(
         warnings.warn(f"skipped {len(new)} unreadable elements of {collection}, first {new[0]}", stacklevel=3)
     x = torch.stack([element.x for element in elements])
     if familiarity is not None and (reason := familiarity.check(x)):
-        warnings.warn(f"{collection} is unlike the training data of the model: {reason}", stacklevel=3)
+        warnings.warn(
+            f"{collection} is unlike the training data of the model: {reason}",
+            UnfamiliarDataWarning,
+            stacklevel=3,
+        )
     folder = collection if collection.is_dir() else collection.parent
     names = [str(Path(element.name).relative_to(folder)) for element in elements]
     return Index.of(model, x, names, source=source, progress=progress)

@@ -1,6 +1,7 @@
 """A trained model with its recipe and data, and the jobs it does: what commands and users open."""
 
-from bruno.trained.data import Elements, UnfamiliarDataWarning
+from bruno.tasks.familiarity import UnfamiliarDataWarning
+from bruno.trained.data import Elements
 from bruno.trained.files import export, open, results_folder
 from bruno.trained.jobs import Evaluation, Trained
 from bruno.trained.watch import Watch

@@ -19,15 +19,11 @@ from bruno.data import Element, ElementReader, Examples, is_available, load_exam
 from bruno.kinds import Images
 from bruno.model import Bruno
 from bruno.recipe_data import RecipeData, is_path, unseen_split, warn_of_skipped
-from bruno.tasks.familiarity import Familiarity
+from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
 
 _log = logging.getLogger(__name__)
 
 Source = str | Path | Sequence[str | Path] | ArrayLike  # paths of files and folders, or the elements
-
-
-class UnfamiliarDataWarning(UserWarning):
-    """Images differ from those the model was trained on; its answers will be confident all the same."""
 
 
 class Elements(NamedTuple):

@@ -16,7 +16,8 @@ from bruno.data import Element
 from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.tasks.anomaly import Detector, Judgement, StreamSummary
-from bruno.trained.data import Source, TrainedData, UnfamiliarDataWarning, are_paths, warn_of_unreadable
+from bruno.tasks.familiarity import UnfamiliarDataWarning
+from bruno.trained.data import Source, TrainedData, are_paths, warn_of_unreadable
 
 _log = logging.getLogger(__name__)
 
