@@ -6,11 +6,12 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from bruno.config import Recipe, check_same, from_dict, load_recipe, to_dict
 from bruno.data import Examples, SetSampler
@@ -102,7 +103,7 @@ def train(
     examples = data.training()
     if is_path(recipe.data.name):
         recipe = fitted_to(recipe, examples, explicit)
-        recipe = replace(recipe, data=replace(recipe.data, columns=examples.columns))
+        recipe = evolve(recipe, data=evolve(recipe.data, columns=examples.columns))
         warn_of_far_numbers(examples)
     with process_group(device):
         torch.manual_seed(recipe.train.seed)
@@ -287,7 +288,7 @@ def _with_planned_length(recipe: Recipe, run: Run, explicit: set[str]) -> Recipe
     if not run.checkpoints or explicit & {"train.steps", "train.minutes"}:
         return recipe
     planned = run.recipe.train
-    return replace(recipe, train=replace(recipe.train, steps=planned.steps, minutes=planned.minutes))
+    return evolve(recipe, train=evolve(recipe.train, steps=planned.steps, minutes=planned.minutes))
 
 
 def _with_shape_of(model: Bruno, recipe: Recipe, explicit: set[str]) -> Recipe:
@@ -296,8 +297,8 @@ def _with_shape_of(model: Bruno, recipe: Recipe, explicit: set[str]) -> Recipe:
     chosen = explicit & {"data.size", "data.original", "data.colour"}
     if chosen or not is_path(recipe.data.name) or len(shape) != 3 or shape[1] != shape[2]:
         return recipe
-    data = replace(recipe.data, size=shape[1], colour=shape[0] == 3, original=False)
-    return replace(recipe, data=data)
+    data = evolve(recipe.data, size=shape[1], colour=shape[0] == 3, original=False)
+    return evolve(recipe, data=data)
 
 
 def _validation(recipe: Recipe, data: RecipeData, device: str, sets: int) -> Callable[[Bruno], float] | None:

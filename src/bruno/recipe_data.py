@@ -6,9 +6,10 @@ import logging
 import re
 import warnings
 from collections.abc import Collection
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+
+from attrs import evolve
 
 from bruno.config import Recipe
 from bruno.data import DATASETS, Examples, load_examples
@@ -91,7 +92,7 @@ def with_absolute_path(recipe: Recipe) -> Recipe:
     """The recipe with the absolute path of user data: a run can be used from any folder."""
     if not is_path(recipe.data.name):
         return recipe
-    return replace(recipe, data=replace(recipe.data, name=str(Path(recipe.data.name).resolve())))
+    return evolve(recipe, data=evolve(recipe.data, name=str(Path(recipe.data.name).resolve())))
 
 
 def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()) -> Recipe:
@@ -101,7 +102,7 @@ def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()
     """
     train = recipe.train
     if "train.way" not in explicit:
-        train = replace(train, way=max(2, min(train.way, len(examples.names))))
+        train = evolve(train, way=max(2, min(train.way, len(examples.names))))
     smallest = int(examples.counts.min())
     if smallest < train.set_size and "train.set_size" not in explicit:
         name = examples.names[int(examples.counts.argmin())]
@@ -119,8 +120,8 @@ def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()
             smallest,
             remedy,
         )
-        train = replace(train, set_size=smallest)
-    return replace(recipe, train=train)
+        train = evolve(train, set_size=smallest)
+    return evolve(recipe, train=train)
 
 
 def warn_of_skipped(examples: Examples) -> None:

@@ -19,7 +19,7 @@ import bruno
 from bruno.data import ElementReader
 from bruno.tasks.anomaly import StreamSummary
 from bruno.training.run import Run
-from cli.commandline import picture_of, run, values_of
+from cli.commandline import picture_of, run, run_main, values_of, words
 
 pytestmark = pytest.mark.filterwarnings("ignore::bruno.trained.UnfamiliarDataWarning")  # enlarged images
 WATCH = ["anomaly", "watch", "run"]

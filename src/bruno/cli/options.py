@@ -5,20 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import os
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from bruno.data import ElementReader
-from bruno.reporting.plots import Measured, accuracy_bars
-from bruno.reporting.results import Result
-from bruno.tasks.few_shot import FewShotResult
+import bruno
 
 if TYPE_CHECKING:
     from bruno.trained import Trained
@@ -219,34 +214,3 @@ def check_number(option: str, value: float, least: float = -math.inf, most: floa
     if not (math.isfinite(value) and least <= value <= most):
         limits = [f"at least {least:g}"] * (least > -math.inf) + [f"at most {most:g}"] * (most < math.inf)
         raise ValueError(f"`{option}` must be {' and '.join(limits) or 'a finite number'}; got {value}.")
-
-
-def keep(result: Result, folder: Path, config: dict[str, Any], seed: int) -> None:
-    """Show a result and write it to a folder."""
-    say(result)
-    path = result.write(folder, config=config, seed=seed)
-    picture = f" and {path.with_suffix('.png').name}" if result.picture else ""
-    console.print(f"written: {path}{picture}", soft_wrap=True)
-
-
-def say(result: Result) -> None:
-    """A result's table and how to read it, for people."""
-    if result.rows:
-        columns = (Column(column, overflow="fold") for column in result.columns)  # a path is told whole
-        table = Table(*columns, title=result.title, title_justify="left")
-        for row in result.rows:
-            table.add_row(*row)
-        console.print(table)
-    if result.note:
-        console.print(result.note)
-
-
-def few_shot_bars(results: Mapping[str, Sequence[FewShotResult]]) -> bytes:
-    """PNG of accuracy ± standard error of several methods in the same settings."""
-    settings = next(iter(results.values()))
-    accuracies = {
-        name: [Measured(r.accuracy, r.spread / math.sqrt(r.trials)) for r in found]
-        for name, found in results.items()
-    }
-    names = [f"{r.way}-way {r.shot}-shot" for r in settings]
-    return accuracy_bars(names, accuracies, [1 / r.way for r in settings])

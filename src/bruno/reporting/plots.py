@@ -8,129 +8,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bruno.reporting.images import prefix_grid
-from bruno.tasks.analysis import ToyComparison
-from bruno.tasks.few_shot import FewShotResult
-from bruno.tasks.stability import Curve
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")
-_INK, _PALE = "#1a202c", "#a0aec0"
-_GRID: dict[str, Any] = {"color": "#e2e8f0", "linewidth": 0.8}
-BACKGROUND = 60  # the grey between images
-ACROSS = 12  # images of a stream in a row
-_WIDTH = 1000  # pixels that a picture of images is enlarged to, at most
-_LETTER = 13  # pixels high
-_GAP = 12  # pixels between sets
-
-
-def to_uint8(images: Tensor, levels: int) -> UInt8[Tensor, "*batch channels height width"]:
-    """Integers from 0 to levels − 1 as grey values from 0 to 255."""
-    return (images.double() * (255 / (levels - 1))).round().clamp(0, 255).to(torch.uint8)
-
-
-def picture(pixels: UInt8[np.ndarray, "rows columns channels"]) -> bytes:
-    """A PNG of pixels, enlarged by a whole number so that each stays a square."""
-    return _png(_enlarged(pixels, max(1, _WIDTH // max(pixels.shape[:2]))))
-
-
-def prefix_sheet(
-    sets: Sequence[tuple[UInt8[Tensor, "n channels height width"], UInt8[Tensor, "columns samples *image"]]],
-    seen: Sequence[int],
-) -> bytes:
-    """The paper's picture of some sets, with the number of elements seen above each column.
-
-    For each set what `prefix_grid` takes: the inputs, and the samples once the model had seen so many.
-    """
-    grids = [prefix_grid(inputs, samples, 1, BACKGROUND) for inputs, samples in sets]
-    high, wide = grids[0].shape[:2]
-    across = math.ceil(math.sqrt(len(grids)))
-    if len(grids) <= 3:  # no empty corner: beside each other if they are narrow, else below
-        across = len(grids) if wide < 1.5 * high else 1
-    down = math.ceil(len(grids) / across)
-    factor = max(1, _WIDTH // max(across * wide, down * high))
-    cell = [factor * (size + 1) for size in sets[0][0].shape[-2:]]  # height and width, with its border
-    font = _font()
-    gutter, header = round(max(map(font.getlength, ("given", "samples")))) + _GAP, _LETTER + 8
-    tile = (factor * high + header + _GAP, factor * wide + _GAP)
-    sheet = Image.new("RGB", (gutter + across * tile[1], down * tile[0]), "white")
-    pen = ImageDraw.Draw(sheet)
-    # Where columns are narrower than their numbers, some go without.
-    every = math.ceil((max(font.getlength(str(n)) for n in seen) + 4) / cell[1])
-    for i, pixels in enumerate(grids):
-        top, left = i // across * tile[0] + header, gutter + i % across * tile[1]
-        sheet.paste(_enlarged(pixels, factor), (left, top))
-        for column in range(0, len(seen), every):
-            place = (left + (column + 0.5) * cell[1], top - header / 2)
-            pen.text(place, str(seen[column]), _INK, font, anchor="mm")
-        if i % across == 0:
-            for row, name in enumerate(("seen", "given", "samples")):
-                y = top + (row - 0.5) * cell[0] if row else top - header / 2
-                pen.text((left - _GAP / 2, y), name, _INK, font, anchor="rm")
-    return _png(sheet)
-
-
-def learning_curve(log: Sequence[Mapping[str, Any]]) -> bytes:
-    """Bits/dim (smoothed), on validation sets too where measured, and accuracy of episodes, by step."""
-    bits, validation = _column(log, "bits_per_dim"), _column(log, "validation")
-    with _axes("step", "bits/dim") as (axes, file):
-        if bits:
-            values = np.array([value for _, value in bits])
-            # The first steps tower above all the rest: they are drawn as high as the highest but those.
-            smooth = _smoothed(np.minimum(values, np.nanquantile(values, 0.98)), max(1, len(bits) // 50))
-            axes.plot([step for step, _ in bits], smooth, color=_COLOURS[0], label="training")
-        if validation:
-            axes.plot(
-                *zip(*validation, strict=True), "o-", color=_COLOURS[1], label="validation", markersize=4
-            )
-        accuracy = _column(log, "accuracy")
-        if accuracy:
-            other = axes.twinx()
-            other.set_ylabel("accuracy of episodes")
-            other.spines["top"].set_visible(False)
-            smooth = _smoothed([value for _, value in accuracy], max(1, len(accuracy) // 50))
-            other.plot([step for step, _ in accuracy], smooth, color=_COLOURS[2])
-            axes.plot([], [], color=_COLOURS[2], label="accuracy, on the right")
-        axes.figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    return file.getvalue()
-
-
-def curves(
-    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    x: str,
-    y: str,
-    *,
-    logarithmic: str = "",
-    errors: Mapping[str, Sequence[float]] | None = None,
-    top: float | None = None,
-) -> bytes:
-    """Named lines (x values, y values), with bands of ± an error.
-
-    Args:
-        lines: by their names.
-        x: what the one axis says.
-        y: what the other says.
-        logarithmic: which axes are, as "xy".
-        errors: of the lines that have some.
-        top: what is above is not shown.
-    """
-    with _axes(x, y) as (axes, file):
-        for colour, (name, (xs, ys)) in zip(_COLOURS * 4, lines.items(), strict=False):
-            axes.plot(xs, ys, "o-", color=colour, label=name, markersize=3)
-            if errors and name in errors:
-                low, high = (np.array(ys) + sign * np.array(errors[name]) for sign in (-1, 1))
-                axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-        _logarithmic(axes, logarithmic)
-        if top is not None:
-            low = min(min(ys) for _, ys in lines.values())
-            axes.set_ylim(low - 0.05 * (top - low), top)
-        if not logarithmic and all(float(value).is_integer() for xs, _ in lines.values() for value in xs):
-            axes.locator_params(axis="x", integer=True)
-        if len(lines) > 1:
-            axes.legend(frameon=False)
-    return file.getvalue()
+from bruno.reporting.figure import (
+    COLOURS,
+    GRID,
+    INK,
+    WIDTH,
+    Values,
+    check_lengths,
+    legend_above,
+    new_axes,
+    new_figure,
+    open_frame,
+    set_log_axes,
+    smoothed,
+    to_png,
+)
 
 
 class Measured(NamedTuple):

@@ -241,7 +241,7 @@ class Trained(DetectionJobs):
         generator = self._generator(seed)
         x = self._sets(given, sets, set_size, split, data, invert, skip_bad, generator)
         _check_prefixes(prefixes or (), x.shape[1])
-        return samples_by_prefix(
+        found = samples_by_prefix(
             self.model, x, samples, lengths=prefixes, generator=generator, temperature=temperature
         )
         return replace(found, samples=self._with_columns(found.samples))
