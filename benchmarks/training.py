@@ -2,7 +2,8 @@
 
 On a CPU, every network is replaced by a trivial one, to time the rest: data, preprocessing, couplings and
 process. The optimiser is timed separately. On a GPU, eager steps are compared with steps captured as one CUDA
-graph. All times are medians; all ratios are within one run. Run with `make bench`.
+graph, and steps with splines are compared with affine ones. All times are medians; all ratios are within one
+run. Run with `make bench`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,20 @@ from bruno import Bruno
 from bruno.config import Recipe, TrainConfig, load_recipe
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
-from bruno.flow import AffineCoupling, networks
+from bruno.flow import Coupling, networks
 from bruno.provenance import provenance
 from bruno.training.schedule import make_optimiser
 from bruno.training.trainer import Trainer
 
 RESULTS = Path(__file__).parents[1] / "results"
+SPLINES = ["flow.coupling=spline"]
+COUPLINGS = {  # settings of the preset omniglot
+    "affine": ["flow.coupling=affine"],
+    "splines in the first scale": [*SPLINES, "flow.spline_scales=1"],
+    "splines in all convolutional couplings": SPLINES,
+    "splines in all convolutional couplings, 16 bins": [*SPLINES, "flow.bins=16"],
+    "splines in all couplings": [*SPLINES, "flow.spline_dense=true"],
+}
 PROTOTYPE = ["flow.squeeze_first=true", "flow.blocks=4", "flow.units=512", "train.optimiser=adamw"]
 
 
@@ -54,7 +63,7 @@ def trainer(recipe: Recipe, device: str = "cpu", *, networks: bool = True, **set
     model = Bruno.from_config(recipe.model((1, 28, 28), 256))
     if not networks:
         for coupling in model.modules():
-            if isinstance(coupling, AffineCoupling):
+            if isinstance(coupling, Coupling):
                 coupling.network = Echo()
     sampler = SetSampler(examples, rotations=recipe.data.rotations, device=device)
     return Trainer(model.to(device), sampler, evolve(recipe.train, **settings))
@@ -149,9 +158,7 @@ def speed_on_gpu(name: str, preset: str, overrides: list[str], batch: int) -> di
     current.advance(5)
     first = time.perf_counter() - begun
     steps = 30 if recipe.train.graph else 5
-    begun = time.perf_counter()
-    current.advance(steps)  # returns after the last step, whose result it reads
-    taken = (time.perf_counter() - begun) / steps
+    taken = seconds(lambda: current.advance(steps), 5) / steps  # returns when it has the last step's result
     return {
         "what": name,
         "batch": batch,
@@ -180,6 +187,23 @@ def gpu_rows() -> list[dict[str, Any]]:
     return rows
 
 
+def coupling_rows() -> list[dict[str, Any]]:
+    """Speed with splines, relative to affine couplings."""
+    rows: list[dict[str, Any]] = []
+    for name, settings in COUPLINGS.items():
+        row = speed_on_gpu(name, "omniglot", settings, 32)
+        affine = rows[0] if rows else row
+        rows.append(
+            {**row, "times the affine step": row["milliseconds a step"] / affine["milliseconds a step"]}
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def gpu_tables() -> dict[str, list[dict[str, Any]]]:
+    return {"couplings": coupling_rows(), "steps": gpu_rows()}
+
+
 def cpu_tables(times: int, tiny: bool) -> dict[str, list[dict[str, Any]]]:
     if tiny:
         return {"shares": [fractions_on_cpu("mnist-dense", 2, 1)]}
@@ -194,7 +218,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3, help="timed repetitions of a step on the CPU")
     arguments = parser.parse_args()
     gpu = torch.cuda.is_available()
-    tables = {"steps": gpu_rows()} if gpu else cpu_tables(arguments.times, arguments.tiny)
+    tables = gpu_tables() if gpu else cpu_tables(arguments.times, arguments.tiny)
     for rows in tables.values():
         table = Table(*rows[0])
         for row in rows:

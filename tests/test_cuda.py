@@ -51,8 +51,10 @@ def test_a_step_can_be_captured_in_a_graph():
     torch.testing.assert_close(result, process.step_log_prob(z))
 
 
-def test_model_in_bf16_trains_and_in_float32_inverts():
-    config = ModelConfig((1, 28, 28), flow=FlowConfig(filters=16, blocks=2, units=64, squeeze_first=True))
+@pytest.mark.parametrize("coupling", ["affine", "spline"])
+def test_model_in_bf16_trains_and_in_float32_inverts(coupling):
+    flow = FlowConfig(filters=16, blocks=2, units=64, squeeze_first=True, coupling=coupling)
+    config = ModelConfig((1, 28, 28), flow=flow)
     model = Bruno.from_config(config).cuda()
     x = torch.randint(0, 256, (4, 5, 1, 28, 28), device="cuda")
     model.initialise(x)
@@ -67,9 +69,9 @@ def test_model_in_bf16_trains_and_in_float32_inverts():
     assert samples.images.shape == (3, 4, 1, 28, 28)
 
 
-def trainer(size: int = 28, **settings) -> Trainer:
+def trainer(size: int = 28, coupling: str = "affine", **settings) -> Trainer:
     torch.manual_seed(0)
-    flow = FlowConfig(filters=8, blocks=1, units=32, squeeze_first=True)
+    flow = FlowConfig(filters=8, blocks=1, units=32, squeeze_first=True, coupling=coupling)
     config = ModelConfig((1, 28, 28), pixels="gaussianise", flow=flow)
     images = torch.randint(0, 256, (200, 1, size, size), dtype=torch.uint8)
     examples = Examples(images, torch.arange(200) // 20, tuple(map(str, range(10))))
@@ -79,10 +81,17 @@ def trainer(size: int = 28, **settings) -> Trainer:
 
 
 @pytest.mark.parametrize(
-    ("optimiser", "shared", "size"), [("adamw", False, 28), ("adamw", True, 105), ("rmsprop", False, 28)]
+    ("optimiser", "shared", "size", "coupling"),
+    [
+        ("adamw", False, 28, "affine"),
+        ("adamw", True, 105, "affine"),
+        ("rmsprop", False, 28, "affine"),
+        ("adamw", False, 28, "spline"),
+    ],
 )
-def test_a_captured_step_is_the_same_step(optimiser, shared, size):
+def test_a_captured_step_is_the_same_step(optimiser, shared, size, coupling):
     settings = {"optimiser": optimiser, "discriminative": 0.1, "clip": 5.0, "shared": shared}
+    settings |= {"coupling": coupling}
     settings |= {"mirror": True, "shift": 1, "slant": 0.1, "warp": 0.1, "size": size, "onset": 0.2}
     eager, captured = trainer(graph=False, **settings), trainer(**settings)
     for a, b in zip(eager.advance(10), captured.advance(10), strict=True):

@@ -289,6 +289,16 @@ class TestIsADensity:
             )
 
 
+def test_splines_with_the_same_weights_on_another_interval_are_another_model():
+    def model(interval: float) -> Bruno:
+        torch.manual_seed(0)
+        flow = FlowConfig("dense", couplings=2, units=8, coupling="spline", interval=interval)
+        return Bruno.from_config(ModelConfig((7,), levels=0, flow=flow))
+
+    assert model(5.0).is_same(model(5.0))
+    assert not model(5.0).is_same(model(4.0))
+
+
 def test_rows_are_standardised_by_the_first_data():
     model = Bruno.from_config(MODELS["vector of 7"])
     x = 1000 + 3 * torch.randn(50, 7)

@@ -67,6 +67,8 @@ def _check_range(name: str, value: float, rule: str, holds: Callable[[float], bo
 
 _UP_TO_ONE = partial(_check_range, rule="from 0 up to 1", holds=lambda value: 0 <= value < 1)
 _TO_ONE = partial(_check_range, rule="from 0 to 1", holds=lambda value: 0 <= value <= 1)
+_ABOVE_ZERO = partial(_check_range, rule="above 0", holds=lambda value: value > 0)
+_BINS = partial(_check_range, rule="from 2 to 128", holds=lambda value: 2 <= value <= 128)
 _SEED = partial(_check_range, rule="from 0 to 2**63 - 1", holds=lambda value: 0 <= value < 2**63)
 
 
@@ -115,6 +117,19 @@ class FlowConfig:
     couplings: int = _setting(6, "dense couplings; after the convolutional ones, if any", _least(0))
     units: int = _setting(1024, "hidden units of a dense coupling", _least(1))
     weight_norm: bool = _setting(True, "normalise the weights and initialise their scale from data")
+    coupling: str = _choice("map of a coupling; a spline is followed by an affine map", "affine", "spline")
+    spline_scales: int = _setting(0, "number of scales with splines, from the first; 0: all", _least(0))
+    spline_dense: bool = _setting(False, "also use splines in the dense couplings after convolutional ones")
+    bins: int = _setting(8, "bins of a spline", _BINS)
+    interval: float = _setting(5.0, "a spline is the identity outside [-interval, interval]", _ABOVE_ZERO)
+
+    def __attrs_post_init__(self) -> None:
+        """Check the settings that depend on each other."""
+        if self.spline_scales > self.scales:
+            raise ValueError(
+                f"`flow.spline_scales` must be at most the {self.scales} scales, or 0 for all; "
+                f"got {self.spline_scales}."
+            )
 
 
 @attrs.frozen(slots=False, field_transformer=_typed)

@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from bruno.arrays import ArrayLike, Arrays, NumpyResult, as_tensor, to_numpy
 from bruno.config import ModelConfig, check_at_least
 from bruno.files import raw_bytes
-from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, initialise
+from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, SplineCoupling, Splines, initialise
 from bruno.flow.preprocessing import Gaussianise, Logit, Pixels, Standardise, dequantise, quantise
 from bruno.kinds import Kind, kind_of
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
@@ -214,10 +214,12 @@ class Bruno(nn.Module):
     def fingerprint(self) -> str:
         """A short name for everything that latents depend on: two models share latents only if they share it.
 
-        It covers the weights, the shape of an element, and the preprocessing with its levels and alpha.
+        It covers the weights, the shape of an element, the preprocessing with its levels and alpha, and the
+        intervals of splines.
         """
         alpha = getattr(self.preprocessing, "alpha", None)
-        settings = (type(self.preprocessing).__name__, self.levels, alpha, self.shape)
+        intervals = [part.interval for part in self.flow.modules() if isinstance(part, SplineCoupling)]
+        settings = (type(self.preprocessing).__name__, self.levels, alpha, self.shape, *intervals)
         digest = hashlib.sha256(repr(settings).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -282,10 +284,16 @@ def _preprocessing(config: ModelConfig) -> Pixels | Standardise:
 
 
 def _flow(config: ModelConfig) -> Bijection:
-    flow = config.flow
+    flow, splines = config.flow, None
+    if flow.coupling == "spline":
+        splines = Splines(flow.bins, flow.interval, flow.spline_scales, flow.spline_dense)
     if flow.kind == "dense":
         return DenseRealNVP(
-            config.shape, couplings=flow.couplings, units=flow.units, weight_norm=flow.weight_norm
+            config.shape,
+            couplings=flow.couplings,
+            units=flow.units,
+            weight_norm=flow.weight_norm,
+            splines=splines,
         )
     if len(config.shape) == 1:
         raise ValueError("`flow.kind` must be dense for rows, as in the preset table; got conv.")
@@ -298,6 +306,7 @@ def _flow(config: ModelConfig) -> Bijection:
         dense_couplings=flow.couplings,
         dense_units=flow.units,
         weight_norm=flow.weight_norm,
+        splines=splines,
     )
 
 

@@ -1,9 +1,24 @@
 """Bijections between data and latents, exact both ways."""
 
 from bruno.flow.bijection import Bijection, Chain, FactorOut, Flatten, Squeeze
-from bruno.flow.coupling import AffineCoupling, Channels, Checkerboard, OddEven, Partition
+from bruno.flow.coupling import (
+    AffineCoupling,
+    Channels,
+    Checkerboard,
+    Coupling,
+    OddEven,
+    Partition,
+    SplineCoupling,
+)
 from bruno.flow.networks import ConvNetwork, DenseNetwork, initialise
-from bruno.flow.realnvp import ConvRealNVP, DenseRealNVP, set_compiled, set_network_dtype, set_recompute
+from bruno.flow.realnvp import (
+    ConvRealNVP,
+    DenseRealNVP,
+    Splines,
+    set_compiled,
+    set_network_dtype,
+    set_recompute,
+)
 from bruno.threads import configure
 
 __all__ = [
@@ -14,12 +29,15 @@ __all__ = [
     "Checkerboard",
     "ConvNetwork",
     "ConvRealNVP",
+    "Coupling",
     "DenseNetwork",
     "DenseRealNVP",
     "FactorOut",
     "Flatten",
     "OddEven",
     "Partition",
+    "SplineCoupling",
+    "Splines",
     "Squeeze",
     "initialise",
     "set_compiled",

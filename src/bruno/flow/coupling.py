@@ -1,4 +1,4 @@
-"""Affine couplings: one part of a sample scales and shifts the other."""
+"""Couplings: one part of a sample determines an elementwise map of the other part."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bruno.flow.bijection import Bijection, Transformed
+from bruno.flow.spline import inverse_spline, parameter_count, spline
 
 
 class Partition(nn.Module):
@@ -101,13 +102,16 @@ class OddEven(Partition):
         return x
 
 
-class AffineCoupling(Bijection):
-    """y = x · exp(s) + t on the part that moves, with s and t functions of the part that stays.
+class Coupling(Bijection):
+    """An elementwise map of the part that moves; its parameters are functions of the part that stays.
 
-    log |det| = Σ s, and s = bound · tanh(·) with a learnt bound. On a GPU the network may run in a shorter
-    type than the samples (`network_dtype`); s, t and the log-det keep the type of the samples. `recompute`
-    enables activation checkpointing: less memory for more time. `compiled` runs the forward pass through
-    torch.compile, compiled once for all couplings of one kind and shape.
+    Subclasses define the map in `transform` and `inverse_transform`, given the output of the network. Every
+    map ends with y = x · exp(s) + t, where s = bound · tanh(·) with a learnt bound.
+
+    On a GPU the network may run in a shorter type than the samples (`network_dtype`); the map and the log-det
+    keep the type of the samples. `recompute` enables activation checkpointing: less memory for more time.
+    `compiled` runs the forward pass through torch.compile, compiled once for all couplings of one kind and
+    shape.
     """
 
     network_dtype: torch.dtype | None = None
@@ -120,32 +124,98 @@ class AffineCoupling(Bijection):
         self.network = network
         self.bound = nn.Parameter(torch.ones(()))
 
+    def transform(
+        self, x: Float[Tensor, "batch *shape"], output: Float[Tensor, "batch outputs *space"]
+    ) -> Transformed:
+        """(y, log dy/dx) for each number that moves, given the output of the network."""
+        raise NotImplementedError
+
+    def inverse_transform(
+        self, y: Float[Tensor, "batch *shape"], output: Float[Tensor, "batch outputs *space"]
+    ) -> Transformed:
+        """(x, log dx/dy): the inverse of `transform`."""
+        raise NotImplementedError
+
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
-        return _compiled_transform()(self, x) if self.compiled else self._transform(x)
+        return _compiled_forward()(self, x) if self.compiled else self._forward(x)
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
-        fixed, moved = self.partition.split(z)
-        s, t = self._scale_and_shift(fixed)
-        return self.partition.join(fixed, (moved - t) * (-s).exp()), -s.flatten(1).sum(1)
+        return self._apply_to_moved(self.inverse_transform, z)
 
-    def _transform(self, x: Tensor) -> Transformed:
+    def _forward(self, x: Tensor) -> Transformed:
+        return self._apply_to_moved(self.transform, x)
+
+    def _apply_to_moved(self, transform: Callable[[Tensor, Tensor], Transformed], x: Tensor) -> Transformed:
         fixed, moved = self.partition.split(x)
-        s, t = self._scale_and_shift(fixed)
-        return self.partition.join(fixed, moved * s.exp() + t), s.flatten(1).sum(1)
+        y, log_slope = map(self.partition.on_moved, transform(moved, self._output(fixed)))
+        return self.partition.join(fixed, y), log_slope.flatten(1).sum(1)
 
-    def _scale_and_shift(self, fixed: Float[Tensor, "batch *shape"]) -> tuple[Tensor, Tensor]:
+    def _output(self, fixed: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch outputs *space"]:
         short = self.network_dtype
         with torch.autocast(fixed.device.type, short) if short else nullcontext():
             if self.recompute and torch.is_grad_enabled():
                 output = checkpoint(self.network, fixed, use_reentrant=False)
             else:
                 output = self.network(fixed)
-        s, t = output.to(fixed.dtype).chunk(2, dim=1)
-        return self.partition.on_moved(self.bound * s.tanh()), self.partition.on_moved(t)
+        return output.to(fixed.dtype)  # type: ignore[no-any-return]
+
+    def _log_scale(self, raw: Tensor) -> Tensor:
+        return self.bound * raw.tanh()
+
+
+class AffineCoupling(Coupling):
+    """y = x · exp(s) + t, with log dy/dx = s; the network outputs all s, then all t."""
+
+    def transform(self, x: Tensor, output: Tensor) -> Transformed:  # noqa: D102
+        s, t = self._scale_and_shift(output)
+        return x * s.exp() + t, s
+
+    def inverse_transform(self, y: Tensor, output: Tensor) -> Transformed:  # noqa: D102
+        s, t = self._scale_and_shift(output)
+        return (y - t) * (-s).exp(), -s
+
+    def _scale_and_shift(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        s, t = output.chunk(2, dim=1)
+        return self._log_scale(s), t
+
+
+class SplineCoupling(Coupling):
+    """y = spline(x) · exp(s) + t: a monotone spline, then the affine map.
+
+    An affine map only shifts and scales a density. A spline also changes its shape: it can map the uniform
+    noise of a background pixel to a normal distribution. The network outputs 3·bins + 1 parameters for each
+    number that moves: all s, all t, then those of the splines. If all are 0, the coupling is the identity.
+
+    Args:
+        partition: the part that stays and the part that moves.
+        network: (batch, *fixed) -> (batch, (3·bins + 1)·C, *space), if (batch, C, *space) moves.
+        bins: bins of each spline.
+        interval: the splines are defined on [−interval, interval], and the identity outside.
+    """
+
+    def __init__(
+        self, partition: Partition, network: nn.Module, *, bins: int = 8, interval: float = 5.0
+    ) -> None:
+        super().__init__(partition, network)
+        self.bins, self.interval = bins, interval
+
+    def transform(self, x: Tensor, output: Tensor) -> Transformed:  # noqa: D102
+        s, t, parameters = self._split_output(output)
+        bent, log_slope = spline(x, parameters, self.interval)
+        return bent * s.exp() + t, log_slope + s
+
+    def inverse_transform(self, y: Tensor, output: Tensor) -> Transformed:  # noqa: D102
+        s, t, parameters = self._split_output(output)
+        x, log_slope = inverse_spline((y - t) * (-s).exp(), parameters, self.interval)
+        return x, log_slope - s
+
+    def _split_output(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parameters = output.unflatten(1, (2 + parameter_count(self.bins), -1))
+        return self._log_scale(parameters[:, 0]), parameters[:, 1], parameters[:, 2:]
 
 
 @cache
-def _compiled_transform() -> Callable[[AffineCoupling, Tensor], Transformed]:
+def _compiled_forward() -> Callable[[Coupling, Tensor], Transformed]:
     """One compiled function for all couplings, with one variant for each kind and shape.
 
     There are more variants than the eight after which the compiler silently gives up by default. Channels go
@@ -155,6 +225,4 @@ def _compiled_transform() -> Callable[[AffineCoupling, Tensor], Transformed]:
     import torch._dynamo  # takes a second to import, and only training on a GPU needs it
 
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(
-        AffineCoupling._transform, dynamic=False, options={"force_layout_optimization": True}
-    )
+    return torch.compile(Coupling._forward, dynamic=False, options={"force_layout_optimization": True})

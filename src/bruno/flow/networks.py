@@ -1,4 +1,4 @@
-"""The networks inside couplings, which compute a log-scale and a shift."""
+"""The networks inside couplings, which compute the parameters of the coupling's map."""
 
 from __future__ import annotations
 
@@ -86,16 +86,21 @@ class Conv(WeightNormed):
 
 
 class DenseNetwork(nn.Module):
-    """Two hidden layers with ELU, shared by log-scale and shift: (batch, inputs) -> (batch, 2·outputs)."""
+    """Two hidden layers with ELU: (batch, inputs) -> (batch, per_output·outputs).
 
-    def __init__(self, inputs: int, outputs: int, units: int = 1024, *, weight_norm: bool = True) -> None:
+    `per_output` is the number of parameters for each number that moves: two for an affine coupling.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, units: int = 1024, *, weight_norm: bool = True, per_output: int = 2
+    ) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             Dense(inputs, units, weight_norm=weight_norm),
             nn.ELU(),
             Dense(units, units, weight_norm=weight_norm),
             nn.ELU(),
-            Dense(units, 2 * outputs, weight_norm=weight_norm, zero=True),
+            Dense(units, per_output * outputs, weight_norm=weight_norm, zero=True),
         )
 
     def forward(self, x: Float[Tensor, "batch inputs"]) -> Float[Tensor, "batch outputs"]:  # noqa: D102
@@ -103,18 +108,26 @@ class DenseNetwork(nn.Module):
 
 
 class ConvNetwork(nn.Module):
-    """Convolutional residual network: (batch, inputs, H, W) -> (batch, 2·outputs, H, W).
+    """Convolutional residual network: (batch, inputs, H, W) -> (batch, per_output·outputs, H, W).
 
-    A 3 × 3 convolution, residual blocks of two of them with ELU, and a 1 × 1 convolution.
+    A 3 × 3 convolution, residual blocks of two of them with ELU, and a 1 × 1 convolution. `per_output` is the
+    number of parameters for each number that moves: two for an affine coupling.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, filters: int = 64, blocks: int = 8, *, weight_norm: bool = True
+        self,
+        inputs: int,
+        outputs: int,
+        filters: int = 64,
+        blocks: int = 8,
+        *,
+        weight_norm: bool = True,
+        per_output: int = 2,
     ) -> None:
         super().__init__()
         self.first = Conv(inputs, filters, 3, weight_norm=weight_norm)
         self.blocks = nn.ModuleList(_ResidualBlock(filters, weight_norm) for _ in range(blocks))
-        self.last = Conv(filters, 2 * outputs, 1, weight_norm=weight_norm, zero=True)
+        self.last = Conv(filters, per_output * outputs, 1, weight_norm=weight_norm, zero=True)
 
     def forward(self, x: Float[Tensor, "batch inputs h w"]) -> Float[Tensor, "batch outputs h w"]:  # noqa: D102
         if not x.is_cuda:  # on a GPU the compiler does this

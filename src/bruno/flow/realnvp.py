@@ -4,13 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from bruno.flow.bijection import Bijection, Chain, FactorOut, Flatten, Shape, Squeeze
-from bruno.flow.coupling import AffineCoupling, Channels, Checkerboard, OddEven, Partition
+from bruno.flow.coupling import (
+    AffineCoupling,
+    Channels,
+    Checkerboard,
+    Coupling,
+    OddEven,
+    Partition,
+    SplineCoupling,
+)
 from bruno.flow.networks import ConvNetwork, DenseNetwork
+from bruno.flow.spline import parameter_count
+
+
+@dataclass(frozen=True)
+class Splines:
+    """Which couplings of a Real NVP have a spline before their affine map, and its settings.
+
+    Attributes:
+        bins: bins of a spline.
+        interval: a spline is defined on [−interval, interval].
+        scales: number of scales of a convolutional model with splines, from the first; 0: all.
+        dense: also use splines in the dense couplings of a convolutional model.
+    """
+
+    bins: int = 8
+    interval: float = 5.0
+    scales: int = 0
+    dense: bool = False
+
+    def at_scale(self, scale: int) -> bool:
+        """Whether the convolutional couplings of a scale, counted from 0, have splines."""
+        return not self.scales or scale < self.scales
 
 
 class DenseRealNVP(Chain):
@@ -21,6 +52,7 @@ class DenseRealNVP(Chain):
         couplings: their number; none are made if a sample is a single number.
         units: hidden units of each of the two layers in a coupling.
         weight_norm: normalise the weights of the networks.
+        splines: settings of the splines in all couplings; None: affine couplings.
 
     >>> flow = DenseRealNVP((3,), couplings=2, units=4)
     >>> z, log_det = flow(torch.ones(5, 3))
@@ -31,11 +63,17 @@ class DenseRealNVP(Chain):
     """
 
     def __init__(
-        self, shape: Sequence[int], *, couplings: int = 6, units: int = 1024, weight_norm: bool = True
+        self,
+        shape: Sequence[int],
+        *,
+        couplings: int = 6,
+        units: int = 1024,
+        weight_norm: bool = True,
+        splines: Splines | None = None,
     ) -> None:
         dim = math.prod(shape)
         flatten = [Flatten(shape)] if len(shape) > 1 else []
-        super().__init__([*flatten, *_dense(dim, couplings if dim > 1 else 0, units, weight_norm)])
+        super().__init__([*flatten, *_dense(dim, couplings if dim > 1 else 0, units, weight_norm, splines)])
 
 
 class ConvRealNVP(Chain):
@@ -54,6 +92,7 @@ class ConvRealNVP(Chain):
         dense_units: hidden units of each of their two layers.
         squeeze_first: use the faster variant.
         weight_norm: normalise the weights of the networks.
+        splines: which couplings have splines; None: affine couplings.
     """
 
     def __init__(
@@ -67,6 +106,7 @@ class ConvRealNVP(Chain):
         dense_units: int = 1024,
         squeeze_first: bool = False,
         weight_norm: bool = True,
+        splines: Splines | None = None,
     ) -> None:
         if len(shape) != 3:
             raise ValueError(f"`shape` must be (channels, height, width); got {tuple(shape)}.")
@@ -78,44 +118,64 @@ class ConvRealNVP(Chain):
             steps.append(first)
             here = first.output_shape(here)
 
-        def coupling(partition: Partition, inside: Shape) -> Bijection:
+        def coupling(partition: Partition, inside: Shape, scales_left: int) -> Bijection:
             fixed, moved = (part.shape[1] for part in partition.split(torch.zeros(1, *inside)))
-            network = ConvNetwork(fixed, moved, filters, blocks, weight_norm=weight_norm)
-            return AffineCoupling(partition, network)
+            here = splines if splines and splines.at_scale(scales - scales_left) else None
+            network = ConvNetwork(
+                fixed, moved, filters, blocks, weight_norm=weight_norm, per_output=_per_output(here)
+            )
+            return _coupling(partition, network, here)
 
         steps.append(_scale(here, scales, coupling, squeeze_first))
         flat = steps[-1].output_shape(here)
         if len(flat) > 1:
             steps.append(Flatten(flat))
-        super().__init__([*steps, *_dense(math.prod(shape), dense_couplings, dense_units, weight_norm)])
+        on_top = splines if splines and splines.dense else None
+        dense = _dense(math.prod(shape), dense_couplings, dense_units, weight_norm, on_top)
+        super().__init__([*steps, *dense])
 
 
 def _scale(
-    shape: Shape, scales: int, coupling: Callable[[Partition, Shape], Bijection], by_channels: bool
+    shape: Shape, scales: int, coupling: Callable[[Partition, Shape, int], Bijection], by_channels: bool
 ) -> Bijection:
     """One scale of the convolutional model, with the scales below it inside the half that goes on."""
 
     def board(parity: int) -> Bijection:
         channels, height, width = shape
         if by_channels:
-            return coupling(Channels(channels, parity, diagonal=True), shape)
-        return coupling(Checkerboard(height, width, parity), shape)
+            return coupling(Channels(channels, parity, diagonal=True), shape, scales)
+        return coupling(Checkerboard(height, width, parity), shape, scales)
 
     if scales == 1:
         return Chain(board(i % 2) for i in range(4))
     squeeze = Squeeze()
     below = squeeze.output_shape(shape)
-    across = [coupling(Channels(below[0], i % 2), below) for i in range(3)]
+    across = [coupling(Channels(below[0], i % 2), below, scales) for i in range(3)]
     inner = _scale((below[0] // 2, *below[1:]), scales - 1, coupling, by_channels)
     return Chain([*(board(i % 2) for i in range(3)), squeeze, *across, FactorOut(inner, below)])
 
 
-def _dense(dim: int, couplings: int, units: int, weight_norm: bool) -> Iterator[Bijection]:
+def _dense(
+    dim: int, couplings: int, units: int, weight_norm: bool, splines: Splines | None
+) -> Iterator[Bijection]:
     """Fully connected couplings that alternately move odd and even numbers."""
     for i in range(couplings):
         partition, fixed = OddEven(dim, i % 2), (dim + 1 - i % 2) // 2
-        network = DenseNetwork(fixed, dim - fixed, units, weight_norm=weight_norm)
-        yield AffineCoupling(partition, network)
+        network = DenseNetwork(
+            fixed, dim - fixed, units, weight_norm=weight_norm, per_output=_per_output(splines)
+        )
+        yield _coupling(partition, network, splines)
+
+
+def _per_output(splines: Splines | None) -> int:
+    """Parameters for each number that moves: a log-scale, a shift, and those of its spline."""
+    return 2 + (parameter_count(splines.bins) if splines else 0)
+
+
+def _coupling(partition: Partition, network: nn.Module, splines: Splines | None) -> Coupling:
+    if splines is None:
+        return AffineCoupling(partition, network)
+    return SplineCoupling(partition, network, bins=splines.bins, interval=splines.interval)
 
 
 def set_network_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:
@@ -136,5 +196,5 @@ def set_compiled(module: nn.Module, compiled: bool) -> None:
         coupling.compiled = compiled
 
 
-def _couplings(module: nn.Module) -> list[AffineCoupling]:
-    return [m for m in module.modules() if isinstance(m, AffineCoupling)]
+def _couplings(module: nn.Module) -> list[Coupling]:
+    return [m for m in module.modules() if isinstance(m, Coupling)]
