@@ -31,9 +31,19 @@ def test_results_at_a_threshold_have_a_name_of_their_own(tiny):
     assert (values["threshold"], values["rotations"]) == (0.01, False)
 
 
+def test_decoys_can_be_rotations_of_the_query(tiny):
+    fewshot = ["fewshot", "run", "--trials", "2", "--shot", "1", "--rotated-decoys"]
+    assert "5-way 1-shot" in run(*fewshot, "--way", "5", "--rotations")  # of three digits
+    values = values_of("run", "few-shot-test-rotated-decoys")
+    assert (values["rotated_decoys"], values["bruno"][0]["episodes"]) == (True, 24)
+    run(*fewshot, "--rotations", "--no-noise")
+    assert values_of("run", "few-shot-test-rotated-decoys-without-noise")["rotated_decoys"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--no-rotations", "--rotated-decoys"], r"`rotated_decoys` .*rotations=False"),
         (["--way", "30"], r"`(ways|--way)` .*got 30"),
         (["--way", "1"], r"`--way` .*at least 2; got 1"),
         (["--shot", "0"], r"`--shot` .*at least 1; got 0"),

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -88,6 +89,52 @@ def test_characters_rotations_and_images_of_decoys_are_uniform(characters):
     for values, kinds in ((character, 6), (turn, 4), (image[character == 1], 9)):
         shares = torch.bincount(values, minlength=kinds).double() / len(values)
         torch.testing.assert_close(shares, torch.full_like(shares, 1 / kinds), rtol=0, atol=0.02)
+
+
+def test_rotated_decoys_are_all_other_rotated_classes_equally_often(characters):
+    """23 of them, of which 3 are rotations of the queried character."""
+    sampler = SetSampler(characters, rotations=True)
+    counts = torch.zeros(24, 24)
+    for seed in range(300):
+        query, support = draw_episodes(sampler, 4, 2, seeded(seed), rotated_decoys=True)
+        character, turn, _ = character_turn_and_image(sampler, support)
+        assert (character == character[..., :1]).all()
+        assert (turn == turn[..., :1]).all()
+        chosen = (turn * 6 + character)[..., 0]
+        assert chosen[:, 0].tolist() == list(range(24))  # the query's own class
+        assert not (support[:, 0] == query.unsqueeze(1)).any()
+        assert all(len(set(row)) == 4 for row in chosen.tolist())
+        counts.scatter_add_(1, chosen, torch.ones(24, 4))
+    assert (counts.diagonal() == 300).all()
+    others = counts[~torch.eye(24, dtype=torch.bool)] / 300
+    torch.testing.assert_close(others, torch.full_like(others, 3 / 23), rtol=0, atol=0.1)
+    turns = torch.cat([counts.diagonal(6 * k) for k in (1, 2, 3)]) / 300
+    assert turns.mean().item() == pytest.approx(3 / 23, abs=0.01)
+
+
+def test_rotated_decoys_allow_more_ways_than_characters(characters):
+    protocol = FewShotProtocol((24,), (1,), trials=2, rotations=True, rotated_decoys=True)
+    (result,) = measure_pixels(characters, protocol, generator=seeded())
+    assert (result.way, result.episodes) == (24, 48)
+    with pytest.raises(ValueError, match=r"`ways` .* 24.*; got 25"):
+        measure_pixels(characters, replace(protocol, ways=(25,)), generator=seeded())
+    assert replace(protocol, ways=(30,)).limited_to(characters).ways == (24,)
+
+
+def test_symmetric_characters_are_ambiguous_only_with_rotated_decoys():
+    """Every image looks the same in all rotations, so a rotated decoy of its class is a tie."""
+    images = torch.zeros(12, 1, 4, 4, dtype=torch.uint8)
+    images[:6, 0, 1:3, 1:3] = 200
+    images[6:] = 200 - images[:6]
+    symmetric = Examples(images, torch.arange(12) // 6, ("x", "y"))
+
+    def accuracy(**settings: bool) -> float:
+        protocol = FewShotProtocol((2,), (1,), trials=20, rotations=True, **settings)
+        (result,) = measure_pixels(symmetric, protocol, generator=seeded())
+        return result.accuracy
+
+    assert accuracy() == 1.0
+    assert accuracy(rotated_decoys=True) == pytest.approx(4 / 7, abs=0.15)  # 4 of 7 decoys differ
 
 
 def test_without_rotations_no_image_is_rotated(characters):
@@ -319,6 +366,7 @@ def test_results_are_in_the_order_of_the_settings(characters):
         ({"shots": (0,)}, r"`shots` .*1; got 0"),
         ({"shots": ()}, r"`shots` .*got none"),
         ({"trials": 1}, r"`trials` .*2; got 1"),
+        ({"rotated_decoys": True}, r"`rotated_decoys` .*`rotations`; got rotations=False"),
         ({"batch_size": 0}, r"`batch_size` .*1; got 0"),
     ],
 )

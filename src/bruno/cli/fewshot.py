@@ -27,6 +27,10 @@ def fewshot(
     rotations: Annotated[
         bool | None, typer.Option(help="Count rotated classes as classes; as in training by default.")
     ] = None,
+    rotated_decoys: Annotated[
+        bool,
+        typer.Option("--rotated-decoys", help="Other classes may be rotations of the query's class."),
+    ] = False,
 ) -> None:
     """Measure n-shot k-way accuracy, beside nearest neighbours in pixels or columns on the same episodes."""
     ways, shots = parse_numbers("--way", way) if way else None, parse_numbers("--shot", shot)
@@ -47,6 +51,7 @@ def fewshot(
             threshold=threshold,
             noise=noise,
             rotations=rotations,
+            rotated_decoys=rotated_decoys,
             seed=model.seed,
             progress=progress,
             **data.selection,

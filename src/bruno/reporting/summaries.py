@@ -86,6 +86,8 @@ def _(outcome: FewShotEvaluation) -> Result:
         variants[f"above-{protocol.threshold:g}"] = (
             f"dimensions with correlation above {protocol.threshold:g}"
         )
+    if protocol.rotated_decoys:
+        variants["rotated-decoys"] = "decoys may be rotations of the query's class"
     if not protocol.noise:
         variants["without-noise"] = "without noise"
     return Result(
@@ -94,6 +96,7 @@ def _(outcome: FewShotEvaluation) -> Result:
         {
             "split": data,
             "rotations": protocol.rotations,
+            "rotated_decoys": protocol.rotated_decoys,
             "threshold": protocol.threshold,
             "noise": protocol.noise,
             "bruno": [asdict(result) for result in found.model],

@@ -31,6 +31,9 @@ class FewShotProtocol:
         shots: numbers n of support images of each class.
         trials: every class is queried once in each; at least 2, to estimate a spread.
         rotations: every class counts four times, rotated by multiples of 90 degrees.
+        rotated_decoys: with rotations, draw the other classes of an episode from all rotated classes but the
+            query's own, as Prototypical Networks does; they may be rotations of the queried character or of
+            each other. Otherwise they are different characters.
         noise: dequantise with fresh noise in each trial; otherwise with ½, as in `classify`.
         threshold: use only latent dimensions whose correlation exceeds this.
         batch_size: images to encode at a time.
@@ -40,6 +43,7 @@ class FewShotProtocol:
     shots: tuple[int, ...] = (1, 5)
     trials: int = 20
     rotations: bool = False
+    rotated_decoys: bool = False
     noise: bool = True
     threshold: float | None = None
     batch_size: int = 1024
@@ -51,6 +55,8 @@ class FewShotProtocol:
                 raise ValueError(f"`{name}` must be at least one number; got none.")
             check_at_least(name, min(numbers), least)
             object.__setattr__(self, name, numbers)
+        if self.rotated_decoys and not self.rotations:
+            raise ValueError("`rotated_decoys` needs `rotations`; got rotations=False.")
         check_at_least("trials", self.trials, 2)
         check_at_least("batch_size", self.batch_size, 1)
 
@@ -61,7 +67,8 @@ class FewShotProtocol:
 
     def limited_to(self, examples: Examples) -> FewShotProtocol:
         """The same with ways and shots lowered to the classes and images that the examples have."""
-        most_ways, most_shots = max(2, len(examples.names)), max(1, int(examples.counts.min()) - 1)
+        classes = len(examples.names) * (4 if self.rotated_decoys else 1)
+        most_ways, most_shots = max(2, classes), max(1, int(examples.counts.min()) - 1)
         return replace(
             self,
             ways=tuple(dict.fromkeys(min(way, most_ways) for way in self.ways)),
@@ -238,23 +245,34 @@ class EpisodeIndices(NamedTuple):
     support: Int[Tensor, "episodes way shot"]
 
 
-def draw_episodes(sampler: SetSampler, way: int, shot: int, generator: Generator) -> EpisodeIndices:
-    """For each class, n supports and one query without repetition, and n supports of k − 1 other characters.
+def draw_episodes(
+    sampler: SetSampler, way: int, shot: int, generator: Generator, *, rotated_decoys: bool = False
+) -> EpisodeIndices:
+    """For each class, n supports and one query without repetition, and n supports of k − 1 decoy classes.
 
-    With rotations a character is four classes. A decoy is never a rotation of the queried character, nor of
-    another decoy, and each decoy has its own random rotation.
+    With rotations a character is four classes. By default a decoy is never a rotation of the queried
+    character, nor of another decoy, and each decoy has its own random rotation. With `rotated_decoys`, the
+    decoys are any other classes.
     """
-    characters, turns = len(sampler.counts), 4 if sampler.rotations else 1
-    own_character = torch.arange(characters).repeat(turns)
-    own_turn = torch.arange(turns).repeat_interleave(characters)
-    keys = torch.rand((len(own_character), characters), generator=generator)
-    keys.scatter_(1, own_character.unsqueeze(1), 2.0)  # above all other keys, so it is chosen first
-    chosen = keys.topk(way, 1).indices
-    turn = torch.randint(turns, chosen.shape, generator=generator)
-    turn[:, 0] = own_turn
-    images = sampler.distinct(chosen.flatten(), shot + 1, generator).view(*chosen.shape, shot + 1)
-    index = images + (turn * len(sampler.elements)).unsqueeze(-1)
+    own, characters = torch.arange(sampler.classes), len(sampler.counts)
+    if rotated_decoys:
+        classes = _choose(own, sampler.classes, way, generator)
+    else:
+        chosen = _choose(own % characters, characters, way, generator)
+        turn = torch.randint(sampler.classes // characters, chosen.shape, generator=generator)
+        turn[:, 0] = own // characters
+        classes = turn * characters + chosen
+    index = sampler.indices_of(classes.flatten(), shot + 1, generator).view(*classes.shape, shot + 1)
     return EpisodeIndices(index[:, 0, shot], index[:, :, :shot])
+
+
+def _choose(
+    first: Int[Tensor, " episodes"], count: int, way: int, generator: Generator
+) -> Int[Tensor, "episodes way"]:
+    """Different random numbers below `count` for each episode, the given one first."""
+    keys = torch.rand((len(first), count), generator=generator)
+    keys.scatter_(1, first.unsqueeze(1), 2.0)  # above all other keys
+    return keys.topk(way, 1).indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,15 +286,18 @@ class _Plan:
     @classmethod
     def of(cls, examples: Examples, protocol: FewShotProtocol, generator: Generator) -> _Plan:
         """The episodes of a seed; raises if the examples are too few for the protocol."""
-        if len(examples.names) < 2:
-            raise ValueError(
-                f"`examples` must have at least two classes to choose from; got {len(examples.names)}. "
-                "Rotations of one class are never in the same episode."
-            )
         sampler = SetSampler(examples, rotations=protocol.rotations)
-        classes, least = len(sampler.counts), sampler.min_count
+        classes, which = len(sampler.counts), "without rotations"
+        if protocol.rotated_decoys:
+            classes, which = sampler.classes, "with rotations"
+        if classes < 2:
+            raise ValueError(
+                f"`examples` must have at least two classes to choose from; got {classes}. Rotations of one "
+                "class are in the same episode only with `rotated_decoys`."
+            )
+        least = sampler.min_count
         for name, numbers, high, why in (
-            ("ways", protocol.ways, classes, "the number of classes without rotations"),
+            ("ways", protocol.ways, classes, f"the number of classes {which}"),
             ("shots", protocol.shots, least - 1, f"as a class has {least} images and one is the query"),
         ):
             if max(numbers) > high:
@@ -346,4 +367,8 @@ class _Plan:
     def _episodes(self, seed: int) -> list[EpisodeIndices]:
         """The episodes of one trial, for each setting."""
         generator = Generator().manual_seed(seed)
-        return [draw_episodes(self.sampler, way, shot, generator) for way, shot in self.protocol.settings]
+        rotated = self.protocol.rotated_decoys
+        return [
+            draw_episodes(self.sampler, way, shot, generator, rotated_decoys=rotated)
+            for way, shot in self.protocol.settings
+        ]

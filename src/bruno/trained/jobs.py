@@ -143,6 +143,7 @@ class Trained(DetectionJobs):
         shots: Sequence[int] = (1, 5),
         trials: int = 20,
         rotations: bool | None = None,
+        rotated_decoys: bool = False,
         noise: bool = True,
         threshold: float | None = None,
         split: str | None = None,
@@ -158,6 +159,8 @@ class Trained(DetectionJobs):
             shots: numbers n of support elements of each class.
             trials: every class is queried once in each.
             rotations: count rotated classes as classes; as in training by default.
+            rotated_decoys: the other classes of an episode may be rotations of the query's class, as
+                Prototypical Networks draws them.
             noise: dequantise with fresh noise, as the protocol does; otherwise with ½.
             threshold: use only latent dimensions whose correlation exceeds this.
             split: see the class.
@@ -173,6 +176,7 @@ class Trained(DetectionJobs):
             shots=tuple(shots),
             trials=trials,
             rotations=self.rotations if rotations is None else rotations,
+            rotated_decoys=rotated_decoys,
             noise=noise,
             threshold=threshold,
         )
