@@ -34,6 +34,7 @@ CHEAPER = {  # appended to a line that is run; the last of two equal options cou
     "anomaly watch": "--rate 0.1 --sets 10 --set-size 5",
     "anomaly batch": "--rate 0.1 --sets 10",
     "retrieve measure": "--queries 4",
+    "specks": "--samples 4",
     "inspect": "--sets 4",
 }
 

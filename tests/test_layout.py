@@ -28,8 +28,9 @@ LAYOUT = """
     bruno.training.trainer bruno.training.log bruno.training.checkpoints bruno.training.clock
     bruno.training.run bruno.training
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.few_shot
-    bruno.tasks.classification bruno.tasks.generation bruno.tasks.anomaly bruno.tasks.anomaly_benchmark
-    bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis bruno.tasks.stability bruno.tasks
+    bruno.tasks.classification bruno.tasks.generation bruno.tasks.specks bruno.tasks.anomaly
+    bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis
+    bruno.tasks.stability bruno.tasks
     bruno.reporting bruno.reporting.results bruno.reporting.images bruno.reporting.figure
     bruno.reporting.plots bruno.reporting.element_plots bruno.reporting.page
     bruno.devices bruno.recipe_data
@@ -40,7 +41,7 @@ LAYOUT = """
     bruno.cli bruno.cli.options bruno.cli.output
     bruno.cli.anomaly bruno.cli.classify bruno.cli.data bruno.cli.demo bruno.cli.evaluate bruno.cli.export
     bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect bruno.cli.presets bruno.cli.repeat bruno.cli.report
-    bruno.cli.retrieve bruno.cli.sample bruno.cli.study bruno.cli.train
+    bruno.cli.retrieve bruno.cli.sample bruno.cli.specks bruno.cli.study bruno.cli.train
     bruno.cli.main bruno.__main__
 """
 ORDER = LAYOUT.split()

@@ -417,7 +417,9 @@ class TestMistakes:
             with pytest.raises(ValueError, match=rf"`x` must be .*{message}"):
                 ask(x)
 
-    @pytest.mark.parametrize("x", [None, "image.png", {1: 2}, [None], [["a"]], object()], ids=lambda x: type(x).__name__)
+    @pytest.mark.parametrize(
+        "x", [None, "image.png", {1: 2}, [None], [["a"]], object()], ids=lambda x: type(x).__name__
+    )
     def test_a_wrong_type_is_a_type_error_that_names_the_argument(self, x):
         model = Bruno.from_config(MODELS["8×8"])
         prior = model.prior()

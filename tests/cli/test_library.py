@@ -29,6 +29,7 @@ CALLS = {
     "anomaly measure": (bruno.open, Trained.measure_anomaly),
     "retrieve search": (bruno.open, Trained.retrieve),
     "retrieve measure": (bruno.open, Trained.measure_retrieval),
+    "specks": (bruno.open, Trained.measure_specks),
     "inspect": (bruno.open, Trained.inspect),
     "study": (stability_study, bruno.data.load_examples),
     "report": (report,),

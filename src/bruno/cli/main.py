@@ -24,6 +24,7 @@ from bruno.cli import (
     report,
     retrieve,
     sample,
+    specks,
     study,
     train,
 )
@@ -76,6 +77,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
         "bruno retrieve search runs/omniglot --query my-examples --collection my-images --top 40",
     ),
     "retrieve measure": (retrieve.measure, "bruno retrieve measure runs/omniglot --shot 1,5"),
+    "specks": (specks.specks, "bruno specks runs/omniglot --samples 1000 --data-dir DIR"),
     "inspect": (inspect.inspect, "bruno inspect runs/omniglot --data-dir DIR"),
     "study": (study.study, "bruno study --data digits,fashion-mnist --data-dir DIR"),
     "report": (report.report, "bruno report runs/omniglot"),

@@ -40,11 +40,18 @@ from bruno.tasks.generation import SetSamples, SpreadByRepeats
 from bruno.tasks.retrieval import RetrievalQuality
 from bruno.tasks.stability import StabilityStudy
 from bruno.trained.detection import AnomalyEvaluation, BatchJudgement
-from bruno.trained.jobs import Evaluation, FewShotEvaluation, RetrievalEvaluation, Retrieved
+from bruno.trained.jobs import (
+    Evaluation,
+    FewShotEvaluation,
+    RetrievalEvaluation,
+    Retrieved,
+    SpeckEvaluation,
+)
 from bruno.trained.watch import Watch
 
 _LOWEST = 20  # scores of a batch in its table
 _ROWS = 10  # of a table of samples
+_SHOWN = 40  # samples in a picture of specks
 _QUERIES = 24  # in a picture of class probabilities
 _CLASSES = 5  # shown of each query
 
@@ -212,6 +219,38 @@ def _(outcome: SpreadByRepeats) -> Result:
         tuple((str(n), f"{v:.4f}") for n, v in zip(repeats, outcome.variance, strict=True)),
         "Top: the first image. Below: samples after it was seen that many times." * bool(samples.levels),
         picture,
+    )
+
+
+@summarise.register
+def _(outcome: SpeckEvaluation) -> Result:
+    found, data = outcome.result, outcome.data
+    first = found.with_speck.double().argsort(descending=True, stable=True)[:_SHOWN]
+    images = to_uint8(found.images[first], found.levels)
+    settings = f"given {found.given} image{'s' * (found.given != 1)} of a class"
+    if found.temperature != 1:
+        settings += f", at temperature {found.temperature:g}"
+    return Result(
+        f"specks-{data}",
+        f"Specks in samples, on {data}",
+        {
+            "split": data,
+            "share": found.share,
+            "error": found.error,
+            "samples": found.samples,
+            "given": found.given,
+            "temperature": found.temperature,
+            "data_share": found.data_share,
+            "data_images": found.data_images,
+        },
+        ("", "with specks %", "images"),
+        (
+            ("samples", f"{100 * found.share:.1f} ± {100 * found.error:.1f}", f"{found.samples:,}"),
+            (data, f"{100 * found.data_share:.1f}", f"{found.data_images:,}"),
+        ),
+        f"A speck is an isolated dot of one or two bright pixels. Samples {settings}; ± standard error. "
+        f"In the picture: {len(images)} samples, those with specks first.",
+        png(grid(images, 10, padding=1, background=BACKGROUND)),
     )
 
 

@@ -52,6 +52,7 @@ from bruno.tasks.retrieval import (
     open_index,
     rank,
 )
+from bruno.tasks.specks import SpeckResult, has_speck, measure_specks
 from bruno.tasks.stability import Curve, Variant, stability_study
 
 # Grouped by task.
@@ -62,8 +63,11 @@ __all__ = [  # noqa: RUF022
     "measure_bits_per_dim",
     # generation
     "SetSamples",
+    "SpeckResult",
     "SpreadByRepeats",
     "draw_samples",
+    "has_speck",
+    "measure_specks",
     "prior_samples",
     "samples_by_prefix",
     "spread_by_repeats",

@@ -36,6 +36,7 @@ from bruno.tasks.generation import (
     spread_by_repeats,
 )
 from bruno.tasks.retrieval import RetrievalResult, measure_retrieval, open_index, rank
+from bruno.tasks.specks import SpeckResult, measure_specks
 from bruno.trained.data import Source
 from bruno.trained.detection import DetectionJobs, available_set_size
 
@@ -61,6 +62,14 @@ class FewShotEvaluation:
 
     data: str
     comparison: FewShotComparison
+
+
+@dataclass(frozen=True)
+class SpeckEvaluation:
+    """The share of samples with a speck, and the name of the data they were conditioned on."""
+
+    data: str
+    result: SpeckResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,6 +309,42 @@ class Trained(DetectionJobs):
         posterior = self.model.condition(x)
         drawn = draw_samples(posterior, samples, generator=generator, temperature=temperature)
         return SetSamples(x, (given,), replace(drawn, x=drawn.x.unsqueeze(1)))
+
+    def measure_specks(
+        self,
+        *,
+        samples: int = 1000,
+        given: int = 5,
+        temperature: float = 1.0,
+        split: str | None = None,
+        data: str | None = None,
+        invert: bool | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> SpeckEvaluation:
+        """Share of samples with an isolated dot of one or two pixels, beside that of the data.
+
+        Args:
+            samples: drawn, each of a random set of one class.
+            given: images to condition each sample on.
+            temperature: below 1, samples are closer to the mean of the latents.
+            split: see the class.
+            data: see the class.
+            invert: see the class.
+            seed: of the sets and the samples.
+            progress: called as progress(done, total).
+        """
+        selected = self._select(split, data, invert)
+        found = measure_specks(
+            self.model,
+            selected.examples,
+            samples=samples,
+            given=given,
+            temperature=temperature,
+            generator=self._generator(seed),
+            progress=progress,
+        )
+        return SpeckEvaluation(selected.name, found)
 
     def _sets(
         self,

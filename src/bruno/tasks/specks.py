@@ -1,0 +1,131 @@
+"""Specks: the share of samples with an isolated dot, which drawings hardly ever have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Integer
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from bruno.arrays import NumpyResult
+from bruno.config import check_at_least
+from bruno.data import Examples
+from bruno.data.sampling import SetSampler
+from bruno.model import Bruno, Posterior
+from bruno.process import Evidence
+from bruno.tasks.generation import draw_samples
+from bruno.tasks.metrics import mean_and_error
+from bruno.tasks.progress import Progress
+
+_BRIGHT = 64  # of 255: brighter pixels are ink
+
+
+@dataclass(frozen=True, eq=False)
+class SpeckResult(NumpyResult):
+    """The share of images with a speck, among samples and in the data.
+
+    Attributes:
+        share: fraction of the samples with a speck.
+        error: standard error of `share`.
+        samples: number of samples, each of another random set.
+        given: number of images of a class that each sample was conditioned on.
+        temperature: of the samples.
+        data_share: fraction of the images of the data with a speck.
+        data_images: number of these images.
+        images: the samples, (samples, *shape), as integers.
+        with_speck: which of the samples have a speck, (samples,).
+        levels: of the pixels.
+    """
+
+    share: float
+    error: float
+    samples: int
+    given: int
+    temperature: float
+    data_share: float
+    data_images: int
+    images: Tensor
+    with_speck: Tensor
+    levels: int
+
+
+@torch.no_grad()
+def measure_specks(
+    model: Bruno,
+    examples: Examples,
+    *,
+    samples: int = 1000,
+    given: int = 5,
+    temperature: float = 1.0,
+    generator: Generator,
+    progress: Progress | None = None,
+    batch_size: int = 64,
+) -> SpeckResult:
+    """Share of samples with a speck, each given random images of one random class, and that of the data.
+
+    The given images are dequantised with ½, as in `samples_by_prefix`.
+
+    Args:
+        model: of images with bright ink on a dark background; on the device to compute on.
+        examples: classes of images, preferably unseen in training.
+        samples: number of samples; at least 2, to estimate a standard error.
+        given: number of images to condition a sample on.
+        temperature: below 1, samples are closer to the mean of the latents.
+        generator: of the sets and the samples; on the device of the model.
+        progress: called as progress(done, total), in samples.
+        batch_size: samples to draw at a time.
+    """
+    if not model.kind.is_images:
+        raise ValueError(f"`model` must be a model of images; got one of {model.kind.plural}.")
+    check_at_least("samples", samples, 2)
+    check_at_least("batch_size", batch_size, 1)
+    sampler = SetSampler(examples, device=model.device)
+    sampler.check_set_size(given, "given")
+    parts: list[Tensor] = []
+    for begin in range(0, samples, batch_size):
+        count = min(batch_size, samples - begin)
+        posterior = Posterior(model, Evidence.of(model.latents(sampler.sets(count, given, generator))))
+        drawn = draw_samples(posterior, 1, generator=generator, temperature=temperature)
+        parts.append(drawn.images.squeeze(1))
+        if progress:
+            progress(begin + count, samples)
+    images = torch.cat(parts)
+    with_speck = has_speck(images, model.levels)
+    share, error = mean_and_error(with_speck.double())
+    in_data = has_speck(examples.elements, examples.levels)
+    return SpeckResult(
+        share.item(),
+        error.item(),
+        samples,
+        given,
+        temperature,
+        in_data.double().mean().item(),
+        len(in_data),
+        images,
+        with_speck,
+        model.levels,
+    )
+
+
+def has_speck(
+    images: Integer[Tensor, "*batch channels height width"], levels: int = 256
+) -> Bool[Tensor, "*batch"]:
+    """Whether an image has a connected component of one or two bright pixels, 8-connected.
+
+    A pixel is bright if some channel exceeds 64 of 255, a quarter of the range. It is a component of one if
+    no other pixel of its 3 × 3 patch is bright. Two pixels are a component if the patch of each has just
+    these two.
+    """
+    bright = (images > _BRIGHT * (levels - 1) // 255).any(-3, keepdim=True)
+    bright = bright.reshape(-1, *bright.shape[-3:]).float()
+    around = _patch_sum(bright)
+    one_neighbour = bright * (around == 2)
+    specks = bright * (around == 1) + one_neighbour * (_patch_sum(one_neighbour) == 2)
+    return (specks > 0).flatten(1).any(1).reshape(images.shape[:-3])
+
+
+def _patch_sum(x: Tensor) -> Tensor:
+    """Sum over the 3 × 3 patch of each pixel."""
+    return F.conv2d(x, torch.ones(1, 1, 3, 3, device=x.device), padding=1).round()
