@@ -77,7 +77,7 @@ def test_anything_that_numpy_can_read_is_read():
         (np.array(["2020"], dtype="M8[Y]"), "ndarray of datetime64"),
         (Image.new("L", (2, 2)), "<PIL"),
     ],
-    ids=repr,
+    ids=lambda x: type(x).__name__,
 )
 def test_other_types_are_rejected_by_name(wrong, given):
     with pytest.raises(TypeError, match=f"`support` must .*got {given}"):

@@ -189,7 +189,7 @@ def test_arrays_and_lists_are_observations():
 
 @pytest.mark.usefixtures("without_shape_checks")
 class TestMistakes:
-    @pytest.mark.parametrize("wrong", [None, "z", {}, [None]], ids=repr)
+    @pytest.mark.parametrize("wrong", [None, "z", {}, [None]], ids=lambda x: type(x).__name__)
     def test_a_wrong_type_is_a_type_error_that_names_the_argument(self, wrong):
         evidence = Evidence.of(observations())
         for ask in (Evidence.of, Evidence.prefixes, evidence.add, evidence.remove):

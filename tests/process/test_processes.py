@@ -314,7 +314,7 @@ def test_arrays_and_lists_are_observations(name):
 @every_process
 @pytest.mark.usefixtures("without_shape_checks")
 class TestMistakes:
-    @pytest.mark.parametrize("wrong", ["z", {}, [None]], ids=repr)
+    @pytest.mark.parametrize("wrong", ["z", {}, [None]], ids=lambda x: type(x).__name__)
     def test_a_wrong_type_is_a_type_error_that_names_the_argument(self, name, wrong):
         process, z = PROCESSES[name](3), torch.zeros(2, 3)
         for density in ("step_log_prob", "log_prob", "joint_log_prob", "leave_one_out_log_prob"):
