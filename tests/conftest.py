@@ -57,3 +57,16 @@ def without_shape_checks():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+# Whole commands and whole training runs.
+END_TO_END = {"test_docs.py", "test_fit.py", "test_pretrained.py", "test_trained.py"}
+END_TO_END |= {"test_run.py", "test_checkpoints.py", "test_clock.py"}
+
+
+def pytest_collection_modifyitems(items):
+    """Mark end-to-end tests, and those that need a trained model, as slow."""
+    for item in items:
+        end_to_end = item.path.name in END_TO_END or item.path.parent.name == "cli"
+        if end_to_end or {"digits_run", "digits_model"} & set(item.fixturenames):
+            item.add_marker(pytest.mark.slow)

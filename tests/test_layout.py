@@ -95,6 +95,7 @@ def test_torch_is_imported_only_to_compute(command):
     assert not modules & {"torch", "numpy", "matplotlib", "sklearn", "PIL"}
 
 
+@pytest.mark.slow
 def test_optional_packages_are_imported_only_where_they_are_used():
     optional = "{'matplotlib', 'sklearn', 'pooch', 'pyarrow', 'jinja2', 'typer', 'rich', 'scipy'}"
     code = "import bruno.reporting.summaries, sys; print(sys.modules.keys() & " + optional + ")"

@@ -32,6 +32,7 @@ def spinning():
 """
 
 
+@pytest.mark.slow
 @needs_two_cores
 def test_waits_are_short_though_torch_was_imported_first():
     script = f"""

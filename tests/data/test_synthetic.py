@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 
 from bruno.data import load_examples
@@ -40,6 +41,7 @@ def test_drawings_are_closest_to_those_of_the_same_character():
     assert own.mean() < within
 
 
+@pytest.mark.slow
 def test_drawn_is_a_named_dataset():
     assert len(load_examples("drawn", "all").names) == 40
     seen, unseen = (set(load_examples("drawn", split).names) for split in ("trainval", "test"))

@@ -148,6 +148,7 @@ def test_a_report_that_cannot_be_written_raises(folder):
             report(folder, out)
 
 
+@pytest.mark.slow
 def test_importing_reporting_imports_no_drawing_library():
     code = f"""
 import importlib, sys, types

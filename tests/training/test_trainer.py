@@ -25,6 +25,7 @@ def fresh(config: ModelConfig = TINY) -> Bruno:
     return Bruno.from_config(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["student-t", "gaussian"])
 @pytest.mark.parametrize("optimiser", ["adamw", "adam", "rmsprop"])
 def test_training_lowers_bits_per_dim(sampler, process, optimiser):
@@ -163,6 +164,7 @@ def test_columns_are_standardised_by_all_rows_not_by_the_first_batch():
     torch.testing.assert_close(model.preprocessing.deviation, rows.double().std(0, correction=0))
 
 
+@pytest.mark.slow
 def test_training_on_rows_of_a_table_lowers_bits_per_dim_and_finds_correlation():
     common = torch.randn(30, 1, 4)
     rows = (5 + common + 0.3 * torch.randn(30, 10, 4)).flatten(0, 1)
@@ -192,6 +194,7 @@ def test_invalid_settings_are_errors(values, message):
         from_dict(TrainConfig, values)
 
 
+@pytest.mark.slow
 def test_train_steps_leaves_the_averaged_weights_in_the_model(sampler):
     config = TrainConfig(steps=12, batch=4, set_size=4, ema=0.9)
     model, plain = fresh(), fresh()
