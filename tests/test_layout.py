@@ -34,10 +34,13 @@ LAYOUT = """
     bruno.reporting bruno.reporting.results bruno.reporting.images bruno.reporting.figure
     bruno.reporting.plots bruno.reporting.element_plots bruno.reporting.page
     bruno.devices bruno.recipe_data
-    bruno.trained.data bruno.trained.watch bruno.trained.detection bruno.trained.jobs bruno.trained.files
-    bruno.trained
+    bruno.trained.data bruno.trained.evaluation bruno.trained.generation bruno.trained.classification
+    bruno.trained.watch bruno.trained.detection bruno.trained.retrieval bruno.trained.jobs
+    bruno.trained.files bruno.trained
     bruno.fit
-    bruno.reporting.summaries
+    bruno.reporting.summaries.base bruno.reporting.summaries.evaluation bruno.reporting.summaries.generation
+    bruno.reporting.summaries.classification bruno.reporting.summaries.detection
+    bruno.reporting.summaries.retrieval bruno.reporting.summaries.analysis bruno.reporting.summaries
     bruno.cli bruno.cli.options bruno.cli.output
     bruno.cli.anomaly bruno.cli.classify bruno.cli.data bruno.cli.demo bruno.cli.evaluate bruno.cli.export
     bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect bruno.cli.presets bruno.cli.repeat bruno.cli.report

@@ -294,36 +294,31 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         values = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: is not TOML: {error}.") from error
-    return override(Recipe, values, overrides)
+    for name, value in parse_settings(overrides).items():
+        values[name] = values.get(name, {}) | value if isinstance(value, dict) else value
+    return from_dict(Recipe, values)
 
 
-def override(cls: type[T], values: dict[str, Any], settings: Sequence[str]) -> T:
-    """A config from nested dictionaries, changed by ``section.key=value`` settings."""
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """Nested settings from ``section.key=value`` as a person types it; a word needs no quotes.
+
+    >>> parse_settings(["train.steps=50", "flow.kind=dense"])
+    {'train': {'steps': 50}, 'flow': {'kind': 'dense'}}
+    """
+    nested: dict[str, Any] = {}
     for setting in settings:
-        _set(values, setting)
-    return from_dict(cls, values)
-
-
-def named(settings: Sequence[str], *keys: str) -> bool:
-    """Whether any of these keys is set by ``section.key=value`` settings."""
-    return any(setting.partition("=")[0].strip() in keys for setting in settings)
-
-
-def _set(values: dict[str, Any], setting: str) -> None:
-    """Apply ``train.steps=50``; a word needs no quotes."""
-    key, equals, text = setting.partition("=")
-    *path, last = key.strip().split(".")
-    rule = "`--set` must be key=value, as train.steps=500"
-    if not equals or not last:
-        raise ValueError(f"{rule}; got {setting!r}.")
-    for name in path:
-        values = values.setdefault(name, {})
-        if not isinstance(values, dict):
-            raise ValueError(f"{rule}; got {setting!r}, but {name} is not a section.")
-    try:
-        values[last] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        values[last] = text.strip()
+        key, equals, text = setting.partition("=")
+        *path, last = key.strip().split(".")
+        section = nested
+        for name in path:
+            section = section.setdefault(name, {})
+        if not equals or not last or len(path) > 1 or not isinstance(section, dict):
+            raise ValueError(f"`--set` must be section.key=value, as train.steps=500; got {setting!r}.")
+        try:
+            section[last] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            section[last] = text.strip()
+    return nested
 
 
 def from_dict(cls: type[T], values: dict[str, Any]) -> T:

@@ -141,7 +141,7 @@ def test_the_state_is_written_before_the_picture_is_drawn(in_digits, tmp_path, m
     def impatient(*arguments, **keywords):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bruno.reporting.summaries.score_timeline", impatient)
+    monkeypatch.setattr("bruno.reporting.summaries.detection.score_timeline", impatient)
     run(*WATCH, "queries/5", "--threshold", "0", "--state", tmp_path / "state", code=130)
     assert posterior_in(tmp_path / "state").evidence.count == ELEMENTS
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 import bruno
+from bruno.config import parse_settings
 
 if TYPE_CHECKING:
     from bruno.trained import Trained
@@ -169,24 +169,6 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
         ]
     )
     return flat
-
-
-def parse_settings(settings: list[str]) -> dict[str, Any]:
-    """Nested settings from ``section.key=value`` as a person types it: a word needs no quotes."""
-    nested: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        *path, last = key.strip().split(".")
-        section = nested
-        for name in path:
-            section = section.setdefault(name, {})
-        if not equals or not last or len(path) > 1 or not isinstance(section, dict):
-            raise ValueError(f"`--set` takes section.key=value, as train.steps=500; got {setting!r}.")
-        try:
-            section[last] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            section[last] = text.strip()
-    return nested
 
 
 def parse_numbers(option: str, text: str) -> tuple[int, ...]:

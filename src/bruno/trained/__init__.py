@@ -2,8 +2,9 @@
 
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.trained.data import Elements
+from bruno.trained.evaluation import Evaluation
 from bruno.trained.files import export, open, results_folder
-from bruno.trained.jobs import Evaluation, Trained
+from bruno.trained.jobs import Trained
 from bruno.trained.watch import Watch
 
 __all__ = [

@@ -282,3 +282,16 @@ def warn_of_unreadable(reader: ElementReader) -> None:
         warnings.warn(
             f"skipped {len(reader.skipped)} that could not be read, first {reader.skipped[0]}.", stacklevel=3
         )
+
+
+def available_set_size(examples: Examples, wanted: int, least: int = 1) -> int:
+    """The set size wanted, or that of the smallest class if it has fewer elements."""
+    smallest = int(examples.counts.min())
+    name = examples.names[int(examples.counts.argmin())]
+    if smallest < least:
+        raise ValueError(
+            f"`data` must have at least {least} elements in every class; {name!r} has {smallest}. Remove it."
+        )
+    if smallest < wanted:
+        _log.info("set size %d instead of %d: class %r has %d elements", smallest, wanted, name, smallest)
+    return min(wanted, smallest)

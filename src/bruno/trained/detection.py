@@ -25,7 +25,7 @@ from bruno.tasks.anomaly import (
 )
 from bruno.tasks.anomaly_benchmark import Contamination, measure_anomaly
 from bruno.tasks.progress import Progress
-from bruno.trained.data import Source, TrainedData
+from bruno.trained.data import Source, TrainedData, available_set_size
 from bruno.trained.watch import Watch
 
 _log = logging.getLogger(__name__)
@@ -250,16 +250,3 @@ class DetectionJobs(TrainedData):
         if self.model.kind.is_images:
             return -math.inf
         return density_floor(self.model, SetSampler(clean, device=self.device), generator=generator)
-
-
-def available_set_size(examples: Examples, wanted: int, least: int = 1) -> int:
-    """The set size wanted, or that of the smallest class if it has fewer elements."""
-    smallest = int(examples.counts.min())
-    name = examples.names[int(examples.counts.argmin())]
-    if smallest < least:
-        raise ValueError(
-            f"`data` must have at least {least} elements in every class; {name!r} has {smallest}. Remove it."
-        )
-    if smallest < wanted:
-        _log.info("set size %d instead of %d: class %r has %d elements", smallest, wanted, name, smallest)
-    return min(wanted, smallest)

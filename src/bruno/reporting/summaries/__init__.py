@@ -1,0 +1,9 @@
+"""What the jobs of a trained model found, as results with a table, a note and a picture."""
+
+# Importing a module registers its summaries.
+from bruno.reporting.summaries import analysis, classification, evaluation, retrieval  # noqa: F401
+from bruno.reporting.summaries.base import summarise
+from bruno.reporting.summaries.detection import verdict
+from bruno.reporting.summaries.generation import class_samples_picture
+
+__all__ = ["class_samples_picture", "summarise", "verdict"]

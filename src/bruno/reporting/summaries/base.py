@@ -1,0 +1,21 @@
+"""`summarise`: the result of a job, with a table, a note and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatch
+from typing import Any
+
+from bruno.reporting.results import Result
+
+
+@singledispatch
+def summarise(outcome: Any) -> Result:
+    """The result of a job, ready to be written and shown."""
+    raise TypeError(f"`outcome` must be the result of a job; got {type(outcome).__name__}.")
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """File names without their folders, if they stay different."""
+    short = [name.rsplit("/", 1)[-1] for name in names]
+    return short if len(set(short)) == len(set(names)) else list(names)

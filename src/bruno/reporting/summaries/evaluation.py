@@ -1,0 +1,122 @@
+"""Summaries of evaluations: bits/dim, few-shot accuracy, fine-tuning."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from bruno.fit import FineTuningComparison
+from bruno.reporting.plots import (
+    Measured,
+    accuracy_bars,
+    line_plot,
+)
+from bruno.reporting.results import Result
+from bruno.reporting.summaries.base import summarise
+from bruno.tasks.evaluation import BitsPerDim
+from bruno.tasks.few_shot import FewShotResult
+from bruno.trained.evaluation import Evaluation, FewShotEvaluation
+
+
+@summarise.register
+def _(outcome: Evaluation) -> Result:
+    bits = outcome.bits
+    rows = [(str(i), f"{value:.4f}") for i, value in enumerate(bits.by_position, start=1)]
+    return Result(
+        f"bits-{outcome.data}",
+        f"Bits/dim on {outcome.data}, by position in the set",
+        {"split": outcome.data, **asdict(bits)},
+        ("position", "bits/dim"),
+        (*rows, ("mean", with_error(bits))),
+        f"{bits.sets} sets{'; ± standard error' * (bits.error is not None)}.",
+        line_plot(
+            {outcome.data: (range(1, len(bits.by_position) + 1), bits.by_position)},
+            "position in the set",
+            "bits/dim",
+        ),
+    )
+
+
+@summarise.register
+def _(outcome: FewShotEvaluation) -> Result:
+    found, data = outcome.comparison, outcome.data
+    protocol, baseline = found.protocol, f"nearest {found.features}"
+    variants = {}  # suffix of the file name: words in the title
+    if protocol.threshold is not None:
+        variants[f"above-{protocol.threshold:g}"] = (
+            f"dimensions with correlation above {protocol.threshold:g}"
+        )
+    if protocol.rotated_decoys:
+        variants["rotated-decoys"] = "decoys may be rotations of the query's class"
+    if not protocol.noise:
+        variants["without-noise"] = "without noise"
+    return Result(
+        "-".join(["few-shot", data, *variants]),
+        ", ".join([f"Few-shot classification on {data}", *variants.values()]),
+        {
+            "split": data,
+            "rotations": protocol.rotations,
+            "rotated_decoys": protocol.rotated_decoys,
+            "threshold": protocol.threshold,
+            "noise": protocol.noise,
+            "bruno": [asdict(result) for result in found.model],
+            found.features: [asdict(result) for result in found.baseline],
+        },
+        ("", "accuracy %", f"{baseline} %", "chance %", "episodes"),
+        tuple(
+            (_setting(a), _per_cent(a), _per_cent(b), f"{100 / a.way:.1f}", f"{a.episodes:,}")
+            for a, b in zip(found.model, found.baseline, strict=True)
+        ),
+        f"Mean of {protocol.trials} trials ± standard deviation; in the picture ± standard error.",
+        few_shot_bars({"BRUNO": found.model, baseline: found.baseline}),
+    )
+
+
+@summarise.register
+def _(outcome: FineTuningComparison) -> Result:
+    columns = [
+        {"bits/dim": with_error(bits)}
+        | {f"{_setting(r)}, %": _per_cent(r) for r in outcome.few_shot.get(name, ())}
+        for name, bits in outcome.bits.items()
+    ]
+    note = (
+        f"Bits/dim ± standard error. Accuracy: mean of {outcome.trials} trials ± standard deviation over "
+        "trials; in the picture ± standard error."
+    )
+    return Result(
+        f"finetuning-{outcome.split}",
+        f"Before and after fine-tuning, on {outcome.split}",
+        {
+            name: {
+                "bits_per_dim": asdict(bits),
+                "few_shot": [asdict(result) for result in outcome.few_shot.get(name, ())],
+            }
+            for name, bits in outcome.bits.items()
+        },
+        ("", *outcome.bits),
+        tuple((name, *(column[name] for column in columns)) for name in columns[0]),
+        note if outcome.few_shot else "Too few held-out classes, or elements of each, to measure accuracy.",
+        few_shot_bars(outcome.few_shot) if outcome.few_shot else b"",
+    )
+
+
+def few_shot_bars(results: dict[str, tuple[FewShotResult, ...]]) -> bytes:
+    """Accuracies of several methods at the same settings, ± standard error, and chance."""
+    first = next(iter(results.values()))
+    return accuracy_bars(
+        [_setting(result) for result in first],
+        {name: [Measured(r.accuracy, r.error) for r in found] for name, found in results.items()},
+        [1 / result.way for result in first],
+    )
+
+
+def with_error(bits: BitsPerDim) -> str:
+    """Mean bits/dim, with the standard error if there is one."""
+    return f"{bits.mean:.4f}" + ("" if bits.error is None else f" ± {bits.error:.4f}")
+
+
+def _setting(result: FewShotResult) -> str:
+    return f"{result.way}-way {result.shot}-shot"
+
+
+def _per_cent(result: FewShotResult) -> str:
+    return f"{100 * result.accuracy:.1f} ± {100 * result.spread:.1f}"

@@ -1,0 +1,96 @@
+"""Classification of user elements into user classes by a trained model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bruno.data.archives import is_hidden
+from bruno.recipe_data import is_path
+from bruno.tasks.classification import Classification, classify, fit_temperature
+from bruno.tasks.few_shot import FewShotProtocol
+from bruno.trained.data import Source, TrainedData
+
+_log = logging.getLogger(__name__)
+
+_CALIBRATION_EPISODES = 600  # at least, to fit a temperature to
+
+
+class ClassificationJobs(TrainedData):
+    """The classification job of a trained model."""
+
+    def classify(
+        self,
+        queries: Source,
+        support: str | Path | Mapping[str, Source],
+        *,
+        prior: Sequence[float] | None = None,
+        temperature: float | None = 1.0,
+        data: str | None = None,
+        invert: bool | None = None,
+        skip_bad: bool = False,
+        seed: int = 0,
+    ) -> Classification:
+        """Probabilities of your own classes for your own elements, given a few examples of each class.
+
+        Args:
+            queries: what to classify: files, folders, arrays.
+            support: examples of each class by its name, or a folder of class folders, or a CSV.
+            prior: probability of each class, in any unit; uniform by default.
+            temperature: divides the log-probabilities; None to fit it on classes that training has not seen.
+            data: fit the temperature on this instead of the model's own data.
+            invert: turn dark ink into bright ink; as in training by default.
+            skip_bad: skip files that cannot be read.
+            seed: of the episodes that the temperature is fitted on.
+        """
+        reading: dict[str, Any] = {"invert": invert, "skip_bad": skip_bad}
+        sets = self._support(support, reading)
+        if len(sets) < 2:
+            raise ValueError(f"`support` must have at least two classes; got {len(sets)}.")
+        x, names = self.read(queries, **reading)
+        if temperature is None:
+            temperature = self._fitted_temperature(sets, data, invert, seed)
+        return classify(self.model, sets, x, names=names, prior=prior, temperature=temperature)
+
+    def _support(
+        self, support: str | Path | Mapping[str, Source], reading: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        if isinstance(support, Mapping):
+            return {str(name): self.read(some, **reading).x for name, some in support.items()}
+        path = Path(support)
+        if path.is_file():
+            examples = self._select(None, str(path), reading["invert"]).examples
+            return {name: examples.elements[examples.labels == i] for i, name in enumerate(examples.names)}
+        inside = sorted(path.iterdir()) if path.is_dir() else []
+        folders = [folder for folder in inside if folder.is_dir() and not is_hidden(folder.name)]
+        if len(folders) < 2:
+            found = f"has {len(folders)}" if path.exists() else "does not exist"
+            raise ValueError(f"`support` must be a folder of at least two class folders; {path} {found}.")
+        return {folder.name: self.read(folder, **reading).x for folder in folders}
+
+    def _fitted_temperature(
+        self, sets: dict[str, Tensor], data: str | None, invert: bool | None, seed: int
+    ) -> float:
+        """The temperature for as many classes and examples of each as the support has."""
+        unseen = None if is_path(data) else self.unseen
+        examples = self._select(unseen, data, invert if is_path(data) else None, min_classes=2).examples
+        rotated = len(examples.names) * (4 if self.rotations else 1)
+        protocol = FewShotProtocol(
+            ways=(len(sets),),
+            shots=(min(map(len, sets.values())),),
+            trials=max(2, _CALIBRATION_EPISODES // rotated),
+            rotations=self.rotations,
+        ).limited_to(examples)
+        found = fit_temperature(self.model, examples, protocol, generator=torch.Generator().manual_seed(seed))
+        _log.info(
+            "temperature %.2f, from %d episodes with %d mistakes",
+            found.temperature,
+            found.episodes,
+            found.mistakes,
+        )
+        return found.temperature

@@ -1,0 +1,145 @@
+"""How well a trained model does on data: bits/dim, few-shot accuracy, and analyses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bruno.data import SetSampler
+from bruno.tasks import Progress
+from bruno.tasks.analysis import Inspection, inspect_model
+from bruno.tasks.evaluation import BitsPerDim, default_sets_per_class, measure_bits_per_dim
+from bruno.tasks.few_shot import FewShotComparison, FewShotProtocol, compare_few_shot
+from bruno.trained.data import TrainedData, available_set_size
+
+_SET_SIZE = 20  # of sets to measure on
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Bits/dim, and the name of the data they were measured on."""
+
+    data: str
+    bits: BitsPerDim
+
+
+@dataclass(frozen=True)
+class FewShotEvaluation:
+    """Few-shot accuracy, and the name of the data it was measured on."""
+
+    data: str
+    comparison: FewShotComparison
+
+
+class EvaluationJobs(TrainedData):
+    """The evaluations of a trained model; see `Trained` for `split`, `data` and `invert`."""
+
+    def evaluate(
+        self,
+        *,
+        sets: int | None = None,
+        set_size: int = _SET_SIZE,
+        split: str | None = None,
+        data: str | None = None,
+        invert: bool | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> Evaluation:
+        """Bits/dim on sets of one class each, without rotations.
+
+        Args:
+            sets: number of random sets; by default every class is measured equally often.
+            set_size: elements in a set; fewer if the smallest class has fewer.
+            split: see `Trained`, also for `data` and `invert`.
+            data: see `split`.
+            invert: see `split`.
+            seed: of the sets and the noise.
+            progress: called as progress(done, total).
+        """
+        selected = self._select(split, data, invert)
+        bits = measure_bits_per_dim(
+            self.model,
+            SetSampler(selected.examples, device=self.device),
+            sets=sets,
+            sets_per_class=default_sets_per_class(len(selected.examples.names)),
+            set_size=available_set_size(selected.examples, set_size),
+            generator=self._generator(seed),
+            progress=progress,
+        )
+        return Evaluation(selected.name, bits)
+
+    def few_shot(
+        self,
+        *,
+        ways: Sequence[int] | None = None,
+        shots: Sequence[int] = (1, 5),
+        trials: int = 20,
+        rotations: bool | None = None,
+        rotated_decoys: bool = False,
+        noise: bool = True,
+        threshold: float | None = None,
+        split: str | None = None,
+        data: str | None = None,
+        invert: bool | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> FewShotEvaluation:
+        """n-shot k-way accuracy, beside nearest neighbours in pixels or columns on the same episodes.
+
+        Args:
+            ways: numbers k of classes; 5 and 20 by default, or all classes if there are fewer.
+            shots: numbers n of support elements of each class.
+            trials: every class is queried once in each.
+            rotations: count rotated classes as classes; as in training by default.
+            rotated_decoys: the other classes of an episode may be rotations of the query's class, as
+                Prototypical Networks draws them.
+            noise: dequantise with fresh noise, as the protocol does; otherwise with ½.
+            threshold: use only latent dimensions whose correlation exceeds this.
+            split: see `Trained`, also for `data` and `invert`.
+            data: see `split`.
+            invert: see `split`.
+            seed: of the episodes and the noise.
+            progress: called as progress(done, total).
+        """
+        selected = self._select(split, data, invert, min_classes=2)
+        classes = len(selected.examples.names)
+        protocol = FewShotProtocol(
+            ways=tuple(sorted({min(5, classes), min(20, classes)})) if ways is None else tuple(ways),
+            shots=tuple(shots),
+            trials=trials,
+            rotations=self.rotations if rotations is None else rotations,
+            rotated_decoys=rotated_decoys,
+            noise=noise,
+            threshold=threshold,
+        )
+        found = compare_few_shot(
+            self.model,
+            selected.examples,
+            protocol,
+            generator=torch.Generator().manual_seed(seed),
+            progress=progress,
+        )
+        return FewShotEvaluation(selected.name, found)
+
+    def inspect(
+        self,
+        *,
+        sets: int = 200,
+        split: str | None = None,
+        data: str | None = None,
+        invert: bool | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> Inspection:
+        """Correlations, degrees of freedom, and gain from conditioning by position, on random sets."""
+        sampler = SetSampler(self._select(split, data, invert).examples, device=self.device)
+        return inspect_model(
+            self.model,
+            sampler,
+            sets=sets,
+            set_size=min(_SET_SIZE, sampler.min_count),
+            generator=self._generator(seed),
+            progress=progress,
+        )

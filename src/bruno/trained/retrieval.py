@@ -1,0 +1,110 @@
+"""Ranking of a collection by a trained model, and how well that works."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bruno.arrays import NumpyResult
+from bruno.kinds import Kind
+from bruno.tasks import Progress
+from bruno.tasks.retrieval import RetrievalResult, measure_retrieval, open_index, rank
+from bruno.trained.data import Source, TrainedData
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieved(NumpyResult):
+    """The best elements of a collection for a query, the best first.
+
+    Attributes:
+        query: the examples, (n, *shape).
+        names: of the elements found.
+        scores: log p(x | query) − log p(x) of each, in nats.
+        found: the elements, (top, *shape); None for rows.
+        collection: number of elements that were ranked.
+        kind: of the elements.
+    """
+
+    query: Tensor
+    names: tuple[str, ...]
+    scores: tuple[float, ...]
+    found: Tensor | None
+    collection: int
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class RetrievalEvaluation:
+    """How well the rest of a class is found, and the name of the data it was measured on."""
+
+    data: str
+    results: tuple[RetrievalResult, ...]
+
+
+class RetrievalJobs(TrainedData):
+    """The retrieval jobs of a trained model; see `Trained` for `split`, `data` and `invert`."""
+
+    def retrieve(
+        self,
+        query: Source,
+        collection: str | Path,
+        *,
+        index: str | Path | None = None,
+        top: int = 40,
+        invert: bool | None = None,
+        skip_bad: bool = False,
+        progress: Progress | None = None,
+    ) -> Retrieved:
+        """Rank a collection, encoded once, by log p(x | query) − log p(x).
+
+        Args:
+            query: examples of what to look for: files, folders, arrays.
+            collection: a folder of images, or a CSV.
+            index: file for the encoded collection; by default beside it.
+            top: number of elements to return.
+            invert: turn dark ink into bright ink; as in training by default.
+            skip_bad: skip files that cannot be read.
+            progress: called as progress(done, total).
+        """
+        examples = self.read(query, invert=invert, skip_bad=skip_bad).x
+        reader = self.reader(invert=invert, skip_bad=skip_bad)
+        encoded, encoded_now = open_index(
+            self.model, reader, collection, index, familiarity=self.familiarity, progress=progress
+        )
+        ranking = rank(encoded, self.model, examples.to(self.device))
+        best = ranking.order[:top].tolist()
+        names, found = tuple(encoded.names[i] for i in best), None
+        if self.model.kind.is_images:
+            found = torch.stack([element.x for element in reader.read(names)])
+            if not encoded_now:  # otherwise all of the collection was checked
+                self.warn_if_unfamiliar(found, what="the images found are")
+        scores = tuple(ranking.scores[best].tolist())
+        return Retrieved(examples, names, scores, found, len(encoded), self.model.kind)
+
+    def measure_retrieval(
+        self,
+        *,
+        shots: Sequence[int] = (1, 5),
+        queries: int = 200,
+        split: str | None = None,
+        data: str | None = None,
+        invert: bool | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> RetrievalEvaluation:
+        """Mean average precision of finding the rest of a class, beside distances of pixels and latents."""
+        selected = self._select(split, data, invert, min_classes=2)
+        found = measure_retrieval(
+            self.model,
+            selected.examples,
+            queries=queries,
+            shots=shots,
+            rotations=self.rotations,
+            generator=torch.Generator().manual_seed(seed),
+            progress=progress,
+        )
+        return RetrievalEvaluation(selected.name, found)
