@@ -7,16 +7,12 @@ from typing import Annotated
 
 import typer
 
+from bruno.cli.options import ModelName
 from bruno.cli.output import console
 
 
 def export(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A run folder, a model file, or the name of a pretrained model."
-        ),
-    ],
+    model: ModelName,
     out: Annotated[Path, typer.Argument(help="The file to write.")],
     half: Annotated[bool, typer.Option("--half", help="Store the weights in half precision.")] = False,
     checkpoint: Annotated[str, typer.Option(help="Of a run: last, or best on validation.")] = "last",

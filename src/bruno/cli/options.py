@@ -28,6 +28,13 @@ DataDir = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:NUMBER, or auto for a GPU if there is one.")]
 Seed = Annotated[int, typer.Option(help="The seed of all random numbers.", min=0, max=2**63 - 1)]
+Invert = Annotated[
+    bool | None,
+    typer.Option(
+        "--invert/--no-invert",
+        help="Your images: turn dark ink on bright paper into bright ink; as in training by default.",
+    ),
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip what cannot be read.")]
 Temperature = Annotated[float, typer.Option(help="Below 1, samples are closer to the mean of the latents.")]
 Settings = Annotated[
@@ -42,12 +49,7 @@ Settings = Annotated[
 class ModelOptions:
     """Which model, and where to compute."""
 
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A run folder, a model file, or the name of a pretrained model."
-        ),
-    ]
+    model: ModelName
     checkpoint: Annotated[str, typer.Option(help="Of a run: last, or best on validation.")] = "last"
     data_dir: DataDir = None
     device: Device = "auto"
@@ -69,13 +71,7 @@ class DataOptions:
     split: Annotated[
         str | None, typer.Option(help="train, validation, trainval, all, or test (the default).")
     ] = None
-    invert: Annotated[
-        bool | None,
-        typer.Option(
-            "--invert/--no-invert",
-            help="Your images: turn dark ink on bright paper into bright ink; as in training by default.",
-        ),
-    ] = None
+    invert: Invert = None
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -87,13 +83,7 @@ class DataOptions:
 class ReadingOptions:
     """How to read the user's own files."""
 
-    invert: Annotated[
-        bool | None,
-        typer.Option(
-            "--invert/--no-invert",
-            help="Your images: turn dark ink on bright paper into bright ink; as in training by default.",
-        ),
-    ] = None
+    invert: Invert = None
     skip_bad: SkipBad = False
 
     @property
@@ -107,7 +97,9 @@ class RunOptions:
     """How a run is trained."""
 
     settings: Settings = None
-    out: Annotated[Path | None, typer.Option(help="The run folder; by default runs/PRESET.")] = None
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; by default named after the preset or model.")
+    ] = None
     steps: Annotated[int | None, typer.Option(help="Number of steps; by default the recipe's.")] = None
     minutes: Annotated[
         float | None, typer.Option(help="Duration instead: the schedule is planned to end on time.")

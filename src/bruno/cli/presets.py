@@ -16,12 +16,14 @@ def presets(
         str | None, typer.Argument(help="A preset or a TOML file: show all its settings.")
     ] = None,
 ) -> None:
-    """List the recipes that come with the package, or all settings of one, as --set takes them."""
+    """List the recipes that come with the package, or all settings of one with their descriptions."""
     from bruno import config
 
     if name is not None:
+        descriptions = config.describe()
         for key, value in config.flat(config.to_dict(config.load_recipe(name))).items():
-            console.print(f"{key}={json.dumps(value)}", highlight=False, soft_wrap=True)
+            line = f"{key}={json.dumps(value)}"
+            console.print(f"{line:<36} # {descriptions[key]}", highlight=False, soft_wrap=True)
         return
     table = Table("preset", "description")
     for preset, title in config.presets().items():

@@ -7,16 +7,12 @@ from typing import Annotated
 
 import typer
 
+from bruno.cli.options import ModelName
 from bruno.cli.output import console
 
 
 def report(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A run folder, a model file, or the name of a pretrained model."
-        ),
-    ],
+    model: ModelName,
     out: Annotated[
         Path | None, typer.Option(help="The page; by default report.html beside the results.")
     ] = None,
