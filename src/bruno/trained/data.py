@@ -196,14 +196,7 @@ class TrainedData:
         examples = examples.with_levels(self.model.levels)
         if is_path(data):
             self.warn_if_unfamiliar(examples.elements)
-        name = (
-            split
-            if data is None
-            else Path(data).stem
-            if is_path(data) or data == "drawn"
-            else f"{data}-{split}"
-        )
-        return Selection(examples, name)
+        return Selection(examples, _data_name(data, split))
 
     @cached_property
     def _recipe_data(self) -> RecipeData:
@@ -263,7 +256,7 @@ class TrainedData:
 
 
 def _data_name(data: str | None, split: str) -> str:
-    """What results are called after: the split of the model's own data, or other data."""
+    """The name of results: the split of the model's own data, or other data."""
     if data is None:
         return split
     return Path(data).stem if is_path(data) or data == "drawn" else f"{data}-{split}"
