@@ -198,7 +198,7 @@ def test_consecutive_couplings_move_complementary_parts(shape, flow):
 
 
 def test_the_default_flow_has_the_couplings_of_the_paper():
-    """Three checkerboards, three by channels, four checkerboards at half the size; six dense ones on all."""
+    """Three checkerboard and three channel couplings, four checkerboards at half the size, six dense ones."""
     flow = ConvRealNVP((1, 28, 28), blocks=1, filters=4, dense_units=8)
     kinds = [type(m.partition) for m in flow.modules() if isinstance(m, Coupling)]
     assert kinds == [Checkerboard] * 3 + [Channels] * 3 + [Checkerboard] * 4 + [OddEven] * 6

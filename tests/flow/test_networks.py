@@ -100,7 +100,7 @@ def test_samples_and_log_dets_stay_float32_when_networks_do_not():
     assert torch.equal(flow(x)[0], exact)
 
 
-def test_recomputing_changes_memory_and_nothing_else():
+def test_recomputing_changes_only_memory_use():
     flow = ConvRealNVP((1, 8, 8), filters=4, blocks=1, dense_units=8)
     for p in flow.parameters():
         p.data.add_(0.1 * torch.randn_like(p))
@@ -119,7 +119,7 @@ def test_recomputing_changes_memory_and_nothing_else():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
-def test_compiling_changes_speed_and_nothing_else():
+def test_compiling_changes_only_speed():
     coupling = AffineCoupling(OddEven(4, 0), DenseNetwork(2, 2, 4))
     for p in coupling.parameters():
         p.data.add_(0.1 * torch.randn_like(p))

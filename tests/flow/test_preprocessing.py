@@ -55,7 +55,7 @@ def test_both_ends_of_the_range_are_finite_and_invertible(pixels):
     assert not astray.any()
 
 
-def test_both_tails_keep_their_digits_in_float32(pixels):
+def test_both_tails_are_accurate_in_float32(pixels):
     x = torch.tensor([[1e-4, 0.01, 128.0, 255.99, 256 - 1e-4]])
     z, log_det = pixels(x)
     exact, exact_det = pixels(x.double())
@@ -96,7 +96,7 @@ def test_an_unseen_level_keeps_some_probability():
     assert pixels.shares[255] == pytest.approx(0.01 / 256)
     assert pixels.shares.sum() == pytest.approx(1)
     shares = pixels.shares.clone()
-    assert torch.equal(pixels.fit(255 - drawings(10)).shares, shares)  # a second call changes nothing
+    assert torch.equal(pixels.fit(255 - drawings(10)).shares, shares)  # a second call has no effect
     assert set(pixels.state_dict()) == {"shares", "fitted"}
 
 
@@ -135,7 +135,7 @@ def test_unix_times_keep_their_minutes():
     assert len(y.float().unique()) == 1000
 
 
-def test_extreme_values_are_clamped_to_where_squares_are_finite():
+def test_extreme_values_are_clamped_so_that_squares_are_finite():
     standardise = Standardise((2,)).fit(torch.randn(50, 2))
     y, _ = standardise(torch.tensor([[3e38, -3e38], [1e5, 0.0]]))
     assert y[0].tolist() == [1e9, -1e9]

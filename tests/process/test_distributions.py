@@ -66,7 +66,7 @@ def test_extreme_samples_are_finite(monkeypatch):
 
 
 @pytest.mark.parametrize("dof", [2.01, 3.0, 30.0, 1e3, 1e6, 1e8])
-def test_density_keeps_its_digits_in_float32(dof):
+def test_density_is_accurate_in_float32(dof):
     distribution = StudentT(torch.tensor(dof), 0.3, 0.8)
     x = torch.linspace(-30, 30, 61)
     nu, loc, scale = (float(t) for t in (distribution.df, distribution.loc, distribution.scale))

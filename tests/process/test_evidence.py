@@ -85,13 +85,13 @@ def test_each_prefix_is_the_evidence_of_the_elements_before():
         assert_same(prefixes[:, n], Evidence.of(z[:, :n]))
 
 
-def test_an_outlier_costs_the_prefix_before_it_no_digits():
+def test_an_outlier_does_not_affect_the_accuracy_of_the_prefix_before_it():
     z = torch.tensor([[1.0], [1.001], [1e8]])
     before = Evidence.prefixes(z)[2]
     torch.testing.assert_close(before.scatter, Evidence.of(z[:2]).scatter, rtol=1e-3, atol=0)
 
 
-def test_a_large_offset_costs_no_digits():
+def test_a_large_offset_costs_no_precision():
     """The textbook Σz² − n·z̄² gives a negative scatter here."""
     z = observations(dtype=torch.float32) * 1e-3 + 1000
     exact = Evidence.of(z.double())
@@ -131,7 +131,7 @@ def test_is_immutable():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_is_float64_whatever_the_data(dtype):
+def test_is_float64_for_data_of_any_type(dtype):
     z = observations().to(dtype)
     evidence = Evidence.of(z)
     assert evidence.mean.dtype == evidence.scatter.dtype == torch.float64
@@ -140,7 +140,7 @@ def test_is_float64_whatever_the_data(dtype):
 
 @pytest.mark.parametrize("n", [1, 2, 20, 1000])
 def test_everything_can_be_removed_one_by_one(n):
-    """In float32 the last ones would be rejected: rounding errors would be larger than they are."""
+    """In float32 the last ones would be rejected: rounding errors would exceed them."""
     z = observations(n=n, dim=20, dtype=torch.float32)
     evidence = Evidence.of(z)
     for i, x in enumerate(z[:-1], start=1):
@@ -206,7 +206,7 @@ class TestMistakes:
 
     @pytest.mark.parametrize("left", [0, 1, 2, 5])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_removing_what_was_never_added_is_rejected(self, left, dtype):
+    def test_removing_observations_that_were_never_added_is_rejected(self, left, dtype):
         z = observations(dtype=dtype)
         foreign = z[: 9 - left] + 30 * torch.randn(3, dtype=dtype)
         with pytest.raises(ValueError, match="observations that were added before"):

@@ -1,4 +1,4 @@
-"""float32 against 50 digits: no parameters and data cost more than the last few bits."""
+"""float32 against 50 digits: errors are a few last bits for all parameters and data."""
 
 import copy
 
@@ -24,7 +24,7 @@ DATA = {
 @pytest.mark.slow
 @pytest.mark.parametrize("correlation", [0.0, 0.1, 0.9, 0.9999])
 @pytest.mark.parametrize("dof", [2.01, 3.0, 30.0, 1e3, 1e6, 1e8])
-def test_steps_keep_their_digits(dof, correlation):
+def test_steps_are_accurate(dof, correlation):
     process = StudentTProcess(1, dof=dof, correlation=correlation)
     process.requires_grad_(False)
     effective = copy.deepcopy(process).double()  # the same parameters in float64
@@ -36,10 +36,10 @@ def test_steps_keep_their_digits(dof, correlation):
         exact = torch.tensor(step_log_prob_to_50_digits(*parameters, sequence), dtype=torch.double)
         error = (row - exact).abs() / (1 + exact.abs())
         worst = int(error.argmax())
-        assert error[worst] < TOLERANCE, f"{kind}, step {worst}: {row[worst]} where {exact[worst]} is right"
+        assert error[worst] < TOLERANCE, f"{kind}, step {worst}: {row[worst]}, exact {exact[worst]}"
 
 
-def test_the_papers_recurrence_loses_digits_that_ours_keeps():
+def test_steps_are_accurate_where_the_papers_recurrence_is_not():
     """beta in float32 at n = 500, c = 0.999: the paper's recurrence even loses the sign."""
     process = StudentTProcess(1, correlation=0.999)
     z = 3 + 0.003 * torch.randn(500, 1)
@@ -64,7 +64,7 @@ def test_finite_input_never_gives_nan(name, scale):
         assert not getattr(process, method)(z).isnan().any(), method
 
 
-def test_a_common_offset_costs_no_digits_across_blocks(monkeypatch):
+def test_a_common_offset_costs_no_precision_across_blocks(monkeypatch):
     monkeypatch.setattr("bruno.process.step_density._NUMBERS_IN_A_BLOCK", 100)
     process = StudentTProcess(1, correlation=0.9999)
     z = 3 + 0.01 * torch.randn(1000, 1)
@@ -74,7 +74,7 @@ def test_a_common_offset_costs_no_digits_across_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("dof", [2.1, 30.0, 1e3, 1e4])
-def test_gradients_keep_their_digits(dof):
+def test_gradients_are_accurate(dof):
     """The gradient of dof must not be computed as the small difference of large terms."""
     process = StudentTProcess(3, dof=dof, correlation=[0.01, 0.5, 0.99])
     wide = copy.deepcopy(process).double()

@@ -90,7 +90,7 @@ class TestLaws:
             alone = process.predictive(others).log_prob(z[:, i]).sum(-1)
             torch.testing.assert_close(process.leave_one_out_log_prob(z, evidence)[:, i], alone)
 
-    def test_an_outlier_costs_leave_one_out_no_digits(self, name):
+    def test_an_outlier_costs_leave_one_out_no_precision(self, name):
         process = PROCESSES[name](1, correlation=0.9)
         z = torch.tensor([[0.1], [0.1001], [0.0999], [1e6]])
         exact = process.double().leave_one_out_log_prob(z.double())
@@ -172,7 +172,7 @@ class TestGradients:
         (grad,) = torch.autograd.grad(getattr(process, method)(z).sum(), z, create_graph=True)
         assert grad.requires_grad
 
-    def test_a_second_backward_pass_gives_the_same(self, name):
+    def test_a_second_backward_pass_gives_the_same_gradients(self, name):
         process, z = varied(name), sets(2).requires_grad_()
         loss = process.step_log_prob(z).square().sum()
         first = torch.autograd.grad(loss, z, retain_graph=True)
@@ -206,7 +206,7 @@ class TestParameters:
         assert torch.equal(other.mean, process.mean)
 
     @pytest.mark.parametrize("far", [-1e4, -100.0, -20.0, 20.0, 100.0, 1e4])
-    def test_are_valid_whatever_the_optimiser_does(self, name, far):
+    def test_are_valid_after_any_optimiser_step(self, name, far):
         process = PROCESSES[name](2)
         for parameter in process.parameters():
             parameter.data.fill_(far)
@@ -239,7 +239,7 @@ class TestParameters:
         assert process.correlation[1] < 0.1
 
 
-def test_defaults_are_the_papers():
+def test_defaults_are_those_of_the_paper():
     process = StudentTProcess(4)
     torch.testing.assert_close(process.dof, torch.full((4,), 1000.0))
     torch.testing.assert_close(process.variance, torch.ones(4))
@@ -297,7 +297,7 @@ def test_autocast_does_not_lower_the_precision(name):
 
 
 @pytest.mark.slow
-def test_torch_compile_gives_the_same():
+def test_torch_compile_gives_the_same_result():
     script = Path(__file__).with_name("compiled.py")
     subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
 
@@ -407,7 +407,7 @@ def test_a_float64_process_is_saved_and_copied(name):
 
 
 @every_process
-def test_large_evidence_costs_the_joint_density_no_digits(name):
+def test_large_evidence_costs_the_joint_density_no_precision(name):
     process = PROCESSES[name](100)
     evidence, z = Evidence.of(torch.randn(100_000, 100)), torch.randn(5, 100)
     steps = process.step_log_prob(z, evidence).sum()
@@ -420,7 +420,7 @@ def test_a_process_needs_a_dimension():
 
 
 @every_process
-def test_torch_func_transforms_give_the_same(name):
+def test_torch_func_transforms_give_the_same_result(name):
     process, z = varied(name), sets(3)
     plain = process.step_log_prob(z)
     torch.testing.assert_close(torch.vmap(process.step_log_prob)(z), plain)

@@ -32,7 +32,7 @@ class Partition(nn.Module):
 
 
 class Checkerboard(Partition):
-    """The squares of one colour stay, the others move; both parts keep the size of the image."""
+    """Squares of one colour stay, the others move; both parts keep the size of the image."""
 
     mask: Tensor
 
@@ -216,11 +216,11 @@ class SplineCoupling(Coupling):
 
 @cache
 def _compiled_forward() -> Callable[[Coupling, Tensor], Transformed]:
-    """One compiled function for all couplings, with one variant for each kind and shape.
+    """The compiled function of all couplings, with one variant for each kind and shape.
 
-    There are more variants than the eight after which the compiler silently gives up by default. Channels go
-    last in memory, which the compiler would not choose for this few channels: cuDNN needs them there, and
-    otherwise spends a third of the time on rearranging them.
+    Raises the compiler's limit of eight variants, beyond which it silently gives up. Keeps channels last in
+    memory, which the compiler would not choose for so few channels: otherwise cuDNN spends a third of the
+    time on rearranging them.
     """
     import torch._dynamo  # takes a second to import, and only training on a GPU needs it
 

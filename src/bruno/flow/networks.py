@@ -16,8 +16,8 @@ MEMORY_FORMAT = torch.channels_last  # up to 10 % faster on a CPU
 class WeightNormed(nn.Module):
     """A layer whose weight is magnitude · direction/|direction|, with one magnitude per output.
 
-    Equivalent to torch's parametrisation, which gives each layer its own class, so that the compiler could
-    not share compiled code between networks of one shape. Without weight norm the weight is the direction.
+    Equivalent to torch's parametrisation. That one gives each layer its own class, which keeps the compiler
+    from sharing code between networks of the same shape. Without weight norm the weight is the direction.
     """
 
     direction: nn.Parameter
@@ -74,7 +74,7 @@ class Conv(WeightNormed):
         return F.conv2d(x, self.weight, self.bias, padding=self.padding)
 
     def _forward_aligned(self, x: Tensor) -> Tensor:
-        """The same, computed with outputs padded to a multiple of 8.
+        """The same convolution, computed with outputs padded to a multiple of 8.
 
         A 1 × 1 convolution in half precision becomes a matrix product. The gradient of a weight with 4 rows
         takes 1.4 ms on an H200, with 8 rows 0.03 ms.
@@ -153,7 +153,7 @@ class _ResidualBlock(nn.Module):
 def initialise(module: nn.Module, run: Callable[[], Any]) -> None:
     """Data-dependent initialisation (Salimans & Kingma 2016) of every weight-normalised layer, once.
 
-    Calls `run`, which has to pass data through the module. Each layer is scaled and shifted, in the order in
+    Calls `run`, which must pass data through the module. Each layer is scaled and shifted, in the order in
     which the data reach it, so that its outputs have mean 0 and variance 1 over these data. A buffer that is
     saved with the weights records that a layer is initialised, so a second call changes nothing, even after
     the model was saved and loaded.

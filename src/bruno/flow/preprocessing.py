@@ -49,19 +49,19 @@ class Pixels(Bijection):
         """Numbers clamped to [0, levels), and the mask of those that were outside by more than the margin."""
         top = math.nextafter(self.levels, 0) if x.dtype == torch.double else self.levels * (1 - 2**-24)
         inside = x.nan_to_num(0.0).clamp(0, top)
-        # Within α of an end, a number is where the map ends and counts as inside.
+        # The map extends beyond the data by α at each end; numbers in this margin count as inside.
         margin = 2 * self.alpha / self._thinnest_end()
         return inside, ~((x >= -margin) & (x <= self.levels + margin))
 
     def _thinnest_end(self) -> float | Tensor:
-        """The fraction of the range that the first or the last level takes, whichever is less."""
+        """The fraction of the range that the first or the last level covers, whichever is smaller."""
         return 1 / self.levels
 
 
 class Logit(Pixels):
     """The map of the paper: logit(α + (1 − 2α)·x/levels).
 
-    Both tails are computed from their own end, since 1 − p loses its digits near 1.
+    Both tails are computed from their own end, since 1 − p loses precision near p = 1.
     """
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
@@ -88,7 +88,7 @@ class Gaussianise(Pixels):
     most of the normal. A logit maps its noise to a one-sided tail and a linear scale to a thin slab, neither
     of which affine couplings can make normal: that costs up to 0.6 bits for every such pixel.
 
-    Computed in double precision, in which 1 − p keeps its digits for any useful α.
+    Computed in double precision, in which 1 − p is accurate for any useful α.
     """
 
     shares: Tensor
@@ -100,7 +100,7 @@ class Gaussianise(Pixels):
         self.register_buffer("fitted", torch.tensor(False))
 
     def fit(self, x: Tensor) -> Gaussianise:
-        """Estimate the distribution from pixels, once; 1 % is spread evenly over all levels, seen or not."""
+        """Estimate the distribution from pixels, once; 1 % is spread evenly over all levels."""
         if self.fitted:
             return self
         counts = quantise(x, self.levels).flatten().long().bincount(minlength=self.levels).double()
@@ -136,8 +136,8 @@ class Gaussianise(Pixels):
 class Standardise(Bijection):
     """Real data with mean 0 and standard deviation 1 in each column: (x − mean)/deviation, learnt by `fit`.
 
-    In double precision: float32 loses the minutes of a Unix time. Values beyond 1e9 standard deviations, as
-    placeholders for missing ones, are clamped there, since their squares would overflow.
+    In double precision: float32 cannot resolve the minutes of a Unix time. Values beyond 1e9 standard
+    deviations, such as placeholders for missing ones, are clamped: their squares would overflow.
     """
 
     mean: Tensor
@@ -167,7 +167,7 @@ class Standardise(Bijection):
         return z * self.deviation + self.mean, -self._log_det(z)
 
     def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers with those that overflowed replaced by the mean, and the mask of these."""
+        """Numbers with overflowed ones replaced by the mean, and the mask of those."""
         astray = ~torch.isfinite(x)
         return torch.where(astray, self.mean, x), astray
 

@@ -49,7 +49,7 @@ class DenseRealNVP(Chain):
 
     Args:
         shape: shape of a sample; anything but a vector is flattened.
-        couplings: their number; none are made if a sample is a single number.
+        couplings: number of couplings; a sample of a single number gets none.
         units: hidden units of each of the two layers in a coupling.
         weight_norm: normalise the weights of the networks.
         splines: settings of the splines in all couplings; None: affine couplings.
@@ -138,7 +138,7 @@ class ConvRealNVP(Chain):
 def _scale(
     shape: Shape, scales: int, coupling: Callable[[Partition, Shape, int], Bijection], by_channels: bool
 ) -> Bijection:
-    """One scale of the convolutional model, with the scales below it inside the half that goes on."""
+    """One scale of the convolutional model, with the later scales in the half that is kept."""
 
     def board(parity: int) -> Bijection:
         channels, height, width = shape

@@ -1,4 +1,4 @@
-"""Checks of what the functions of the process are given, with errors that say how to comply."""
+"""Checks of the arguments of the process, with errors that say how to fix them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def check_observations(
 
 
 def check_type(name: str, value: Any, wanted: type) -> None:
-    """`value` is an instance of a class of this package."""
+    """Raise unless `value` is an instance of a class of this package."""
     if not isinstance(value, wanted):
         raise TypeError(f"`{name}` must be of type {wanted.__name__}; got {type(value).__name__}.")
 
 
 def check_finite(z: Tensor, name: str) -> Tensor:
-    """`z` has no NaN and no infinity.
+    """Raise if `z` has NaN or infinity.
 
     Reading the values waits for the device, so the check is skipped while a graph is compiled or captured.
     """
@@ -60,7 +60,7 @@ def is_traced() -> bool:
 
 
 def check_devices(reference: Tensor, /, **others: Tensor) -> None:
-    """All tensors live on the device of the reference."""
+    """Raise unless all tensors are on the device of the reference."""
     for name, other in others.items():
         if other.device != reference.device:
             raise ValueError(
@@ -70,5 +70,5 @@ def check_devices(reference: Tensor, /, **others: Tensor) -> None:
 
 
 def widened(z: Tensor) -> Tensor:
-    """`z`, in float32 if it is bfloat16 or float16: those are too short for sums of squares."""
+    """`z`, converted to float32 if it is bfloat16 or float16, which are too short for sums of squares."""
     return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z

@@ -22,7 +22,7 @@ class Parameters(NamedTuple):
 
     mean: Tensor  # m0
     r: Tensor  # covariance of two elements
-    e: Tensor  # variance of an element, less r
+    e: Tensor  # variance of an element, minus r
     excess: Tensor | None = None  # ν − 2, more accurate near 0 than ν; None if Gaussian
 
 
@@ -53,7 +53,7 @@ def coefficients_for(
     if excess is None:
         constant = -0.5 * (2 * math.pi * k).log() @ weight
     else:
-        # ½ log A comes in two parts, ½ log(ν − 2) here and ½ log(A/(ν − 2)) with the data.
+        # ½ log A is split in two: ½ log(ν − 2) here and ½ log(A/(ν − 2)) with the data.
         volume = (math.pi * excess.detach() * k).log() @ weight
         constant = _log_gamma_half_steps(2 + excess, seen, weight) - 0.5 * volume
     return Coefficients(r / w[..., :-1, :], k.rsqrt().to(dtype), constant.to(dtype))

@@ -16,7 +16,7 @@ _SERIES_FROM = 1e3
 
 
 def log_gamma_half_step(x: Tensor) -> Tensor:
-    """g(x) = log Γ(x + ½) − log Γ(x) for x > 0, in float64, without cancelling the digits of large x.
+    """g(x) = log Γ(x + ½) − log Γ(x) for x > 0, in float64, without cancellation at large x.
 
     With u = x − ¼ the series of g has even powers only: g = log(u)/2 + 1/(64 u²) − 5/(2048 u⁴) + …
     """
@@ -103,13 +103,13 @@ class StudentT(td.StudentT):
         return normaliser.to(density.dtype) - self.scale.log() - density
 
     def rsample(self, sample_shape: Sequence[int] = Size(), *, generator: Generator | None = None) -> Tensor:
-        """Bailey's polar method with no rejection (appendix D of the paper, less its stray 1/r).
+        """Bailey's polar method with no rejection (appendix D of the paper, without its stray 1/r).
 
         With a, b uniform on (0, 1), r = max(a, b) and α = 2π min(a, b)/r::
 
             t = cos(α) · sqrt(ν · (r^(−4/ν) − 1))
 
-        is Student-t with ν degrees of freedom; `expm1` keeps its digits when ν is large.
+        is Student-t with ν degrees of freedom; `expm1` keeps it accurate when ν is large.
         """
         shape = self._extended_shape(Size(sample_shape))
         a, b = _open_uniform((2, *shape), self.loc, generator)
@@ -141,7 +141,7 @@ class Normal(td.Normal):
 def _open_uniform(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
     """Uniform on (0, 1): an exact 0 from `torch.rand` would make a sample infinite.
 
-    It is replaced by a number within the interval it stands for, which is 2^-24 wide in float32.
+    A 0 is replaced by a number within the interval that it represents, which is 2^-24 wide in float32.
     """
     uniform = torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
     return uniform.clamp(min=torch.finfo(like.dtype).eps / 4)

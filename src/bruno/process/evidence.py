@@ -13,8 +13,8 @@ from torch import Tensor
 from bruno.arrays import Arrays, as_tensor
 from bruno.process.checks import check_devices, check_finite, check_observations, check_type, widened
 
-# How far removed observations may differ from those added without an error: an element that is encoded again,
-# in another batch, differs in the last digits of a float32.
+# Tolerance between removed and added observations: an element that is encoded again, in another batch,
+# differs in the last digits of a float32.
 _TOLERANCE = 1e-4
 
 
@@ -29,8 +29,8 @@ class Evidence:
     Evidence is an immutable value and a commutative monoid: ``a + b`` is the evidence of the union of two
     sets, ``Evidence.empty`` is the neutral element, and ``a - b`` removes a part again. The order and the
     grouping of the observations make no difference. It does not depend on the process that uses it. It is
-    float64 whatever the type of the data: a few vectors cost nothing, and a removed observation leaves only
-    1e-16 of its square behind.
+    float64 for data of any type: a few vectors cost nothing, and removing an observation leaves an error of
+    only 1e-16 of its square.
 
     Attributes:
         count: number of observations of each set of the batch.
@@ -82,7 +82,7 @@ class Evidence:
     def prefixes(cls, z: Float[Tensor, "*batch n dim"] | Arrays, *, validate: bool = True) -> Evidence:
         """The evidence *before* each element: position i of batch ``(*batch, n)`` has seen z_1..z_{i−1}.
 
-        Deviations are taken from the first element, so that a large common offset costs no digits::
+        Deviations are taken from the first element, so that a large common offset costs no precision::
 
             M2_i = Σ_{j<i} (z_j − z̄_{j−1})² · (j − 1)/j
         """
@@ -193,11 +193,11 @@ class Evidence:
         return Evidence(count, mean, scatter)
 
     def unsqueeze(self) -> Evidence:
-        """The same with a last batch axis of size 1, to broadcast over the elements of a set."""
+        """The same evidence with a last batch axis of size 1, to broadcast over the elements of a set."""
         return self.reshape(*self.batch_shape, 1)
 
     def to(self, device: torch.device | str) -> Evidence:
-        """The same on another device."""
+        """The same evidence on another device."""
         return Evidence(self.count.to(device), self.mean.to(device), self.scatter.to(device))
 
     def detach(self) -> Evidence:
@@ -228,7 +228,7 @@ def _checked(z: Tensor | Arrays, validate: bool) -> Tensor:
 
 
 def exclusive_cumsum(x: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n dim"]:
-    """Sums over the elements before each one; not as sum − element, where a huge element cancels digits."""
+    """Sums over the elements before each one; sum − element would cancel where an element is huge."""
     return torch.nn.functional.pad(x[..., :-1, :].cumsum(-2), (0, 0, 1, 0))
 
 
@@ -243,5 +243,5 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
 
 
 def _first_where(mask: Tensor, *values: Tensor) -> list[int]:
-    """The entries of broadcast integer tensors at the first place where the mask holds."""
+    """The entries of broadcast integer tensors at the first index where the mask is true."""
     return [int(value.expand(mask.shape)[mask][0]) for value in values]

@@ -36,15 +36,15 @@ Values = float | Sequence[float | int] | Float[Tensor, " dim"]
 class ExchangeableProcess(nn.Module):
     """Base of both processes: each dimension has variance v and covariance r = c·v of any two elements.
 
-    The parameters are valid by construction, whatever an optimiser does: `raw_variance` is log v and
-    `raw_correlation` is logit c. Whatever depends on the parameters alone is computed in float64, so that a
-    float32 process loses no digits when c → 1 or ν → 2. Whatever depends on the data keeps its type.
+    The parameters stay valid under any optimiser step: `raw_variance` is log v and
+    `raw_correlation` is logit c. Terms that depend on the parameters alone are computed in float64, so that
+    a float32 process loses no precision when c → 1 or ν → 2. Terms that depend on the data keep its type.
 
     Args:
         dim: number of latent dimensions.
         variance: v > 0, one number or one per dimension.
-        correlation: c in [0, 1), one number or one per dimension. A correlation of 0 (stored as 2e-12) is
-            never learnt: start above it.
+        correlation: c in [0, 1), one number or one per dimension. A correlation of 0 (stored as 2e-12)
+            never changes in training: start above it.
         mean: m0, a buffer: moved and saved with the module, but not trained.
         device: device of the parameters.
         dtype: type of the parameters.
@@ -100,7 +100,7 @@ class ExchangeableProcess(nn.Module):
         return self._parameters_in_double().e.to(self.mean.dtype)
 
     def correlated(self, threshold: float) -> Bool[Tensor, " dim"]:
-        """The mask of dimensions whose correlation exceeds a threshold: others carry little about a set."""
+        """Mask of the dimensions whose correlation exceeds a threshold: those informative about a set."""
         return self.correlation > threshold
 
     # --- densities -------------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ class ExchangeableProcess(nn.Module):
     ) -> Float[Tensor, "*any n"]:
         """log p(z_i | evidence, all z_j with j ≠ i), for all i at once and in O(n).
 
-        The evidence of the others is that of the elements before i merged with that of those after it. These
-        are sums of non-negative terms: subtracting an outlier instead would cancel the digits of the rest.
+        The evidence of the others merges that of the elements before i and of those after i. These are
+        sums of non-negative terms; subtracting an outlier instead would cancel the rest.
         """
         return self._guarded(self._leave_one_out, z, evidence, dimensions, validate)
 
@@ -188,14 +188,14 @@ class ExchangeableProcess(nn.Module):
         dimensions: Tensor | Arrays | None,
         validate: bool,
     ) -> Tensor:
-        """A density of checked arguments; if it is not finite, find out why."""
+        """A density of checked arguments; if it is not finite, look for the cause."""
         z = self._checked(z, evidence)
         weight = self._weight(z, dimensions)
         with torch.autocast(z.device.type, enabled=False):  # it would lower the precision of sums
             result = density(z, evidence, weight)
             if validate and may_look_at_values(result) and not math.isfinite(result.sum().item()):
                 check_finite(z, "z")
-                # The input is finite, but its square overflows; float64 has room for that of a float32.
+                # The input is finite, but its square overflows float32; float64 holds it.
                 result = density(z.double().clamp(-1e150, 1e150), evidence, weight.double()).to(z.dtype)
         return result
 
@@ -269,7 +269,7 @@ class ExchangeableProcess(nn.Module):
                 torch.broadcast_shapes(z.shape[:-2], evidence.batch_shape)
             except RuntimeError:
                 raise ValueError(
-                    f"`evidence` must have a batch that broadcasts with {tuple(z.shape[:-2])}, that of `z`; "
+                    f"`evidence` must have a batch that broadcasts with {tuple(z.shape[:-2])} of `z`; "
                     f"got {tuple(evidence.batch_shape)}."
                 ) from None
         z = widened(z)
@@ -282,13 +282,13 @@ class ExchangeableProcess(nn.Module):
             raise ValueError(f"`evidence` must have {self.dim} dimensions; got {evidence.dim}.")
 
     def _weight(self, z: Tensor, dimensions: Tensor | Arrays | None) -> Tensor:
-        """1 for each dimension that is kept, 0 for the others."""
+        """1 for each dimension to keep, 0 for the others."""
         if dimensions is None:
             return z.new_ones(self.dim)
         dimensions = as_tensor(dimensions, "dimensions", device=z.device)
         if dimensions.dtype != torch.bool or dimensions.shape != (self.dim,):
             raise ValueError(
-                f"`dimensions` must be a bool mask of shape ({self.dim},), as process.correlated(0.1) gives; "
+                f"`dimensions` must be a bool mask of shape ({self.dim},), such as process.correlated(0.1); "
                 f"got {dimensions.dtype} of shape {tuple(dimensions.shape)}."
             )
         check_devices(z, dimensions=dimensions)

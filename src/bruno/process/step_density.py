@@ -45,7 +45,7 @@ _WIDE_NUMBERS_ON_A_GPU = 2**21
 
 
 class Start(NamedTuple):
-    """What earlier evidence contributes, for each set."""
+    """The contribution of earlier evidence, for each set."""
 
     given: Int[Tensor, "*counts"]  # N; one number, or one per set
     total: Float[Tensor, "*batch dim"]  # Σ (z_j − m0), float64
@@ -160,8 +160,8 @@ class _StepLogProb(torch.autograd.Function):
             grad_constant = _sum_to(block_grad, tables.constant.shape)
             found = coefficients_backward(seen, parameters, weight, *to_tables, grad_constant)
             to_parameters = [_plus(a, b) for a, b in zip(to_parameters, found, strict=True)]
-        # log p + ½ log A_0 depends on A_0 and all t² through their ratios alone, so by Euler's theorem its
-        # gradient by A_0 is −Σ t·∂/∂t / 2A_0; summing that by A_0, A_1, … would cancel all its digits.
+        # log p + ½ log A_0 depends on A_0 and all t² through their ratios alone. By Euler's theorem its
+        # gradient by A_0 is −Σ t·∂/∂t / 2A_0; summing over A_0, A_1, … would cancel.
         grad_spread = None
         if start.spread is not None:
             grad_spread = -0.5 * (carry.scaling + grad.sum(-1, keepdim=True) * weight) / start.spread
@@ -175,7 +175,7 @@ class _Workspace:
     def __init__(self, z: Tensor, student: bool) -> None:
         *batch, n, dim = z.shape
         self.total = torch.empty_like(z)  # Σ_{j<i} (z_j − m0)
-        self.last_total = torch.empty((*batch, dim), dtype=torch.double, device=z.device)  # and to the end
+        self.last_total = torch.empty((*batch, dim), dtype=torch.double, device=z.device)  # to the end
         self.innovation = torch.empty_like(z)  # t
         if student:
             self.spread = z.new_empty((*batch, n + 1, dim))  # A_0..A_n
@@ -206,7 +206,7 @@ class _Workspace:
         size = ... if some is ... else slice(len(z))
         running, residual = self.wide[0][size], self.wide[1][size]
         residual.copy_(z)
-        if z.device.type != "cpu" or mean.any():  # m0 is usually 0: save a pass over memory
+        if z.device.type != "cpu" or mean.any():  # m0 is usually 0, which saves a pass over memory
             residual -= mean
         running[..., 0, :] = total
         running[..., 1:, :] = residual[..., :-1, :]
@@ -248,8 +248,8 @@ class _Starts:
 class _Carry:
     """Gradients that later blocks pass to earlier ones, and the first block to the start."""
 
-    total: Tensor | None = None  # of Σ (z_j − m0)
-    spread: Tensor | None = None  # of A, through later elements, twice
+    total: Tensor | None = None  # gradient of Σ (z_j − m0)
+    spread: Tensor | None = None  # twice the gradient of A through later elements
     scaling: Tensor | None = None  # Σ t · gradient of t
     next_grad: Tensor | None = None  # G of the element after the block
 
@@ -281,14 +281,14 @@ def _through_spread(
 def _through_innovations(
     work: _Workspace, tables: Coefficients, carry: _Carry, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Turn the gradient of t into that of z, in place; that of the total goes into the carry.
+    """Turn the gradient of t into that of z, in place; store that of the total in the carry.
 
-    Returns what the gradients of the tables need: t times the gradient of t, and the gradient of gain.
+    Returns the inputs of the tables' gradients: t times the gradient of t, and the gradient of gain.
     """
     gain, inv_std, _ = tables
     scaling = work.innovation.mul_(grad)
     carry.scaling = _plus(carry.scaling, scaling.sum(-2))
-    by_inv_std = _sum_to(scaling, inv_std.shape).to(torch.double, copy=True)  # its memory is used below
+    by_inv_std = _sum_to(scaling, inv_std.shape).to(torch.double, copy=True)  # its memory is reused
     residual = grad.mul_(inv_std)  # the gradient of z_i − location_i
     grad_gain = -_sum_to(work.total.mul_(residual), gain.shape).double()
     # z_j enters every later location: add Σ_{i>j} −gain_i · residual_i.
@@ -305,7 +305,7 @@ def _through_innovations(
 def running_sum_(x: Float[Tensor, "*batch n dim"], backwards: bool = False) -> None:
     """Cumulative sum over the elements of a set, in place, from the first (or backwards from the last).
 
-    On a CPU `torch.cumsum` goes through one column after the other. Adding whole rows takes a third of its
+    On a CPU `torch.cumsum` processes one column after the other. Adding whole rows takes a third of the
     time: first within √n blocks of √n rows, all blocks at once, then from block to block.
     """
     n = x.shape[-2]
@@ -334,7 +334,7 @@ def _steps_in_a_block(z: Tensor) -> int:
 
 
 def _rows(z: Tensor) -> list[slice | EllipsisType]:
-    """Slices of the batch that limit the memory of float64 work; or the whole batch."""
+    """Slices of the batch, small enough to limit the memory of float64 work."""
     if z.ndim != 3:
         return [...]
     numbers = _WIDE_NUMBERS if z.device.type == "cpu" else _WIDE_NUMBERS_ON_A_GPU
