@@ -113,7 +113,7 @@ def test_an_unreadable_member_of_a_zip_raises_or_is_skipped(damage, message, tmp
     assert examples.skipped == (info.filename,)
 
 
-def test_the_stamp_of_a_folder_changes_with_its_files_and_not_with_its_place(tmp_path):
+def test_the_stamp_of_a_folder_depends_on_its_files_and_not_on_its_location(tmp_path):
     path = as_folder(tmp_path / "a", FILES)
     first = file_stamp(path)
     moved = path.rename(tmp_path / "b")
@@ -138,5 +138,5 @@ def test_the_stamp_of_a_file_changes_with_its_size_or_its_time(tmp_path):
 def test_a_dangling_link_has_a_stamp_and_a_missing_file_has_none(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     assert file_stamp(tmp_path / "link")
-    with pytest.raises(FileNotFoundError, match=r"nowhere: there is no such file"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere: no such file"):
         file_stamp(tmp_path / "nowhere")

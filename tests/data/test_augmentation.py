@@ -38,7 +38,7 @@ def test_a_set_is_mirrored_as_a_whole_or_not_at_all(sets):
     assert 10 < same.sum() < 30
 
 
-def test_an_image_moves_by_whole_pixels_and_zeros_come_in(sets):
+def test_an_image_moves_by_whole_pixels_and_zeros_fill_the_gap(sets):
     x = random_shift(sets, 1, seeded()).flatten(0, 1)
     seen = set()
     for image, original in zip(x, sets.flatten(0, 1), strict=True):
@@ -168,7 +168,7 @@ def test_a_trainer_accepts_images_larger_than_those_of_its_model():
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 7, 8), (1, 8, 7), (64,)], ids=str)
-def test_a_trainer_refuses_elements_that_do_not_fit_its_model(shape):
+def test_a_trainer_rejects_elements_that_do_not_fit_its_model(shape):
     images = torch.zeros((40, *shape), dtype=torch.uint8)
     sampler = SetSampler(Examples(images, torch.arange(40) // 10, tuple("abcd")))
     model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=8)))
@@ -209,7 +209,7 @@ def test_every_kind_of_augmentation_changes_the_training():
 
 
 @pytest.mark.parametrize("name", ["slant", "warp"])
-def test_slants_and_warps_fade_to_nothing_at_the_end_of_a_run(name):
+def test_slants_and_warps_fade_to_zero_at_the_end_of_a_run(name):
     labels = torch.arange(40) // 10
     examples = Examples(
         torch.rand(40, 1, 8, 8), labels, tuple("abcd")
@@ -231,7 +231,7 @@ def test_slants_and_warps_fade_to_nothing_at_the_end_of_a_run(name):
 
 
 @pytest.mark.parametrize("settings", [{"shift": 1}, {"mirror": True}, {"slant": 0.1}, {"warp": 0.1}], ids=str)
-def test_augmentation_is_refused_for_rows(settings):
+def test_augmentation_is_rejected_for_rows(settings):
     rows = Examples(torch.randn(20, 4), torch.arange(20) // 10, ("a", "b"))
     model = Bruno.from_config(ModelConfig((4,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))
     with pytest.raises(ValueError, match=r"`train.mirror`, `train.shift`, .* are for images"):

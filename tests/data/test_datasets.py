@@ -184,13 +184,13 @@ def test_commas_in_the_names_of_columns_do_not_confuse_the_cache(tmp_path):
     assert load_examples(str(path), "all", group="machine", columns=("a,b",)).shape == (1,)
 
 
-def test_another_file_in_the_place_of_saved_examples_is_named(tmp_path):
+def test_a_foreign_file_in_place_of_saved_examples_is_named(tmp_path):
     np.savez(tmp_path / "mnist.npz", x_train=np.zeros((2, 28, 28)), y_train=[0, 1])  # the format of Keras
     with pytest.raises(ValueError, match=r"mnist.npz: .*x_train, y_train.*mnist/train-images-idx3-ubyte.gz"):
         load_examples("mnist", data_dir=tmp_path)
 
 
-def test_another_archive_in_the_place_of_omniglot_is_named(tmp_path):
+def test_a_foreign_archive_in_place_of_omniglot_is_named(tmp_path):
     (tmp_path / "omniglot").mkdir()
     for remote in DATASETS["omniglot"].files:
         as_zip(tmp_path, FILES).rename(tmp_path / remote.path)

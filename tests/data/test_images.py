@@ -94,7 +94,7 @@ def test_hidden_files_are_ignored(pack, tmp_path):
     assert read_images(pack(tmp_path, {**FILES, **hidden})).names == ("cats", "dogs")
 
 
-def test_images_outside_class_folders_are_refused_in_folders_and_archives(tmp_path):
+def test_images_outside_class_folders_are_rejected_in_folders_and_archives(tmp_path):
     loose = {"1.png": picture(1), "2.png": picture(2)}
     with zipfile.ZipFile(tmp_path / "loose.zip", "w") as archive:
         for name, content in loose.items():
@@ -122,7 +122,7 @@ def test_a_photograph_is_rotated_upright():
     assert decode(file.getvalue(), None, grey=True).shape == (1, 6, 4)
 
 
-def test_16_bits_are_scaled_to_8_and_32_bits_are_refused(tmp_path):
+def test_16_bits_are_scaled_to_8_and_32_bits_are_rejected(tmp_path):
     values = np.array([[0, 257, 32896, 65535]], np.uint16)
     (tmp_path / "a").mkdir()
     for kind in ("png", "tiff"):

@@ -38,7 +38,7 @@ def test_elements_are_read_one_at_a_time(folder):
     lines = iter([f"{folder / 'a.jpg'}\n", "\n", f"{folder / 'nowhere.png'}\n"])
     stream = ElementReader((1, 4, 4), 256).read_lines(lines)
     assert next(stream).name.endswith("a.jpg")
-    with pytest.raises(FileNotFoundError, match=r"nowhere.png: there is no such file"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.png: no such file"):
         next(stream)
 
 
@@ -123,7 +123,7 @@ def test_a_byte_order_mark_in_lines_is_ignored():
     assert [element.x.tolist() for element in reader.read_lines(["\ufeffa\n", "1\n"])] == [[1]]
 
 
-def test_images_in_unsupported_formats_are_warned_about(folder):
+def test_images_in_unsupported_formats_are_a_warning(folder):
     (folder / "IMG_1.HEIC").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"skipped .*1, first IMG_1.HEIC"):
         assert len(ElementReader((1, 4, 4), 256).read_all([folder])[0]) == 3

@@ -37,7 +37,7 @@ def test_columns_are_selected_in_the_given_order(tmp_path):
     ("text", "group", "columns", "message"),
     [
         ("machine,a\nm1,1\n", "plant", (), r"`group` .*one of machine, a; got 'plant'"),
-        ("machine\nm1\n", "machine", (), r"beside 'machine'; got none"),
+        ("machine\nm1\n", "machine", (), r"besides 'machine'; got none"),
         ("machine,a\nm1,1\n", "machine", ("c",), r"'c' is missing from machine, a"),
         ("machine,a,a\nm1,1,2\n", "machine", (), r"got 'a' more than once"),
         ("machine,a\n", "machine", (), r"at least one row"),
@@ -60,7 +60,7 @@ def test_a_bad_line_raises_or_is_skipped(tmp_path, line):
     assert examples.elements.tolist() == [[1, 2]]
 
 
-def test_a_byte_order_mark_is_ignored_and_other_encodings_are_refused(tmp_path):
+def test_a_byte_order_mark_is_ignored_and_other_encodings_are_rejected(tmp_path):
     path = write(tmp_path, "machine,a\r\nm1,1\r\n", encoding="utf-8-sig")
     assert read_csv(path, "machine").names == ("m1",)
     path = write(tmp_path, "Gerät,a\nm1,1\n", encoding="latin-1")

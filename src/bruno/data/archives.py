@@ -1,6 +1,6 @@
 """Files of folders, zips and tars, read one at a time, and the errors that damaged files raise.
 
-A damaged file raises when it is read, not when it is listed, so that a caller can skip it and go on.
+A damaged file raises when it is read, not when it is listed, so that a caller can skip it and continue.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
     """Yield the files of a folder, zip or tar whose names are wanted.
 
     The files of a folder are sorted; those of an archive keep its order. A truncated or damaged tar ends with
-    an entry for the lost rest, whose `read` raises. Raises one of `READ_ERRORS` if it cannot be opened.
+    an entry for the lost part, whose `read` raises. Raises one of `READ_ERRORS` if `path` cannot be opened.
     """
     if path.is_dir():
         for file in sorted(path.rglob("*")):
@@ -71,13 +71,13 @@ def is_hidden(name: str) -> bool:
 
 
 def file_stamp(path: Path) -> str:
-    """Return a text that changes when the file, or any file below the folder, changes.
+    """Return a string that changes when the file, or any file below the folder, changes.
 
-    It holds sizes and modification times, and paths relative to `path`: it does not depend on where the file
-    or folder is. Raises FileNotFoundError if `path` does not exist.
+    It holds sizes, modification times and paths relative to `path`, so a file or folder may be moved.
+    Raises FileNotFoundError if `path` does not exist.
     """
     if not path.exists() and not path.is_symlink():
-        raise FileNotFoundError(f"{path}: there is no such file or folder.")
+        raise FileNotFoundError(f"{path}: no such file or folder.")
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     facts = ((file, file.stat() if file.exists() else file.lstat()) for file in files)  # dangling links
     return "\n".join(f"{file.relative_to(path)} {at.st_size} {at.st_mtime_ns}" for file, at in facts)

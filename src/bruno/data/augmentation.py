@@ -1,7 +1,7 @@
 """Augmentation of training sets: whole sets are mirrored or sheared, single images moved or warped.
 
 Images may be larger than those of the model. They are warped first and downsampled last: strokes that are
-downsampled before they are warped look unlike real ones.
+downsampled first and then warped look unlike real ones.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def augment_sets(
         size: (height, width) of the result.
         generator: source of randomness.
         mirror: mirror whole sets at random.
-        shift: move images by up to this many pixels of the result; larger images move by fractions of these.
+        shift: move images by up to this many pixels of the result; larger images move by fractions of that.
         slant: strength of `random_shears`; a tensor, so that a captured CUDA graph can change it.
         warp: strength of `random_affines`; a tensor for the same reason.
     """

@@ -36,9 +36,9 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset with a name.
+    """A named dataset.
 
-    `read` returns images in the size of the models; `read_original` in the published size, if it is larger.
+    `read` returns images at the size of the models, `read_original` at the published size, if it is larger.
     """
 
     title: str
@@ -87,7 +87,7 @@ def load_examples(
         raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
     if name in DATASETS:
         if size:
-            raise ValueError(f"`size` must be left out for {name}, which has a fixed size; got {size}.")
+            raise ValueError(f"`size` must be omitted for {name}, which has a fixed size; got {size}.")
         source, folder = DATASETS[name], None if data_dir is None else Path(data_dir)
         parsed = _parsed(name, source, folder, download, original)
         return parsed if split == "all" else source.split(parsed, split)
@@ -102,7 +102,7 @@ def load_examples(
     part = examples if split == "all" else split_by_class(examples, split)
     if not skip_bad:
         return part
-    skipped = examples.with_at_least(min_count).skipped  # the same for all splits, to be reported once
+    skipped = examples.with_at_least(min_count).skipped  # the same for all splits: reported once
     return replace(part.with_at_least(min_count), skipped=skipped)
 
 
@@ -122,7 +122,7 @@ def load_path(
     """
     if not path.exists():
         raise ValueError(
-            f"`data` must be one of {', '.join(DATASETS)}, or a path; there is nothing at {str(path)!r}. "
+            f"`data` must be one of {', '.join(DATASETS)}, or an existing path; got {str(path)!r}. "
             "Set it (--set data.name=PATH to train, --data PATH for other commands)."
         )
     kind = path.suffix.lower()
@@ -145,7 +145,7 @@ def split_by_class(examples: Examples, split: str) -> Examples:
     """Return a split of the classes: every tenth for test, another tenth for validation, the rest for train.
 
     With 10 to 19 classes, two are for test and two for validation; with 5 to 9, the same two are for both;
-    with 3 or 4, one. With fewer than 3, every split has all classes.
+    with 3 or 4, the same one is for both. With fewer than 3, every split has all classes.
     """
     classes = range(len(examples.names))
     if len(classes) < 3:
@@ -171,7 +171,7 @@ def locate(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
 def locate_compact(name: str, data_dir: Path | None = None, original: bool = False) -> Path | None:
     """Return the path of NAME.npz, a dataset saved by `Examples.save`, which is preferred to published files.
 
-    With `original`, images in their published size: NAME-original.npz.
+    With `original`, NAME-original.npz, with images at their published size.
     """
     return _find(f"{name}-original.npz" if original else f"{name}.npz", data_dir)
 
@@ -182,7 +182,7 @@ def is_available(name: str, data_dir: Path | None = None) -> bool:
 
 
 def expected_path(remote: RemoteFile, data_dir: Path | None = None) -> Path:
-    """Return where to put a published file by hand: below data_dir, $BRUNO_DATA or the cache."""
+    """Return the path at which to put a published file by hand: below data_dir, $BRUNO_DATA or the cache."""
     return _folders(data_dir)[0] / remote.path
 
 
@@ -199,9 +199,7 @@ def _parsed(name: str, source: Dataset, data_dir: Path | None, download: bool, o
             return Examples.load(compact)
         except ValueError as error:
             files = ", ".join(remote.path for remote in source.files) or "the package"
-            raise ValueError(
-                f"{error} Move or rename it, and {name} is read from {files} instead."
-            ) from error
+            raise ValueError(f"{error} Move or rename it to read {name} from {files} instead.") from error
     if not source.files:
         return read([])
     paths = [
@@ -247,16 +245,16 @@ def _fetch(name: str, remote: RemoteFile, data_dir: Path | None, download: bool)
 
 
 def _cause(error: BaseException) -> str:
-    """Return the message of the root cause, which every layer of a network library wraps in its own."""
+    """Return the message of the root cause, without those of the library layers that wrap it."""
     while error.__context__:
         error = error.__context__
     return " ".join(str(error).split())
 
 
 def _cached(key: str, stamp: str, parse: Callable[[], Examples]) -> Examples:
-    """Return the cached examples of a key and stamp, or parse and cache them; works without a cache, too.
+    """Return the cached examples of a key and stamp, or parse and cache them. Also works without a cache.
 
-    Deletes those that were cached for the same key with another stamp.
+    Deletes examples that were cached for the same key with another stamp.
     """
     name, version = (hashlib.sha256(f"{_FORMAT}{text}".encode()).hexdigest()[:16] for text in (key, stamp))
     path = cache_dir() / "parsed" / f"{name}-{version}.npz"
@@ -348,7 +346,7 @@ def _join(train: Examples, test: Examples) -> Examples:
 def _split_as_published(examples: Examples, split: str) -> Examples:
     """Return the published split: train and test have the same classes, and validation is test.
 
-    So do not report test results of a model that was selected by validation.
+    Do not report test results of a model that was selected by validation.
     """
     test = not split.startswith("train")
     wanted = [i for i, name in enumerate(examples.names) if name.startswith("test/") == test]

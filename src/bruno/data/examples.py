@@ -1,4 +1,4 @@
-"""Labelled examples in memory: what readers return and samplers draw from."""
+"""Labelled examples in memory: the output of readers and the input of samplers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Examples:
     """Elements and their classes: images, uint8 (n, channels, height, width), or rows, float (n, dim).
 
     Args:
-        elements: in any order: a tensor, an array, or a list of tensors, arrays, PIL images or rows.
+        elements: in any order; a tensor, an array, or a list of tensors, arrays, PIL images or rows.
         labels: for each element the index of its class in `names`: a tensor, an array or a list.
         names: the names of the classes.
         skipped: the names of files, lines and classes that a reader skipped.
@@ -83,7 +83,7 @@ class Examples:
     def inverted(self) -> Examples:
         """Return the images with dark and bright exchanged."""
         if not self.is_images:
-            raise ValueError("`invert` must be left out for rows of numbers; it is for images.")
+            raise ValueError("`invert` must be omitted for rows; it is for images.")
         return replace(self, elements=self.levels - 1 - self.elements)
 
     def with_levels(self, levels: int) -> Examples:
@@ -156,7 +156,7 @@ class Examples:
 
 
 def concatenate(parts: Sequence[Examples]) -> Examples:
-    """Join several examples; classes stay separate, even if they share a name."""
+    """Concatenate several examples; classes stay separate, even if they share a name."""
     offsets = np.cumsum([0, *(len(part.names) for part in parts[:-1])])
     return Examples(
         torch.cat([part.elements for part in parts]),
@@ -175,7 +175,7 @@ def _check_labels(labels: Tensor, elements: int, classes: int) -> None:
             f"{tuple(labels.shape)}. Use labels.long()."
         )
     if len(labels) != elements:
-        raise ValueError(f"`labels` must be one for each of {elements} elements; got {len(labels)}.")
+        raise ValueError(f"`labels` must have one entry for each of {elements} elements; got {len(labels)}.")
     if elements and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         lowest, highest = int(labels.min()), int(labels.max())
         raise ValueError(

@@ -46,7 +46,7 @@ def read_cifar10(path: Path, train: bool) -> Examples:
         return Examples(pixels, labels, names)
     except Exception as error:  # a damaged pickle can raise anything
         raise ValueError(
-            f"{path}: must be the Python version of CIFAR-10; it is not, or damaged: {reason(error)}."
+            f"{path}: must be the Python version of CIFAR-10; it is not, or is damaged: {reason(error)}."
         ) from error
 
 
@@ -62,7 +62,7 @@ def read_npz(path: Path, *, size: Size | None = None, grey: bool | None = None) 
     n, labels = len(elements), arrays["labels"]
     if not n or labels.shape not in ((n,), (n, 1)):
         raise ValueError(
-            f"{path}: `labels` must be one for each element, of at least one; "
+            f"{path}: `labels` must have one entry for each element, at least one; "
             f"got labels of shape {labels.shape} for {n} elements."
         )
     names, classes = np.unique(labels.reshape(n), return_inverse=True)
@@ -120,7 +120,7 @@ def _read_idx_array(path: Path, dimensions: int) -> NDArray[np.uint8]:
         shape = struct.unpack(f">{dimensions}I", content[4 : 4 * dimensions + 4]) if magic == expected else ()
     except READ_ERRORS as error:
         raise ValueError(
-            f"{path}: must be a gzipped idx file; it is not, or truncated: {reason(error)}."
+            f"{path}: must be a gzipped idx file; it is not, or is truncated: {reason(error)}."
         ) from error
     if magic != expected:
         raise ValueError(

@@ -42,7 +42,7 @@ def read_images(
     if not names:
         raise ValueError(
             f"{path}: must contain images in class folders, like {path.name}/CLASS/IMAGE.png; found none"
-            + (f", and {len(problems)} that could not be read." if problems else ".")
+            + (f" but {len(problems)} unreadable." if problems else ".")
         )
     skip = 0 if path.is_dir() else _wrapper_depth(names)
     classes, labels = np.unique([_class_of(name, skip) for name in names], return_inverse=True)

@@ -100,7 +100,7 @@ class RowReader:
             raise ValueError(f"{origin}line {table.line_num} cannot be read as CSV: {error}.") from error
 
     def _is_header(self, cells: list[str]) -> bool:
-        """Whether these are the names of the columns, or at least no numbers."""
+        """Whether these cells are a header: the names of the columns, or at least not numbers."""
         return bool(self.columns and set(self.columns) <= set(cells)) or not any(map(_is_number, cells))
 
     def _positions(self, header: list[str], origin: str) -> list[int]:
@@ -125,7 +125,7 @@ class ElementReader:
     Args:
         shape: (channels, height, width) for images, which are resized to it, or (dim,) for rows.
         levels: number of grey values of the images; 0 for rows of real numbers.
-        invert: 255 − pixel, for dark ink on bright paper if the model expects bright ink.
+        invert: use 255 − pixel, for dark ink on bright paper if the model expects bright ink.
         skip_bad: skip elements that cannot be read, and add them to `skipped`, instead of raising.
         group: for rows: the group column, which is not one of the numbers. A header may lack it.
         columns: for rows: the names of the numbers. If a header is given, they are found by name.
@@ -157,7 +157,7 @@ class ElementReader:
             elif path.exists() or self.skip_bad:
                 yield from self._read_file(path)
             else:
-                raise FileNotFoundError(f"{path}: there is no such file or folder.")
+                raise FileNotFoundError(f"{path}: no such file or folder.")
 
     def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
         """Yield elements as lines arrive: paths of images, or rows of numbers with an optional header."""
@@ -181,7 +181,7 @@ class ElementReader:
         files = self._source.find(folder)
         if not files:
             raise ValueError(
-                f"{folder}: must be a folder of {self._source.plural}; there is none in it. "
+                f"{folder}: must be a folder of {self._source.plural}; got a folder without any. "
                 "Subfolders are ignored."
             )
         return files

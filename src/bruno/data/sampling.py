@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from bruno.data.examples import Examples
 
-_MAX_KEYS = 2**13  # size of the largest class that is sampled by one random key for each element
+_MAX_KEYS = 2**13  # largest class that is sampled with a random key for each element
 
 
 class Episodes(NamedTuple):
@@ -132,7 +132,9 @@ class SetSampler:
         """
         self.check_set_size(shot + queries, f"{prefix}shot + {queries}")
         if not 2 <= way <= len(self.counts):
-            raise ValueError(f"`{prefix}way` must be from 2 to the {len(self.counts)} classes; got {way}.")
+            raise ValueError(
+                f"`{prefix}way` must be from 2 to {len(self.counts)}, the number of classes; got {way}."
+            )
 
     def distinct(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Int[Tensor, "sets n"]:
         """Draw the indices in `elements` of n different elements of each class, in random order.
@@ -217,6 +219,6 @@ def with_rotations(examples: Examples) -> Examples:
 def _check_square(examples: Examples) -> None:
     if len(examples.shape) != 3 or examples.shape[1] != examples.shape[2]:
         raise ValueError(
-            f"`rotations` must be left out unless images are square; got elements of shape {examples.shape}. "
-            "Resize them (`data.size`), or leave out rotations."
+            f"`rotations` must be false unless images are square; got elements of shape {examples.shape}. "
+            "Resize them (`data.size`), or omit rotations."
         )

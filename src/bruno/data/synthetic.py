@@ -12,9 +12,9 @@ from PIL import Image, ImageDraw
 
 from bruno.data.examples import Examples
 
-_CANVAS = 105  # pixels, like the drawings of Omniglot
+_CANVAS = 105  # pixels, as in the drawings of Omniglot
 _PEN = 2  # radius in pixels: strokes as wide as those of Omniglot
-_EXTENT = 0.62  # of the canvas, the longer side of a character
+_EXTENT = 0.62  # longer side of a character, as a fraction of the canvas
 
 Points = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from bruno.data.archives import reason
 from bruno.data.examples import Examples
 
 MAX_NUMBER = float(np.finfo(np.float32).max)  # its square is finite in float64
-_MIN_FAST_BYTES = 2**20  # smaller tables are parsed before pyarrow would be imported
+_MIN_FAST_BYTES = 2**20  # smaller tables are parsed faster than pyarrow is imported
 
 
 class _Columns(NamedTuple):
@@ -110,7 +110,7 @@ def _find_columns(path: Path, header: list[str], group: str, columns: Sequence[s
             f"Set it (`data.group`).{hint}"
         )
     if len(header) == 1:
-        raise ValueError(f"{path}: must have columns of numbers beside {group!r}; got none.")
+        raise ValueError(f"{path}: must have columns of numbers besides {group!r}; got none.")
     try:
         [position] = column_positions([group], header)
         numbers = column_positions(columns or [name for name in header if name != group], header)
@@ -171,7 +171,7 @@ def _parse_fast(path: Path, columns: _Columns) -> _Rows | None:
 
 
 def _has_one_line_each(content: bytes, rows: int) -> bool:
-    """Whether the header and at least one row take one line each, of at most the size of a cell in Python.
+    """Whether the header and at least one row take one line each, no longer than Python's limit of a cell.
 
     A blank line has only its end, at most two characters. A row has more: a comma, a digit and an end.
     """
