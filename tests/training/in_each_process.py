@@ -1,4 +1,4 @@
-"""Run by test_distributed.py in each process of torchrun: trains, and writes what happened to RANK.json."""
+"""Run by test_distributed.py in each process of torchrun: trains, and writes a report to RANK.json."""
 
 import json
 import os
@@ -16,7 +16,7 @@ TRAIN = {
     "decay": "none",
     "warmup": 0.0,
     **EPISODES,
-}  # for any number of steps the same
+}  # the same for any number of steps
 SETTINGS = {"device": "cpu", "validation_sets": 6, "flow": FLOW, **TRAIN}
 
 
@@ -39,7 +39,7 @@ def train_and_fail() -> dict:
 
 
 if __name__ == "__main__":
-    with process_group("cpu"):  # one for all: torchrun's processes can form a group only once
+    with process_group("cpu"):  # one for all trainings: torchrun's processes can form a group only once
         found = train_and_fail()
     found["threads"] = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(found))

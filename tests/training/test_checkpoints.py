@@ -1,4 +1,4 @@
-"""Checkpoints: what they hold, when they are damaged, and which are kept."""
+"""Checkpoints: contents, damage, and retention."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ from bruno.training.run import Run
     ema=st.sampled_from([0.0, 0.9]),
     discriminative=st.sampled_from([0.0, 0.1]),
 )
-def test_a_restored_trainer_continues_bit_by_bit(before, after, optimiser, ema, discriminative):
+def test_a_restored_trainer_continues_bit_for_bit(before, after, optimiser, ema, discriminative):
     config = evolve(TRAIN, optimiser=optimiser, ema=ema, discriminative=discriminative)
     whole = trained(before + after, config)
     saved = trained(before, config)
@@ -40,7 +40,7 @@ def test_a_restored_trainer_continues_bit_by_bit(before, after, optimiser, ema, 
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "adam", "rmsprop"])
-def test_a_resumed_run_continues_bit_by_bit(optimiser, tmp_path):
+def test_a_resumed_run_continues_bit_for_bit(optimiser, tmp_path):
     config = evolve(TRAIN, optimiser=optimiser)
     Run(tmp_path).save(trained(2, config))
     resumed = trainer(config)
@@ -50,7 +50,7 @@ def test_a_resumed_run_continues_bit_by_bit(optimiser, tmp_path):
     assert_same_state(resumed, trained(5, config))
 
 
-def test_a_state_can_be_restored_again_and_again():
+def test_a_state_can_be_restored_repeatedly():
     current = trained(2)
     state, weights = current.state(), current.model.fingerprint()
     losses = []
@@ -62,7 +62,7 @@ def test_a_state_can_be_restored_again_and_again():
     assert losses[0] == losses[1]
 
 
-def test_a_state_of_another_kind_of_device_continues_with_other_random_numbers():
+def test_a_state_of_another_kind_of_device_continues_with_new_random_numbers():
     state = trained(3).state() | {"generator": torch.zeros(16, dtype=torch.uint8)}  # as long as that of a GPU
     drawn = []
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_a_truncated_checkpoint_is_replaced_by_the_one_before(tmp_path):
     newest = run.save(current)
     newest.write_bytes(newest.read_bytes()[:1000])
     resumed = trainer()
-    with pytest.warns(UserWarning, match=r"Going back to the checkpoint before it"):
+    with pytest.warns(UserWarning, match=r"Using the checkpoint before it"):
         assert run.resume(resumed)
     assert resumed.index == 2
     assert resumed.model.fingerprint() == before
@@ -116,7 +116,7 @@ def test_a_checkpoint_with_changed_numbers_is_detected_and_renamed(tmp_path):
     content = bytearray(newest.read_bytes())
     content[-2000:-1000] = b"\x7f" * 1000  # a valid file with other numbers
     newest.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"checksum.*Going back to the checkpoint before it"):
+    with pytest.warns(UserWarning, match=r"checksum.*Using the checkpoint before it"):
         assert run.model().fingerprint() == before
     with pytest.warns(UserWarning, match=r"checksum"):
         run.resume(trainer())
@@ -142,7 +142,7 @@ def test_a_damaged_best_checkpoint_is_replaced_by_the_next_best(tmp_path):
     run.model("best")
 
 
-def test_files_that_a_killed_run_left_half_written_are_deleted(tmp_path):
+def test_incomplete_files_of_a_killed_run_are_deleted(tmp_path):
     run = Run(tmp_path)
     run.save(trained(1))
     (tmp_path / ".checkpoint-00000002.safetensors.123").write_bytes(b"half")
@@ -212,9 +212,9 @@ def test_a_run_killed_while_it_saves_can_be_resumed(steps, tmp_path):
 def test_only_length_and_memory_use_may_change_when_a_run_is_resumed(tmp_path):
     run = Run(tmp_path)
     run.save(trained(2))
-    with pytest.raises(ValueError, match=r"`train.batch` must .*4; got 8"):
+    with pytest.raises(ValueError, match=r"`train.batch` must .*4.*got 8"):
         run.resume(trainer(evolve(TRAIN, batch=8)))
-    with pytest.raises(ValueError, match=r"`flow.units` must .*16; got 17"):
+    with pytest.raises(ValueError, match=r"`flow.units` must .*16.*got 17"):
         run.resume(trainer(model=evolve(MODEL, flow=evolve(MODEL.flow, units=17))))
     for changed in ({"steps": 50}, {"minutes": 3.0}, {"recompute": True}):
         assert run.resume(trainer(evolve(TRAIN, **changed)))
@@ -244,7 +244,7 @@ def test_a_run_without_validation_has_no_best_checkpoint(tmp_path):
         Run(tmp_path).model("first")
 
 
-def test_a_lowered_learning_rate_stays_low_after_resuming(tmp_path):
+def test_a_reduced_learning_rate_stays_reduced_after_resuming(tmp_path):
     current = trained(2)
     current.scale = 0.3
     Run(tmp_path).save(current)

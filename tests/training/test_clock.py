@@ -16,7 +16,7 @@ def entries(config, **options):
         yield clock.advance(1)
 
 
-def test_a_run_of_minutes_ends_when_they_are_over():
+def test_a_timed_run_ends_on_time():
     seen = list(entries(MINUTE))
     assert [entry.seconds for entry in seen] == list(range(1, 61))
     assert [entry.seconds_left for entry in seen] == list(range(59, -1, -1))
@@ -24,7 +24,7 @@ def test_a_run_of_minutes_ends_when_they_are_over():
     assert 0 < seen[-1].rate < 0.1 * MINUTE.rate
 
 
-def test_a_run_of_steps_ends_after_them_and_estimates_the_time_left():
+def test_a_run_of_steps_ends_after_these_and_estimates_the_time_left():
     seen = list(entries(SETS, first=3.0))
     assert [entry.index for entry in seen] == [1, 2, 3, 4]
     assert [entry.seconds for entry in seen] == [3, 4, 5, 6]
@@ -39,11 +39,11 @@ def test_no_more_steps_are_taken_than_are_left():
     assert [clock.advance(3).index for _ in range(2)] == [3, 4]
 
 
-def test_a_run_of_minutes_takes_no_step_at_a_learning_rate_of_0():
+def test_a_timed_run_takes_no_step_at_a_learning_rate_of_0():
     assert min(entry.rate for entry in entries(evolve(MINUTE, warmup=0.5))) > 0
 
 
-def test_time_to_compile_is_not_time_to_warm_up():
+def test_compilation_time_does_not_count_as_warm_up():
     config = evolve(MINUTE, warmup=0.2, decay="none")
     seen = list(entries(config, first=24.0))  # twice the time of the warm-up
     assert seen[1].rate < 0.2 * config.rate
@@ -54,7 +54,7 @@ def test_time_to_compile_is_not_time_to_warm_up():
     assert seen[-1].seconds == 60
 
 
-def test_a_resumed_run_of_minutes_trains_for_the_rest_of_them(tmp_path):
+def test_a_resumed_timed_run_trains_for_the_remaining_time(tmp_path):
     current = trainer(MINUTE)
     for entry in Run(tmp_path).train(current, save_every=10.5, now=FakeClock(current)):
         if entry.seconds == 55:  # just saved

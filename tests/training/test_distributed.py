@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """What two processes left: a run, a fine-tuned run, and a report by each process."""
+    """Output of two processes: a run, a fine-tuned run, and a report by each process."""
     folder = tmp_path_factory.mktemp("two-processes")
     script = str(Path(__file__).with_name("in_each_process.py"))
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -33,7 +33,7 @@ def reports(folder) -> list[dict]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def test_two_processes_train_the_model_that_one_does(folder, tmp_path):
+def test_two_processes_train_the_same_model_as_one(folder, tmp_path):
     bruno.train("digits", tmp_path, steps=8, **SETTINGS)
     one, two = (bruno.load(path / "model.safetensors") for path in (tmp_path, folder / "run"))
     for (name, a), b in zip(one.state_dict().items(), two.state_dict().values(), strict=True):

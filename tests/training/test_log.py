@@ -24,7 +24,7 @@ def without_tensorboard():
 
 
 @given(st.lists(st.integers(1, 20)))
-def test_an_entry_counts_unless_a_later_one_is_of_the_same_step_or_an_earlier_one(indices):
+def test_an_entry_counts_unless_a_later_entry_has_the_same_or_an_earlier_step(indices):
     entries = [{"index": index, "place": place} for place, index in enumerate(indices)]
     expected = [
         e for i, e in enumerate(entries) if all(later["index"] > e["index"] for later in entries[i + 1 :])

@@ -67,7 +67,7 @@ def test_augmentation_is_continuous_where_it_starts_to_fade(settings):
         assert augmentation_factor(config, 1.0) == 1
 
 
-def test_values_half_way_through_the_decay():
+def test_values_halfway_through_the_decay():
     halves = {
         decay: learning_rate_factor(TrainConfig(warmup=0.0, decay=decay, final_rate=0.04), 0.5)
         for decay in DECAYS
@@ -84,7 +84,7 @@ def test_augmentation_fades_linearly_over_the_last_fraction_of_a_run():
     assert augmentation_factor(TrainConfig(), 0.25) == 0.75
 
 
-def test_cross_entropy_counts_from_its_onset_on():
+def test_cross_entropy_counts_from_its_onset():
     config = TrainConfig(discriminative=0.5, onset=0.3)
     weights = [cross_entropy_weight(config, i / 10) for i in range(11)]
     assert weights == 3 * [0] + 8 * [0.5]

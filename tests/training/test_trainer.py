@@ -75,7 +75,7 @@ def test_before_the_onset_of_cross_entropy_only_bits_per_dim_count(sampler):
     config = TrainConfig(**plan, discriminative=0.5, onset=0.5)
     steps = list(train_steps(fresh(), sampler, config))
     assert [step.loss > step.bits_per_dim for step in steps] == 3 * [False] + 3 * [True]
-    assert all(0 <= step.accuracy <= 1 for step in steps)  # measured all along
+    assert all(0 <= step.accuracy <= 1 for step in steps)  # also measured before the onset
     models = fresh(), fresh()
     list(train_steps(models[0], sampler, evolve(config, steps=2, onset=0.9)))
     list(train_steps(models[1], sampler, evolve(config, steps=2, discriminative=1e-30)))
@@ -141,7 +141,7 @@ def test_no_step_has_a_learning_rate_of_0(sampler):
     assert min(rates) > 0
 
 
-def test_the_moving_average_forgets_exponentially_and_faster_at_first(sampler):
+def test_the_moving_average_decays_exponentially_and_faster_at_first(sampler):
     trainer = Trainer(fresh(), sampler, TrainConfig(steps=30, batch=4, set_size=5, rate=1e-2, ema=0.7))
     trainer.begin()
     expected = {name: value.clone() for name, value in trainer.model.named_parameters()}
@@ -237,7 +237,7 @@ def test_rows_of_a_table_cannot_be_augmented(setting):
         Trainer(model, rows, TrainConfig(batch=4, set_size=5, **setting))
 
 
-def test_elements_of_another_shape_are_refused(sampler):
+def test_elements_of_another_shape_are_rejected(sampler):
     model = fresh(ModelConfig((1, 9, 9), flow=TINY.flow))
     with pytest.raises(ValueError, match=r"`sampler` must .*\(1, 9, 9\).*got \(1, 8, 8\)"):
         Trainer(model, sampler, TrainConfig(batch=4, set_size=5))

@@ -1,4 +1,4 @@
-"""A model of digits and a trainer of it, so small that a step takes milliseconds; and a clock for them."""
+"""A small model of digits, its trainer, whose steps take milliseconds, and a fake clock."""
 
 from functools import cache
 
@@ -40,7 +40,7 @@ def assert_same_state(a: Trainer, b: Trainer) -> None:
 
 
 class FakeClock:
-    """A clock that only advances during steps of a trainer: by a second for each, or longer for the first."""
+    """A clock that advances only during training steps: by one second each, or longer for the first."""
 
     def __init__(self, trainer: Trainer, first: float = 1.0) -> None:
         self.time, advance = 1000.0, trainer.advance

@@ -38,17 +38,17 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.best = folder, folder / "best.safetensors"
-        self._lowest: float | None = None  # bits/dim of the best, once known
+        self._lowest: float | None = None  # bits/dim of the best checkpoint, once known
 
     @property
     def paths(self) -> list[Path]:
-        """All but the best, oldest first."""
+        """All checkpoints but the best, oldest first."""
         return sorted(self.folder.glob("checkpoint-*.safetensors"))
 
     def save(self, trainer: Trainer, metrics: dict[str, float] | None = None) -> Path:
         """Write a checkpoint atomically, then delete those no longer needed."""
         path = self.folder / f"checkpoint-{trainer.index:08d}.safetensors"
-        if trainer.rank:  # the first process writes for all
+        if trainer.rank:  # only the first process writes
             return path
         self.folder.mkdir(parents=True, exist_ok=True)
         model = trainer.model.config
@@ -80,12 +80,12 @@ class Checkpoints:
         return _newest_readable(self.paths, device)
 
     def clean_up(self, newest: Path) -> None:
-        """Rename damaged checkpoints after the newest readable one, so that no one reads them again."""
+        """Rename damaged checkpoints after the newest readable one, so that they are not read again."""
         for damaged in self.paths[self.paths.index(newest) + 1 :]:
             damaged.rename(damaged.with_suffix(".damaged"))
 
     def delete_temporary(self) -> None:
-        """Delete files that a killed process left half written."""
+        """Delete incomplete files of a killed process."""
         for path in self.folder.glob(".*.safetensors.*"):
             path.unlink()
 
@@ -121,7 +121,7 @@ def _newest_readable(paths: list[Path], device: torch.device | str) -> Checkpoin
         try:
             return Checkpoint(path, *read(path, device))
         except ValueError as error:
-            warnings.warn(f"{error} Going back to the checkpoint before it.", stacklevel=3)
+            warnings.warn(f"{error} Using the checkpoint before it.", stacklevel=3)
     raise ValueError(
         f"`run` must have a readable checkpoint; none of {len(paths)} in {paths[0].parent} is readable."
     )

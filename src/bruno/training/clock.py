@@ -14,23 +14,23 @@ from bruno.training.distributed import broadcast
 from bruno.training.log import LogEntry
 from bruno.training.trainer import Step, Trainer
 
-_EDGE = 1e-3  # progress of a timed run stays this far from 0 and 1, where a learning rate of 0 wastes a step
+_EDGE = 1e-3  # progress of a timed run stays this far from 0 and 1, where the learning rate is 0
 
 
 class Clock:
     """Advances a trainer and measures its progress and speed.
 
-    A run of `train.minutes` ends when they are over; any other run ends after `train.steps`.
+    A timed run ends after `train.minutes`; any other run ends after `train.steps`.
 
     Args:
         trainer: fresh or restored.
-        now: current time in seconds, from any starting point.
+        now: returns the current time in seconds, from any starting point.
     """
 
     def __init__(self, trainer: Trainer, now: Callable[[], float] = time.monotonic) -> None:
         self._trainer, self._now, self._planned = trainer, now, 60 * trainer.config.minutes
         self._begun, self._spent_before, self._first = now(), trainer.seconds, trainer.index
-        self._compiled_at: float | None = None  # seconds spent when the first steps were done
+        self._compiled_at: float | None = None  # training time at the end of the first steps
 
     def done(self) -> bool:
         """Whether all steps are taken or, in a timed run, all minutes are over."""
@@ -64,7 +64,7 @@ class Clock:
         )
 
     def _spent(self) -> float:
-        """Seconds of training so far, earlier parts of the run included."""
+        """Seconds of training so far, including earlier parts of the run."""
         return self._spent_before + self._now() - self._begun
 
     def _left(self) -> float:
@@ -79,7 +79,7 @@ class Clock:
         """Progress of a timed run from 0 to 1, for schedules.
 
         It does not advance during the first steps, in which a GPU compiles: a minute of compilation may be as
-        long as the whole warm-up, and warm-up has to happen in steps.
+        long as the whole warm-up, which would then take no steps.
         """
         progress = self._spent_before / self._planned
         if self._compiled_at is not None:

@@ -16,12 +16,12 @@ _EAGER_STEPS_DISTRIBUTED = 12
 class CapturedStep:
     """Runs a step eagerly a few times, then captures it as a CUDA graph and replays the graph.
 
-    Every call is a training step, the eager ones too. The step must run the same kernels each time, never
-    wait for the device, and draw all random numbers from the one generator.
+    Every call is a training step, including the eager ones. The step must run the same kernels each time,
+    never wait for the device, and draw all random numbers from one generator.
 
     Args:
         step: works in place and returns a tensor, which the next call overwrites.
-        generator: of the GPU.
+        generator: source of all random numbers, on the GPU.
 
     Attributes:
         stream: the CUDA stream that the step runs in.

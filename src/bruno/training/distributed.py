@@ -16,9 +16,9 @@ def rank_and_processes() -> tuple[int, int]:
 
 
 def broadcast(value: T) -> T:
-    """The first process's value, in every process.
+    """The value of the first process, in every process.
 
-    Decisions are broadcast because processes that disagree, as on when to stop, wait for each other forever.
+    Decisions are broadcast: processes that disagree, such as on when to stop, wait for each other forever.
     """
     if not distributed.is_initialized():
         return value

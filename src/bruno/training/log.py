@@ -1,4 +1,4 @@
-"""The log of a run: one JSON line for each step or few, and TensorBoard where it is installed."""
+"""The log of a run: one JSON line for each step or few steps, and TensorBoard if it is installed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class LogEntry:
 
     Attributes:
         index: steps taken so far.
-        loss: mean over the new steps, as are `bits_per_dim`, `accuracy` and `gradient_norm`; NaN if none of
-            them is finite.
+        loss: mean over the new steps, like `bits_per_dim`, `accuracy` and `gradient_norm`; NaN if no value is
+            finite.
         rate: learning rate of the flow at the last step.
         skipped: number of new steps that changed nothing because their gradient was not finite.
-        seconds: training time so far, earlier parts of a resumed run included.
+        seconds: training time so far, including earlier parts of a resumed run.
         seconds_left: estimate of the time until training ends.
         step_seconds: time per new step.
-        elements_per_second: images or rows, those of episodes included.
-        memory: peak memory use in bytes; on a GPU, of its memory.
+        elements_per_second: images or rows per second, including those of episodes.
+        memory: peak memory use in bytes, of the GPU if there is one.
         validation: bits/dim on the validation sets; NaN if not measured.
-        note: message for the user, such as that the run went back to a checkpoint.
+        note: message for the user, such as a return to an earlier checkpoint.
     """
 
     index: int
@@ -97,7 +97,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def drop_repeated(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Drop the entries of steps that a resumed run took again: of each step, the last entry counts."""
+    """Drop entries of steps that a resumed run repeated: the last entry of each step counts."""
     kept: list[dict[str, Any]] = []
     for entry in entries:
         while kept and kept[-1]["index"] >= entry["index"]:

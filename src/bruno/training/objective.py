@@ -20,7 +20,7 @@ def episode_log_probs(
     """log p(query j of class i | support of class k) for all i, j and k of each episode.
 
     The first `shot` elements of a class are its support, all others its queries. The density is that of
-    latents: the Jacobian of a query is the same under every class.
+    the latents: the Jacobian of a query is the same for every class.
     """
     support, query = z[:, :, :shot], z[:, :, shot:]
     batch, way = support.shape[:2]

@@ -28,25 +28,25 @@ from bruno.training.trainer import Trainer
 _RECIPE = "recipe.json"
 _MODEL = "model.safetensors"
 _CHANGEABLE = ("steps", "minutes", "recompute")  # settings that may change when a run is resumed
-_STEPS_PER_ENTRY_ON_A_GPU = 10  # results are read, and logged, only this often
+_STEPS_PER_ENTRY_ON_A_GPU = 10  # steps between reads of the results
 _FAILURES = 20  # consecutive steps without a finite gradient after which the run goes back to a checkpoint
 _RETRIES = 3
-_SMALLER = 0.3  # factor of the learning rate at each retry
+_SMALLER = 0.3  # factor on the learning rate at each retry
 _ADVICE = "Try a smaller train.rate or train.clip, or look for extreme values in the data"
 
 Measure = Callable[[Bruno], float]
 
 
 class TrainingFailedError(RuntimeError):
-    """Training kept failing, also from its last good checkpoint with a smaller learning rate."""
+    """Training kept failing, even from its last good checkpoint with smaller learning rates."""
 
 
 class Run:
     """The folder of a training run.
 
-    ``recipe.json`` is the recipe. ``checkpoint-STEP.safetensors`` holds all that the next step depends on and
-    in its header the configs and provenance. ``best.safetensors`` is the best checkpoint on validation sets.
-    ``log.jsonl`` has a line for each step or few. ``model.safetensors`` is the trained model.
+    ``recipe.json`` is the recipe. ``checkpoint-STEP.safetensors`` holds the full training state and, in its
+    header, the configs and provenance. ``best.safetensors`` is the best checkpoint on validation sets.
+    ``log.jsonl`` has a line for each step or few steps. ``model.safetensors`` is the trained model.
 
     Attributes:
         folder: path of the folder.
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that the run is trained from."""
+        """The recipe of the run."""
         path = self.folder / _RECIPE
         if not self.folder.is_dir():
             raise ValueError(f"`run` must be the folder of a training run; {self.folder} does not exist.")
@@ -114,12 +114,12 @@ class Run:
     ) -> Iterator[LogEntry]:
         """Train a recipe in this folder to its end and export the model to ``model.safetensors``.
 
-        Locks the folder, checks it, writes the recipe, resumes, trains, exports, in this order: a refused run
-        changes no file, whatever other processes do at the same time. At SIGINT or SIGTERM, saves and ends
+        Locks the folder, checks it, writes the recipe, resumes, trains, exports, in this order: a rejected
+        run changes no file, even if other processes use the folder. At SIGINT or SIGTERM, saves and ends
         without exporting; `stop_signal` is then the signal.
 
         Args:
-            trainer: a fresh one of the recipe's model, data and settings.
+            trainer: a fresh trainer with the recipe's model, data and settings.
             recipe: written to ``recipe.json``. To resume, only its length may differ from the run's.
             resume: continue from the last checkpoint. Without it, the folder must not have a run.
             measure: bits/dim on validation sets, measured at every checkpoint to keep the best one.
@@ -153,7 +153,7 @@ class Run:
         """Take all remaining steps, log them, and save checkpoints; `fit` without recipe and export.
 
         Ends early, after saving, at SIGINT or SIGTERM; `stop_signal` is then the signal. If steps keep
-        failing, goes back to the last good checkpoint with a smaller learning rate, and notes it in the log.
+        failing, goes back to the last good checkpoint with a smaller learning rate, and logs a note.
 
         Args:
             trainer: fresh, or restored by `resume`.
@@ -213,9 +213,9 @@ class Run:
 
     @contextlib.contextmanager
     def _locked(self, trainer: Trainer | None = None) -> Iterator[None]:
-        """Lock the folder, in which another process would delete checkpoints; reentrant.
+        """Lock the folder against other processes, which would delete its checkpoints; reentrant.
 
-        With a trainer, its first process holds the lock for all.
+        In a process group, the first process holds the lock for all.
         """
         acquire = self._acquire if trainer is None else lambda: on_first_process(self._acquire)
         acquire()
@@ -242,7 +242,7 @@ class Run:
         clock = Clock(trainer, now)
         trainer.begin()
         if not self.checkpoints:
-            self.save(trainer)  # something to go back to
+            self.save(trainer)  # to go back to if training fails
         saved, failures, retries, self.stop_signal = now(), 0, 0, 0
         finished = clock.done()
         if finished and measure and not self._measured:
@@ -258,7 +258,7 @@ class Run:
                 finished = clock.done() or self.stop_signal != 0
                 if finished and failures > 1:  # not worth saving
                     raise TrainingFailedError(
-                        f"training ended badly: no finite gradient in its last {failures} steps. "
+                        f"training failed at its end: no finite gradient in its last {failures} steps. "
                         f"{_ADVICE}; the last checkpoint is {self.checkpoints[-1]}."
                     )
                 if finished or (not failures and now() - saved > save_every):
@@ -269,7 +269,7 @@ class Run:
                 yield entry
 
     def _read_newest(self, trainer: Trainer) -> Checkpoint | None:
-        """The newest readable checkpoint, if any; cleans up what crashes have left."""
+        """The newest readable checkpoint, if any; cleans up after crashes."""
         if not self.checkpoints:
             return None
         with self._locked():
@@ -281,7 +281,7 @@ class Run:
 
     def _save_and_measure(self, trainer: Trainer, measure: Measure | None) -> float:
         """Save a checkpoint, measure it, and keep it if it is the best; NaN if not measured."""
-        path = self.save(trainer)  # before measuring, which may take long, or fail
+        path = self.save(trainer)  # before measuring, which may be slow or fail
         if measure is None or trainer.rank:
             return math.nan
         value, self._measured = measure(trainer.trained()), True
@@ -300,7 +300,7 @@ class Run:
                 f"not help. {_ADVICE}; the last checkpoint is {self.checkpoints[-1]}."
             )
         if trainer.rank == 0 and self.checkpoints[1:] and self.checkpoints[-1] == self._went_back_to:
-            self.checkpoints[-1].unlink()  # training failed from it before: its weights are already bad
+            self.checkpoints[-1].unlink()  # training from it failed again: its weights are already bad
         self.resume(trainer)
         self._went_back_to = self.checkpoints[-1] if trainer.rank == 0 else None
         trainer.scale, trainer.seconds = scale, seconds

@@ -14,7 +14,7 @@ from bruno.model import Bruno
 
 
 def make_optimiser(model: Bruno, config: TrainConfig) -> torch.optim.Optimizer:
-    """Optimiser with two parameter groups, the flow's and the process's, each with its learning rate.
+    """Optimiser with two parameter groups, flow and process, each with its own learning rate.
 
     A group's "rate" is its full learning rate. The current one, "lr", is a tensor, so that a captured step
     sees it change.
@@ -33,7 +33,7 @@ def make_optimiser(model: Bruno, config: TrainConfig) -> torch.optim.Optimizer:
 
 
 def learning_rate_factor(config: TrainConfig, progress: float) -> float:
-    """Factor of the learning rate at a progress from 0 to 1: warm-up, then decay to `final_rate`."""
+    """Factor on the learning rate at a progress from 0 to 1: warm-up, then decay to `final_rate`."""
     if progress < config.warmup:
         return progress / config.warmup
     left = 1 - (progress - config.warmup) / (1 - config.warmup)
@@ -46,7 +46,7 @@ def learning_rate_factor(config: TrainConfig, progress: float) -> float:
 
 
 def augmentation_factor(config: TrainConfig, progress: float) -> float:
-    """Factor of the strength of shears and warps at a progress from 0 to 1."""
+    """Factor on the strength of shears and warps at a progress from 0 to 1."""
     return min(1.0, (1 - progress) / config.fade) if config.fade else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Training steps: draw a batch, follow its gradient, repeat; the state of all that can be saved."""
+"""Training steps, and the state of a trainer, which can be saved and restored."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Step:
         bits_per_dim: mean over sets and positions; NaN if the step had no sets.
         accuracy: fraction of episode queries classified correctly; NaN if the step had no episodes.
         rate: learning rate of the flow's parameters.
-        gradient_norm: before clipping.
+        gradient_norm: norm of the gradient before clipping.
         skipped: whether the step changed no weight because its gradient was not finite.
     """
 
@@ -59,19 +59,19 @@ class Trainer:
     """Trains a model in place, step by step; its whole state can be saved and restored.
 
     All random numbers come from `config.seed`. A step whose gradient is not finite changes no weight and is
-    reported as skipped. On a CPU, a restored trainer continues bit by bit as if it had never stopped. On a
+    reported as skipped. On a CPU, a restored trainer continues bit for bit as if it had never stopped. On a
     GPU, the step is captured as one CUDA graph. In a process group, every process draws the same batch and
     works on its part of it, so that the result does not depend on the number of processes.
 
     Attributes:
         index: number of steps taken.
-        scale: factor of all learning rates, lowered when a run went back to a checkpoint.
+        scale: factor on all learning rates, reduced when a run goes back to a checkpoint.
         seconds: training time so far, set by the caller (`Clock`).
     """
 
     def __init__(self, model: Bruno, sampler: SetSampler, config: TrainConfig) -> None:
         if not any(weight.requires_grad for weight in model.parameters()):
-            model.requires_grad_(True)  # models are loaded from files frozen
+            model.requires_grad_(True)  # loaded models are frozen
         self.model, self.sampler, self.config = model, sampler, config
         self.index, self.scale, self.seconds = 0, 1.0, 0.0
         self.rank, self.processes = rank_and_processes()
@@ -109,7 +109,7 @@ class Trainer:
             first = self._prepare(self.sampler.sets(self.config.batch, set_size, self.generator))
             if self.rank == 0:
                 if isinstance(self.model.preprocessing, Standardise):
-                    # From all rows: a batch may miss the rare values of a column.
+                    # From all rows: a batch may lack the rare values of a column.
                     self.model.preprocessing.fit(self.sampler.elements.to(first.device))
                 self.model.initialise(first)
             self._initialised = True
@@ -119,7 +119,7 @@ class Trainer:
         self._run = captured or self._step
         self._objective: nn.Module = Objective(self.model, self.config, self._discriminative)
         if distributed.is_initialized():
-            # Copies the weights of the first process to all, and sums gradients in the stream it is made in.
+            # Copies the weights of the first process to all, and sums gradients in the current stream.
             with torch.cuda.stream(captured.stream) if captured else contextlib.nullcontext():
                 self._objective = DistributedDataParallel(self._objective)
         self.average = MovingAverage(self.model) if self.config.ema else None
@@ -129,11 +129,11 @@ class Trainer:
         return self.advance(1)[0]
 
     def advance(self, count: int, progress: float | None = None) -> list[Step]:
-        """Take several steps and only then read their results, so that a GPU never waits in between.
+        """Take several steps, then read their results, so that a GPU never waits in between.
 
         Args:
             count: number of steps.
-            progress: of the run, from 0 to 1, for the schedules of learning rate, cross-entropy and
+            progress: progress of the run, from 0 to 1, for the schedules of learning rate, cross-entropy and
                 augmentation; by default, the fraction of `train.steps` taken.
         """
         if self._run is None:
@@ -156,7 +156,7 @@ class Trainer:
         ]
 
     def trained(self) -> Bruno:
-        """A copy of the model, with the moving average of its weights if the config asks for one."""
+        """A copy of the model, with the moving average of its weights if the config has one."""
         result = copy.deepcopy(self.model)
         if self.average is not None:
             result.load_state_dict(self.average.weights)
@@ -201,25 +201,25 @@ class Trainer:
             self.generator.set_state(state)
             return
         warnings.warn(
-            "the checkpoint is from another kind of device: training continues with other random numbers.",
+            "the checkpoint is from another kind of device: training continues with new random numbers.",
             stacklevel=3,
         )
         self.generator.manual_seed((self.config.seed + 0x9E3779B97F4A7C15 * self.index) % 2**63)
 
     def _apply_schedules(self, progress: float) -> float:
-        """Set the values that follow the run's progress; returns the learning rate of the flow."""
+        """Set the values that depend on the run's progress; returns the learning rate of the flow."""
         config = self.config
         factor, distortion = learning_rate_factor(config, progress), augmentation_factor(config, progress)
         self._factor.fill_(self.scale * factor)
         self._discriminative.fill_(cross_entropy_weight(config, progress))
         self._slant.fill_(config.slant * distortion)
         self._warp.fill_(config.warp * distortion)
-        # The average forgets faster at first: the first weights are not worth remembering.
+        # The average decays faster at first: the first weights are far from good.
         self._keep.fill_(min(config.ema, self.index / (self.index + 9)))
         return config.rate * self.scale * factor
 
     def _step(self) -> Tensor:
-        """Take a step with the training options of the flow switched on; elsewhere the model is plain."""
+        """Take a step with the training options of the flow switched on; they are off elsewhere."""
         config, on_gpu = self.config, self.device.type == "cuda"
         set_compiled(self.model, on_gpu and config.graph)
         set_network_dtype(self.model, torch.bfloat16 if on_gpu and config.precision == "bfloat16" else None)
@@ -279,7 +279,7 @@ class Trainer:
         return x if x.is_floating_point() else dequantise(x, self.generator)
 
     def _check_elements(self) -> None:
-        """Raise unless the elements have the model's shape, or are larger images with as many channels."""
+        """Raise unless the elements have the model's shape, or are larger images with the same channels."""
         drawn, shape = tuple(self.sampler.elements.shape[1:]), self.model.shape
         augmented = ("mirror", "shift", "slant", "warp")
         if len(shape) != 3 and any(getattr(self.config, name) for name in augmented):
@@ -304,7 +304,7 @@ class Trainer:
 def train_steps(model: Bruno, sampler: SetSampler, config: TrainConfig) -> Iterator[Step]:
     """Train a model in place for `config.steps`, and yield each step.
 
-    After the last step the model has the averaged weights, if the config asks for a moving average.
+    After the last step the model has the averaged weights, if the config has a moving average.
     """
     if config.minutes:
         raise ValueError(
