@@ -1,4 +1,4 @@
-"""Models for the tests of what a trained model can do; `digits_model` is in tests/session_fixtures.py."""
+"""Models for the tests of tasks; `digits_model` is in tests/session_fixtures.py."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from bruno.config import FlowConfig, ModelConfig
 
 @pytest.fixture
 def tiny_model() -> Bruno:
-    """An untrained model of images of 2×2 pixels, for errors that are raised before anything is scored."""
+    """An untrained model of images of 2×2 pixels, for errors that are raised before scoring."""
     return Bruno.from_config(
         ModelConfig(shape=(1, 2, 2), flow=FlowConfig(kind="dense", couplings=2, units=4))
     )

@@ -167,7 +167,7 @@ def test_outliers_kept_out_are_excluded_from_the_evidence(digits_model, learnt_d
 
 @pytest.mark.slow
 def test_keeping_outliers_out_helps_to_detect_those_that_follow(digits_model, learnt_digits, thresholds):
-    """Six of a class, six of another, and again: with the first outliers as evidence, the others fit."""
+    """Six of one class, six of another, repeated: with the first outliers in the evidence, the others fit."""
     support, _ = SetSampler(learnt_digits).episodes(6, 2, 12, seeded())
     streams = torch.cat([support[:, which, part] for part in (slice(6), slice(6, 12)) for which in (0, 1)], 1)
 
@@ -211,7 +211,7 @@ def test_other_clean_sets_have_the_chosen_false_alarm_rate(digits_model, unseen_
 
 
 def test_a_threshold_is_an_order_statistic_of_clean_scores(digits_model, unseen_digits, monkeypatch):
-    """k = 5 of 99 sets at a rate of 0.05: one more set has each of the 100 ranks with equal probability."""
+    """k = 5 of 99 sets at a rate of 0.05: a new set has each of the 100 ranks with equal probability."""
     clean = torch.stack([torch.randperm(99, generator=seeded(i)) for i in range(3)], 1).float()
     monkeypatch.setattr("bruno.tasks.anomaly._scores_of_clean_sets", lambda *arguments: clean)
     found = calibrate(
@@ -315,7 +315,7 @@ def test_an_out_of_distribution_element_of_a_batch_is_an_outlier_at_any_threshol
 
 
 def summary_of(scores: list[float], **settings: int) -> StreamSummary:
-    """Below 0 is an outlier, below −9 also out-of-distribution; an element is its score."""
+    """A summary of elements with these scores: below 0 outliers, below −9 also out-of-distribution."""
     summary = StreamSummary(**settings)
     for position, score in enumerate(scores, start=1):
         judgement = Judgement(score, position - 1, 0.0, score < 0, score < -9)

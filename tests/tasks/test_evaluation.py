@@ -48,7 +48,7 @@ def test_a_probability_of_one_half_per_dimension_is_one_bit(model):
     assert model.bits_per_dim(torch.tensor(0.5).log() * model.dim).item() == pytest.approx(1)
 
 
-def test_sets_per_class_measures_every_class_that_often(model, rows):
+def test_every_class_is_measured_on_sets_per_class_sets(model, rows):
     once, thrice = (
         measure_bits_per_dim(
             model, SetSampler(rows), sets=None, sets_per_class=n, set_size=4, generator=seeded()
@@ -95,7 +95,7 @@ def test_the_first_position_does_not_depend_on_the_order_of_elements(model, rows
         assert result.first == pytest.approx(prior, rel=1e-5)
 
 
-def test_rotated_classes_are_measured_too():
+def test_rotated_classes_are_also_measured():
     images = torch.zeros(6, 1, 2, 2, dtype=torch.uint8)
     sampler = SetSampler(Examples(images, torch.arange(3).repeat(2), tuple("abc")), rotations=True)
     model = Bruno.from_config(

@@ -18,7 +18,7 @@ def images() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def familiarity(images) -> Familiarity:
-    """Of a model that records the grey values of its training data."""
+    """Familiarity of a model that records the grey values of its training data."""
     flow = FlowConfig("dense", couplings=2, units=8)
     model = Bruno.from_config(ModelConfig((1, 8, 8), pixels="gaussianise", flow=flow))
     model.initialise(images, torch.Generator().manual_seed(0))

@@ -199,7 +199,7 @@ IMAGES = torch.zeros((3, 1, 8, 8), dtype=torch.uint8)
         (lambda m: samples_by_prefix(m, IMAGES[0], 1), r"`x` .*, n, 1, 8, 8\).*got shape \(1, 8, 8\)"),
         (lambda m: samples_by_prefix(m, IMAGES[:0], 1), r"`x` .*got shape \(0, .*`prior_samples`"),
         (lambda m: samples_by_prefix(m, IMAGES[..., :7], 1), r"`x` .*got \(3, 1, 8, 7\)"),
-        (lambda m: samples_by_prefix(m, IMAGES, 1, lengths=(1, 4)), r"`lengths` .* 3 .*got \(1, 4\)"),
+        (lambda m: samples_by_prefix(m, IMAGES, 1, lengths=(1, 4)), r"`lengths` .* 3.*got \(1, 4\)"),
         (lambda m: samples_by_prefix(m, IMAGES, 1, lengths=()), r"`lengths` .*; got \(\)"),
         (lambda m: spread_by_repeats(m, IMAGES[0]), r"`x` .*got shape \(1, 8, 8\).*unsqueeze"),
         (lambda m: spread_by_repeats(m, IMAGES, (1, 0)), r"`repeats` .*got \(1, 0\)"),

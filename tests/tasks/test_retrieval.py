@@ -137,7 +137,7 @@ def test_a_file_that_is_not_an_index_raises(digits_model, unseen_digits, tmp_pat
         Index.load(tmp_path / "nowhere.bruno")
 
 
-# --- an index kept on disk -------------------------------------------------------------------------------
+# --- an index on disk ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_retrieval_is_far_better_than_chance_and_than_distances(digits_model, le
         assert ours.average_precision > other.average_precision + margin, method
 
 
-def test_unseen_classes_are_retrieved_too(digits_model, unseen_digits):
+def test_unseen_classes_are_also_retrieved(digits_model, unseen_digits):
     (result,) = measure_retrieval(digits_model, unseen_digits, queries=40, shots=(5,), generator=seeded())
     assert result.chance < 0.35
     assert result.qualities["BRUNO"].average_precision > 0.75
@@ -298,7 +298,7 @@ def test_the_same_seed_gives_the_same_result(digits_model, unseen_digits):
     assert measured(1) != measured(2)
 
 
-def test_each_number_of_shots_is_measured_as_alone_with_one_encoding(
+def test_results_of_each_number_of_shots_are_independent_with_one_encoding(
     digits_model, unseen_digits, monkeypatch
 ):
     def measured(*shots: int):
@@ -336,7 +336,7 @@ def test_with_rotations_a_class_is_not_ranked_with_its_other_rotations(digits_mo
     assert 2 / 18 < result.chance < 3 / 15
 
 
-def test_rotated_classes_are_retrieved_too(digits_model, unseen_digits):
+def test_rotated_classes_are_also_retrieved(digits_model, unseen_digits):
     """A model of upright digits ranks rotated ones far better than chance."""
     few = Examples(unseen_digits.elements[::4], unseen_digits.labels[::4], unseen_digits.names)
     settings = {"queries": 30, "shots": (5,), "generator": seeded()}
@@ -371,9 +371,9 @@ def test_invalid_queries_and_collections_raise(digits_model, learnt_digits, inde
         ({"shots": (1, 174)}, r"`shots` .*173.*got 174"),
         ({"shots": ()}, r"`shots` .*got none"),
         ({"queries": 1}, r"`queries` .*2.*got 1"),
-        ({"at": (1, 532)}, r"`at` .*531 .*got 532"),
+        ({"at": (1, 532)}, r"`at` .*531.*got 532"),
         ({"at": (0,)}, r"`at` .*got 0"),
-        ({"at": (1585,), "rotations": True}, r"`at` .*1584 .*got 1585"),
+        ({"at": (1585,), "rotations": True}, r"`at` .*1584.*got 1585"),
     ],
 )
 def test_invalid_measurements_raise(digits_model, unseen_digits, settings, message):

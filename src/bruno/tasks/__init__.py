@@ -106,7 +106,7 @@ __all__ = [  # noqa: RUF022
     "measure_retrieval",
     "open_index",
     "rank",
-    # unfamiliar images
+    # familiarity
     "Familiarity",
     # analyses
     "CorrelationAndDof",

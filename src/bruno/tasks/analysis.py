@@ -50,7 +50,7 @@ class CorrelationAndDof:
     """Parameters of a process, one entry for each latent dimension, the most correlated first.
 
     Attributes:
-        dimension: its index.
+        dimension: index of the dimension.
         correlation: c = r/v of two elements of a set.
         dof: ν, the degrees of freedom; None for a Gaussian process.
     """
@@ -82,9 +82,9 @@ class Predictions:
 
     Attributes:
         dof: ν, the degrees of freedom before the first observation; None for a Gaussian process.
-        mean: of the next observation.
-        variance: of the next observation.
-        log_prob: of the next observation, log p(z_{i+1} | z_1..z_i).
+        mean: predictive mean of the next observation.
+        variance: predictive variance of the next observation.
+        log_prob: log-density of the next observation, log p(z_{i+1} | z_1..z_i).
     """
 
     dof: float | None
@@ -110,7 +110,7 @@ def toy_observations(
     The defaults are those of appendix F: one sequence of 100 with v = 0.1 and r = 0.05.
     """
     if not 0 <= covariance <= variance:
-        raise ValueError(f"`covariance` must be from 0 to the variance of {variance}; got {covariance}.")
+        raise ValueError(f"`covariance` must be from 0 to {variance}, the variance; got {covariance}.")
     noise = torch.randn(count + 1, generator=generator, dtype=torch.double, device=generator.device).cpu()
     return math.sqrt(covariance) * noise[0] + math.sqrt(variance - covariance) * noise[1:]
 
@@ -125,9 +125,9 @@ def toy_comparison(
 ) -> ToyComparison:
     """Predictions of processes with mean 0 and the same v and r along a sequence: a figure of appendix F.
 
-    v = 1 and r = 0.01 are the paper's, ten times the variance of its data (`toy_observations`): a Student-t
-    process adapts to that, a Gaussian one cannot. The paper does not state the two ν of its plots. The
-    defaults are the 1000 that its models start from, for "high degrees of freedom", and a low one.
+    v = 1 and r = 0.01 are those of the paper: ten times the variance of its data (`toy_observations`). A
+    Student-t process adapts to that, a Gaussian process cannot. The paper does not state the two ν of its
+    plots. The defaults are 1000, from which its models start, for "high degrees of freedom", and a low value.
     """
     z = observations.double().cpu().unsqueeze(1)
     c = covariance / variance
@@ -157,8 +157,8 @@ class LogProbByPosition:
 
     Attributes:
         log_prob: log p(x_{i+1} | x_1..x_i) in nats for a whole element, a mean over sets.
-        error: its standard error, most of it from elements that differ in difficulty.
-        gain: log p(x_{i+1} | x_1..x_i) − log p(x_{i+1}), a mean over sets, in which that difference cancels.
+        error: its standard error, mostly because elements differ in difficulty.
+        gain: log p(x_{i+1} | x_1..x_i) − log p(x_{i+1}), a mean over sets, in which this difficulty cancels.
         gain_error: its standard error.
         sets: number of sets drawn.
     """
@@ -232,11 +232,11 @@ def inspect_model(
     """All analyses of a model, on sets of the sampler's classes.
 
     Args:
-        model: on the device of the sampler.
-        sampler: of the classes to measure on.
+        model: a model on the device of the sampler.
+        sampler: draws sets of the classes to measure on.
         sets: number of sets for the predictions by position.
-        set_size: elements in a set; at most those of the smallest class.
-        generator: of the sets, the noise and the toy observations; on the same device.
+        set_size: elements in a set; at most the size of the smallest class.
+        generator: source of the sets, the noise and the toy observations; on the same device.
         progress: called as progress(done, total), in sets.
     """
     return Inspection(

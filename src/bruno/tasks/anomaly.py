@@ -55,9 +55,9 @@ class BatchScores(NamedTuple):
 def batch_scores(model: Bruno, x: ArrayLike, floor: float = -math.inf) -> BatchScores:
     """`leave_one_out_scores` of one set (n, *shape), without its out-of-distribution elements as evidence.
 
-    An element is out-of-distribution if its log p(x) is below `floor`, as from `density_floor`. It is scored
-    given all others, but excluded from the evidence: two equal glitches would explain each other, and neither
-    explains the rest. If fewer than two elements remain, none is excluded.
+    An element is out-of-distribution if its log p(x) is below `floor`, see `density_floor`. It is scored
+    given all others, but excluded from their evidence: two equal glitches would make each other
+    likely. If fewer than two elements remain, none is excluded.
     """
     x = as_tensor(x, kind=model.kind)
     z = _latents(model, x, at_least=2)
@@ -73,7 +73,7 @@ def batch_scores(model: Bruno, x: ArrayLike, floor: float = -math.inf) -> BatchS
 
 
 def _below_floor(model: Bruno, x: Tensor, floor: float) -> Bool[Tensor, " n"]:
-    """Which of some elements (n, *shape) have a log p(x) below `floor`."""
+    """Whether each element (n, *shape) has a log p(x) below `floor`."""
     if floor == -math.inf:
         return torch.zeros(len(x), dtype=torch.bool, device=model.device)
     parts = x.split(_ELEMENTS_AT_A_TIME)
@@ -108,7 +108,7 @@ class Thresholds:
     """The score below which an element is an outlier, by the number of elements seen before it.
 
     Attributes:
-        by_count: for n = 1, 2, … elements seen; the last holds for all larger n.
+        by_count: threshold after n = 1, 2, … elements; the last holds for all larger n.
         rate: the false-alarm rate: fraction of clean elements with a score below the threshold.
         sets: number of clean sets used for calibration.
     """
@@ -118,7 +118,7 @@ class Thresholds:
     sets: int
 
     def at(self, seen: int) -> float:
-        """The threshold for an element after this many (at least one)."""
+        """The threshold for an element after this many others (at least one)."""
         return self.by_count[min(seen, len(self.by_count)) - 1]
 
 
@@ -134,10 +134,10 @@ def calibrate(
 ) -> Thresholds:
     """Thresholds with a chosen false-alarm rate, from the online scores of clean sets.
 
-    The threshold after n elements is the k-th smallest score at that position, k = ⌊rate·(sets + 1)⌋: one
-    more clean set falls below it with probability k/(sets + 1) ≤ rate, for any distribution of scores. That
-    is the mean over calibrations; the rate of a single one deviates by about sqrt(rate/sets), so a rate of
-    0.01 needs about 1,000 sets. Elements of a stream beyond `set_size` are judged like the last.
+    The threshold after n elements is the k-th smallest score at that position, k = ⌊rate·(sets + 1)⌋: a
+    new clean set falls below it with probability k/(sets + 1) ≤ rate, for any distribution of scores. That
+    is the mean over calibrations; the rate of one calibration deviates by about sqrt(rate/sets), so a rate
+    of 0.01 needs about 1,000 sets. Elements of a stream beyond `set_size` use the last threshold.
     """
     _check_rate_and_set_size(rate, set_size)
     rank = math.floor(rate * (sets + 1) + 1e-9)
@@ -172,7 +172,7 @@ def calibrate_batch(
 def density_floor(model: Bruno, sampler: SetSampler, *, generator: Generator, elements: int = 1000) -> float:
     """The log p(x) below which an element is out-of-distribution, such as the output of a broken sensor.
 
-    It is twice as far below the median of clean elements as the lowest of `elements` of them.
+    It is twice as far below the median as the lowest of `elements` clean elements.
     """
     check_at_least("elements", elements, 1)
     places = torch.randperm(len(sampler.elements), generator=generator, device=generator.device)[:elements]
@@ -184,7 +184,7 @@ def density_floor(model: Bruno, sampler: SetSampler, *, generator: Generator, el
 def _check_rate_and_set_size(rate: float, set_size: int) -> None:
     if not 0 < rate < 1:
         raise ValueError(
-            f"`rate` must be between 0 and 1, as 0.01 for one false alarm in a hundred; got {rate}."
+            f"`rate` must be between 0 and 1, such as 0.01 for one false alarm in 100; got {rate}."
         )
     if set_size < 2:
         raise ValueError(f"`set_size` must be at least 2, as scores need other elements; got {set_size}.")
@@ -217,14 +217,14 @@ def _scores_of_clean_sets(
 
 @dataclass(frozen=True)
 class Judgement:
-    """The score of an element and what follows from it.
+    """The score of an element, and whether it is an outlier.
 
     Attributes:
         score: log p(x | evidence) − log p(x); 0 without evidence.
         seen: number of other elements in the evidence.
-        threshold: the score is compared with this; None during warm-up.
+        threshold: the score below which it is an outlier; None during warm-up.
         outlier: whether the score is below the threshold or the element is out-of-distribution.
-        out_of_distribution: whether log p(x) is below the floor, whatever the evidence.
+        out_of_distribution: whether log p(x) is below the floor, which does not depend on the evidence.
     """
 
     score: float
@@ -240,7 +240,7 @@ def judge_batch(
     """Judge each element of a complete set (n, *shape), n ≥ 2, given all others.
 
     Args:
-        model: of the sets.
+        model: a model of such sets.
         x: the set.
         threshold: an element with a lower score is an outlier; see `calibrate_batch`.
         floor: an element with a lower log p(x) is out-of-distribution, and excluded from the evidence of the
@@ -266,15 +266,15 @@ class Detector:
     """Judges the elements of a stream one at a time; its state is a posterior of constant size.
 
     Attributes:
-        model: of the sets.
-        threshold: from `calibrate`, or one number for all counts; at 0, the evidence makes an element neither
-            more nor less likely.
+        model: a model of such sets.
+        threshold: the result of `calibrate`, or one number for all counts; at a score of 0, the evidence
+            makes an element neither more nor less likely.
         keep_out: exclude outliers from the evidence. They then do not blur it, but the detector never adapts
-            if the stream changes for good, or if its first elements were not typical.
-        warm_up: number of first elements that enter the evidence unjudged; the first always scores 0.
-        floor: an element with a log p(x) below this, as from `density_floor`, is out-of-distribution. It is
-            an outlier, even as the first, and is always excluded from the evidence: after it, all ordinary
-            elements would look like outliers.
+            to a permanent change of the stream, and never recovers from atypical first elements.
+        warm_up: number of first elements that enter the evidence without being judged, at least 1.
+        floor: an element with a log p(x) below this, see `density_floor`, is out-of-distribution. It is an
+            outlier, even as the first element, and is always excluded from the evidence: otherwise all later
+            inliers would look like outliers.
     """
 
     model: Bruno
@@ -284,7 +284,7 @@ class Detector:
     floor: float = -math.inf
 
     def __post_init__(self) -> None:
-        rule = f"`threshold` must be a number, or what `calibrate` returns; got {self.threshold!r}."
+        rule = f"`threshold` must be a number, or the result of `calibrate`; got {self.threshold!r}."
         try:
             if not isinstance(self.threshold, Thresholds) and math.isnan(self.threshold):
                 raise ValueError(rule)
@@ -359,13 +359,13 @@ class JudgedElement(NamedTuple):
 
 
 class StreamSummary:
-    """Collects the judgements of a stream of any length, or of a batch, in bounded memory.
+    """The judgements of a stream of any length, or of a batch, collected in bounded memory.
 
     Attributes:
         count: elements added.
-        outliers: how many of them are outliers, the out-of-distribution ones included.
-        out_of_distribution: how many of them are out-of-distribution.
-        latest: name and judgement of the latest elements.
+        outliers: number of outliers, including out-of-distribution elements.
+        out_of_distribution: number of out-of-distribution elements.
+        latest: names and judgements of the latest elements.
 
     Args:
         latest: number of judgements to keep; None for all.

@@ -22,7 +22,7 @@ BASELINES = ("IsolationForest", "LocalOutlierFactor", "k-NN distance")
 
 _RESAMPLES = 200  # bootstrap resamples of the sets, to estimate standard errors
 _NEAREST = 5  # the neighbour whose distance is the k-NN score; better than 1, 10 or half of the set
-_NEIGHBOURS = 10  # of LocalOutlierFactor; its default of 20 is all of a small set
+_NEIGHBOURS = 10  # of LocalOutlierFactor; its default of 20 is as many as a small set has
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class DetectionQuality:
     """How well a score separates outliers from inliers; standard errors are from a bootstrap over sets.
 
     Attributes:
-        area: under the ROC curve of all elements of all sets pooled, as with one threshold for all.
+        area: area under the ROC curve of the pooled elements of all sets, as for one common threshold.
         area_error: its standard error.
         area_within: fraction of (outlier, inlier) pairs of one set in the right order.
-        average_precision: of all elements of all sets pooled.
+        average_precision: average precision of the pooled elements of all sets.
         average_precision_error: its standard error.
     """
 
@@ -49,12 +49,12 @@ class Contamination:
     """All methods on the same sets, in which an element is of another class with probability `rate`.
 
     Attributes:
-        rate: of outliers.
+        rate: probability that an element is an outlier.
         sets: number of sets.
         set_size: elements in a set.
         elements: number of elements judged, in all sets.
-        outliers: how many of these are outliers.
-        qualities: by method.
+        outliers: number of outliers among them.
+        qualities: quality of each method.
     """
 
     rate: float
@@ -82,20 +82,20 @@ def measure_anomaly(
     """Quality of outlier detection in sets of one class that contain elements of other classes.
 
     The online and the leave-one-out score are compared with methods fitted to the set they judge, on its
-    pixels and on its latents. All judge the same elements, those from position `warm_up` on: the online score
+    pixels and on its latents. All judge the same elements, those after the first `warm_up`: the online score
     of the first is always 0.
 
-    Scores of all sets are pooled: at a low rate most sets have no outlier, and so no area, and an alarm has
-    one threshold in practice. Pooling favours scores that are comparable between sets, such as a ratio of
-    densities, over distances; `area_within` does not.
+    Scores of all sets are pooled: at a low rate most sets have no outlier, so no area is defined, and in
+    practice one threshold serves all sets. Pooling favours scores that are comparable between sets, such as
+    a ratio of densities, over distances; `area_within` does not.
 
     Args:
-        model: on the device to compute on.
+        model: a model, on the device to compute on.
         examples: classes of images or rows, preferably unseen in training.
-        rates: of outliers.
+        rates: probabilities that an element is an outlier.
         set_size: elements in a set.
         sets: number of sets for each rate.
-        generator: of the sets and the resamples; on the model's device.
+        generator: source of the sets and the resamples; on the model's device.
         warm_up: elements at the beginning of a set that are not judged.
         rotations: every class counts four times; all elements of a set, outliers included, are rotated by the
             same angle.
@@ -136,9 +136,9 @@ def _check(
 ) -> None:
     for rate in rates:
         if not 0 < rate < 1:
-            raise ValueError(f"`rates` must be between 0 and 1, as 0.05 for one in twenty; got {rate}.")
+            raise ValueError(f"`rates` must be between 0 and 1, such as 0.05 for one in 20; got {rate}.")
     if not 1 <= warm_up < set_size:
-        raise ValueError(f"`warm_up` must be from 1 to below the `set_size` of {set_size}; got {warm_up}.")
+        raise ValueError(f"`warm_up` must be from 1 to {set_size - 1}, below `set_size`; got {warm_up}.")
     if sets < 2:
         raise ValueError(f"`sets` must be at least 2 to estimate a standard error; got {sets}.")
     if examples.shape != model.shape:
@@ -171,7 +171,7 @@ def _baseline(method: str, points: Float[Tensor, "sets n dim"], seed: int) -> Fl
     last = points.shape[1] - 1
     if method == "k-NN distance":
         return torch.cdist(points, points).sort(-1).values[..., min(_NEAREST, last)]
-    from sklearn.ensemble import IsolationForest  # type: ignore[import-untyped]  # imported late: it takes a second
+    from sklearn.ensemble import IsolationForest  # type: ignore[import-untyped]  # slow import
     from sklearn.neighbors import LocalOutlierFactor  # type: ignore[import-untyped]
 
     if method == "IsolationForest":
@@ -190,7 +190,7 @@ def _quality(
     gap = (score.unsqueeze(2) - score.unsqueeze(1))[pairs]
     if not len(gap):
         raise ValueError(
-            f"`sets` must be enough for one to have outliers and inliers; got {len(outlier)} without."
+            f"`sets` must be enough for one with both outliers and inliers; got {len(outlier)} without."
         )
     times = torch.stack([torch.bincount(pick, minlength=len(outlier)) for pick in picks])
     weight = torch.cat([torch.ones_like(times[:1]), times]).double().repeat_interleave(outlier.shape[1], 1)

@@ -20,7 +20,7 @@ from bruno.tasks.metrics import calibration_error, log_loss
 from bruno.tasks.progress import Progress
 from bruno.tasks.scorers import dimensions_above, part_size
 
-# Limits of a fitted temperature: it has no minimum if all scores are right, no maximum if all are wrong.
+# Limits of a fitted temperature: without them it goes to 0 if all scores are right, to ∞ if all are wrong.
 _COLDEST, _HOTTEST = 1e-3, 1e6
 
 
@@ -29,16 +29,16 @@ class Classification(NumpyResult):
     """Class probabilities of queries.
 
     Attributes:
-        probabilities: of each class for each query; every row sums to 1.
+        probabilities: probability of each class for each query; every row sums to 1.
         log_scores: log p(query | support of the class) of the latents. The Jacobian of a query is the same
-            for every class and is left out.
+            for every class and is omitted.
         labels: index of the most probable class of each query.
         classes: names of the classes.
         names: names of the queries.
         support: number of support elements of each class.
         temperature: divisor of the log scores.
         queries: the elements that were classified.
-        kind: of the elements.
+        kind: kind of the elements.
     """
 
     probabilities: Float[Tensor, "queries classes"]
@@ -100,11 +100,11 @@ def classify(
         model: any model.
         support: the elements (n_c, *shape) of each class, by its name or in a sequence; n_c may differ.
         queries: elements to classify, (queries, *shape).
-        names: of the queries; by default their positions. Classes of a sequence are named by position too.
+        names: names of the queries; by default positions. Classes of a sequence are also named by position.
         prior: probability of each class before the query is seen, in any unit; uniform by default.
-        temperature: T, as from `fit_temperature`; at 1 a model of many pixels is overconfident.
+        temperature: T, see `fit_temperature`; at 1 a model of many pixels is overconfident.
         threshold: use only latent dimensions whose correlation exceeds this.
-        generator: of the dequantisation noise; without one it is ½ and the result deterministic.
+        generator: source of the dequantisation noise; without one ½ is added and the result is deterministic.
         batch_size: elements to encode at a time.
     """
     kind, items = model.kind, support.items() if isinstance(support, Mapping) else enumerate(support)
@@ -113,7 +113,7 @@ def classify(
     _check_elements(model, named, queries)
     names = tuple(map(str, range(len(queries)))) if names is None else tuple(names)
     if len(names) != len(queries):
-        raise ValueError(f"`names` must be one for each of {len(queries)} queries; got {len(names)}.")
+        raise ValueError(f"`names` must have one for each of {len(queries)} queries; got {len(names)}.")
     if not temperature > 0:
         raise ValueError(f"`temperature` must be above 0; got {temperature}.")
     log_prior = _log_prior(prior, len(named))
@@ -123,7 +123,7 @@ def classify(
     if len({part.dtype for part in parts}) == 1:
         latents = model.latents(torch.cat(parts), generator, batch_size=batch_size)
         *known, unknown = latents.split([len(part) for part in parts])
-    else:  # concatenated with floats, integers would be taken for pixels with noise
+    else:  # integers concatenated with floats would be mistaken for dequantised pixels
         *known, unknown = (model.latents(part, generator, batch_size=batch_size) for part in parts)
     classes = Evidence.stack([Evidence.of(z) for z in known])
     log_scores = torch.cat(
@@ -155,11 +155,11 @@ def fit_temperature(
     generator: Generator,
     progress: Progress | None = None,
 ) -> Calibration:
-    """The temperature at which `classify` has the least log loss on the episodes of `measure_few_shot`.
+    """The temperature that minimises the log loss of `classify` on the episodes of `measure_few_shot`.
 
     Use classes that the model was not trained on, and as many shots as `classify` will have. The protocol
     must have one way and one shot; its noise is ignored, since `classify` dequantises with ½ by default. If
-    there is no mistake, the loss has no minimum and the temperature stays 1.
+    no query is misclassified, the loss has no minimum and the temperature stays 1.
     """
     log_scores = episode_scores(
         model, examples, replace(protocol, noise=False), generator=generator, progress=progress
@@ -179,7 +179,7 @@ def fit_temperature(
 
 
 def best_temperature(labels: Int[Tensor, " queries"], log_scores: Float[Tensor, "queries classes"]) -> float:
-    """The T > 0 at which softmax(log_scores/T) has the least `log_loss`.
+    """The T > 0 that minimises the `log_loss` of softmax(log_scores/T).
 
     The loss is convex in 1/T with slope E_softmax[log_scores] − log_scores[label]; bisection finds its zero.
     """
@@ -205,7 +205,7 @@ def _check_elements(model: Bruno, support: Mapping[str, Tensor], queries: Tensor
     if len(support) < 2:
         raise ValueError(
             f"`support` must have at least two classes to choose from; got {len(support)}. "
-            "How well elements fit a single set is Posterior.score."
+            "To score elements against a single set, use Posterior.score."
         )
     for name, x in [*((f"support[{name}]", x) for name, x in support.items()), ("queries", queries)]:
         if tuple(x.shape[1:]) != model.shape:
@@ -214,4 +214,4 @@ def _check_elements(model: Bruno, support: Mapping[str, Tensor], queries: Tensor
                 f"got {tuple(x.shape)}. Resize them."
             )
         if not len(x):
-            raise ValueError(f"`{name}` must hold at least one element; got none. Leave it out or add some.")
+            raise ValueError(f"`{name}` must hold at least one element; got none. Omit it or add some.")

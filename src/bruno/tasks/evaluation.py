@@ -15,7 +15,7 @@ from bruno.model import Bruno
 from bruno.tasks.metrics import mean_and_error
 from bruno.tasks.progress import Progress
 
-_SETS = 200  # at least, over all classes
+_SETS = 200  # minimum number of sets, over all classes
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class BitsPerDim:
     """Bits/dim on sets drawn from some classes.
 
     Attributes:
-        mean: over all positions of a set.
-        first: at the first position, where nothing has been seen: the prior.
+        mean: mean over all positions of a set.
+        first: value at the first position, given no elements: the prior.
         by_position: for each position, prior mean plus mean conditioning gain: same mean, lower variance. The
             prior term is averaged over all elements of the sets, as each could have come first.
         error: standard error of the mean, between sets or, if every class is measured equally often, between
@@ -42,9 +42,9 @@ class BitsPerDim:
 def conditional_and_prior(
     model: Bruno, x: Tensor, generator: Generator
 ) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch n"]]:
-    """log p(x_i | x_1..x_{i−1}) and log p(x_i) for sets (*batch, n, *shape), for every i at once."""
+    """log p(x_i | x_1..x_{i−1}) and log p(x_i) for sets (*batch, n, *shape), for all i at once."""
     z, log_det = model.encode(x, generator)
-    # Not validated: a flow that overflows during training gets bits/dim that are not finite, and no error.
+    # Not validated: a flow that overflows during training gets non-finite bits/dim, not an error.
     steps, alone = (p(z, validate=False) for p in (model.process.step_log_prob, model.process.log_prob))
     return steps + log_det, alone + log_det
 
@@ -64,12 +64,12 @@ def measure_bits_per_dim(
     """Bits/dim of sets of this size, with fresh dequantisation noise.
 
     Args:
-        model: on the device of the sampler.
-        sampler: of the classes to measure on.
+        model: a model on the device of the sampler.
+        sampler: draws sets of the classes to measure on.
         sets: number of sets, each of a class drawn uniformly; None for `sets_per_class` of every class, the
             better way to compare models: classes differ far more than sets of one class do.
         set_size: elements in a set.
-        generator: of the sets and of the noise, on the same device.
+        generator: source of the sets and the noise, on the same device.
         sets_per_class: used only if `sets` is None.
         batch_size: sets to encode at a time.
         progress: called as progress(done, total), in sets.
@@ -100,5 +100,5 @@ def measure_bits_per_dim(
 
 
 def default_sets_per_class(classes: int) -> int:
-    """Sets of each class to measure bits/dim on: one if there are many classes, more if there are few."""
+    """Number of sets per class to measure bits/dim on: one for many classes, more for few."""
     return math.ceil(_SETS / classes)

@@ -1,4 +1,4 @@
-"""Whether images resemble the training data of a model; its answers do not show it."""
+"""Whether images resemble the training data of a model; its predictions do not reveal it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from bruno.flow.preprocessing import Gaussianise
 from bruno.model import Bruno
 
 _FACTOR = 3  # images this many times brighter or darker than in training are unfamiliar
-_IMAGES = 64  # to estimate bits/dim from, of the images and of samples
+_IMAGES = 64  # number of images, and of samples, to estimate bits/dim from
 
 
 class UnfamiliarDataWarning(UserWarning):
-    """Images differ from those the model was trained on; its answers will be confident all the same."""
+    """Images differ from those the model was trained on; its predictions are confident nevertheless."""
 
 
 class Familiarity:
-    """Compares images with the training data of a model, as far as the model records them.
+    """Compares images with the statistics of the training data that a model records.
 
     Both checks return the reason why images are unfamiliar, or "" if they are not. Rows are always familiar.
     Samples of the model, which its bits/dim are compared with, are drawn once, when first needed.
@@ -42,9 +42,9 @@ class Familiarity:
         return self._other_brightness(images) or self._unlikely(images) or self.too_bright(images)
 
     def too_bright(self, images: Tensor) -> str:
-        """Why one of some images, or a single one, is far too bright, or "": most likely it shows paper.
+        """Why an image, or one of several, is far too bright, or "". Most likely it shows white paper.
 
-        Unlike this, a dark or an unlikely image is no reason for doubt if it is alone.
+        A single dark or unlikely image, in contrast, is not reported.
         """
         if (learnt := self._training_brightness) is None:
             return ""
@@ -66,7 +66,7 @@ class Familiarity:
 
     @cached_property
     def _most_bits_of_samples(self) -> float:
-        """Bits/dim of the least likely of some samples of the model."""
+        """Bits/dim of the least likely sample of the model."""
         generator = self._generator()
         images = self.model.prior().sample(_IMAGES, generator=generator).images
         return self._bits(images, generator).max().item()

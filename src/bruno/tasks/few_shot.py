@@ -29,7 +29,7 @@ class FewShotProtocol:
     Attributes:
         ways: numbers k of classes to choose from.
         shots: numbers n of support images of each class.
-        trials: every class is queried once in each; at least 2, to estimate a spread.
+        trials: number of trials, each with one query of every class; at least 2, for a standard error.
         rotations: every class counts four times, rotated by multiples of 90 degrees.
         rotated_decoys: with rotations, draw the other classes of an episode from all rotated classes but the
             query's own, as Prototypical Networks does; they may be rotations of the queried character or of
@@ -52,7 +52,7 @@ class FewShotProtocol:
         for name, least in (("ways", 2), ("shots", 1)):
             numbers = tuple(getattr(self, name))
             if not numbers:
-                raise ValueError(f"`{name}` must be at least one number; got none.")
+                raise ValueError(f"`{name}` must have at least one number; got none.")
             check_at_least(name, min(numbers), least)
             object.__setattr__(self, name, numbers)
         if self.rotated_decoys and not self.rotations:
@@ -66,7 +66,7 @@ class FewShotProtocol:
         return tuple(product(self.ways, self.shots))
 
     def limited_to(self, examples: Examples) -> FewShotProtocol:
-        """The same with ways and shots lowered to the classes and images that the examples have."""
+        """The protocol with ways and shots reduced to the classes and images that the examples have."""
         classes = len(examples.names) * (4 if self.rotated_decoys else 1)
         most_ways, most_shots = max(2, classes), max(1, int(examples.counts.min()) - 1)
         return replace(
@@ -83,7 +83,7 @@ class FewShotResult:
     Attributes:
         way: k, the number of classes to choose from.
         shot: n, the number of support images of each class.
-        accuracy: fraction of queries assigned to their own class, the mean over trials.
+        accuracy: fraction of queries assigned to their own class, averaged over trials.
         spread: standard deviation of the accuracy between trials.
         trials: number of trials; every class is queried once in each.
         episodes: number of queries in all trials.
@@ -109,10 +109,10 @@ class FewShotComparison:
     """A model and the nearest-neighbour baseline on the same episodes.
 
     Attributes:
-        protocol: what was measured.
+        protocol: settings of the measurement.
         model: results of the model, one for each of `protocol.settings`.
         baseline: results of the nearest neighbour, in the same order.
-        features: what the baseline compares: "pixels", or the standardised "columns" of rows.
+        features: features that the baseline compares: "pixels", or the standardised "columns" of rows.
     """
 
     protocol: FewShotProtocol
@@ -136,15 +136,15 @@ def measure_few_shot(
     """Accuracy at every n-shot k-way setting: the class with the highest p(query | support) wins.
 
     In each trial every class (with rotations, every rotated class) is queried once in every setting, with
-    decoys drawn by `draw_episodes`. With noise, each image is encoded once a trial; without, once. A tie
+    decoys drawn by `draw_episodes`. With noise, each image is encoded once per trial, otherwise once. A tie
     counts as wrong. The same seed gives the same episodes on every device, for every model and for
     `measure_pixels`.
 
     Args:
-        model: on the device to compute on.
+        model: a model, on the device to compute on.
         examples: classes of images or rows, preferably unseen in training.
         protocol: ways, shots, trials and other settings.
-        generator: of the trials' seeds; on any device.
+        generator: source of the trials' seeds; on any device.
         progress: called as progress(done, total), in images encoded plus queries scored.
     """
     plan = _Plan.of(examples, protocol, generator)
@@ -164,7 +164,7 @@ def measure_pixels(
     """Accuracy of raw pixels on the same episodes as `measure_few_shot` with the same seed.
 
     With `matching` "nearest" the class of the nearest support image wins, by cosine similarity of pixels.
-    "attention" is closest to the baseline of the paper, from Vinyals et al. (2016): pixels are made binary at
+    "attention" is closest to the baseline of the paper, from Vinyals et al. (2016): pixels are binarised at
     half brightness, and the class with the largest Σ exp(cosine) over its supports wins. "nearest" is the
     stronger baseline. Accuracy on the 1,692 test classes of Omniglot, 20 trials, in per cent::
 
@@ -238,7 +238,7 @@ def _model_scorer(model: Bruno, protocol: FewShotProtocol) -> ModelScorer:
 class EpisodeIndices(NamedTuple):
     """One n-shot k-way task for every class; the query belongs to the first of its k supports.
 
-    Both are indices as `SetSampler.at` takes them: of images, each with its rotation.
+    Both hold indices for `SetSampler.at`: of images, each with its rotation.
     """
 
     query: Int[Tensor, " episodes"]
@@ -277,7 +277,7 @@ def _choose(
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """The episodes to draw; two seeds a trial, so that the episodes do not depend on the noise."""
+    """The episodes to draw; two seeds per trial, so that the episodes do not depend on the noise."""
 
     sampler: SetSampler
     protocol: FewShotProtocol
@@ -307,16 +307,16 @@ class _Plan:
 
     @property
     def _images(self) -> int:
-        """Images of all classes, rotations included."""
+        """Number of images of all classes, including rotations."""
         return len(self.sampler.elements) * self.sampler.classes // len(self.sampler.counts)
 
     @property
     def _queries(self) -> int:
-        """Queries of one trial."""
+        """Number of queries of one trial."""
         return self.sampler.classes * len(self.protocol.settings)
 
     def work(self, scorer: Scorer) -> int:
-        """Images to encode, at most, plus queries to score."""
+        """Maximum number of images to encode, plus queries to score."""
         trials = self.protocol.trials
         return (trials if scorer.noise else 1) * self._images + trials * self._queries
 

@@ -1,4 +1,4 @@
-"""Generation: new elements of a set, given none, some or repeats of its elements."""
+"""Generation: new elements of a set, given none, some or repetitions of its elements."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SetSamples(NumpyResult):
 
     Attributes:
         inputs: the sets, (*sets, n, *shape).
-        lengths: of the prefixes: how many elements of a set were seen.
-        samples: drawn after each prefix, (*sets, lengths, samples, *shape).
+        lengths: lengths of the prefixes: numbers of elements seen.
+        samples: samples after each prefix, (*sets, lengths, samples, *shape).
     """
 
     inputs: Tensor
@@ -36,7 +36,7 @@ class SpreadByRepeats(NumpyResult):
 
     Attributes:
         inputs: the elements, (n, *shape); each is repeated alone.
-        repeats: how often an element was seen.
+        repeats: numbers of times that an element was seen.
         variance: for each number of repeats, the variance between samples, a mean over pixels (from 0 to 1)
             or columns (in standard deviations of the training data) and over the elements.
         by_element: the same for each element.
@@ -113,7 +113,7 @@ def samples_by_prefix(
     n = x.shape[-axes - 1]
     wanted = tuple(range(n + 1)) if lengths is None else tuple(lengths)
     if not wanted or not all(0 <= length <= n for length in wanted):
-        raise ValueError(f"`lengths` must be from 0 to the {n} elements of a set; got {wanted}.")
+        raise ValueError(f"`lengths` must be from 0 to {n}, the set size; got {wanted}.")
     z = model.latents(x, batch_size=batch_size)
     before = Evidence.prefixes(F.pad(z, (0, 0, 0, 1)))  # before an added last element, all are seen
     drawn = draw_samples(

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 def roc_auc(
     target: Bool[Tensor, " n"], score: Float[Tensor, " n"], weight: Float[Tensor, "*batch n"] | None = None
 ) -> Float[Tensor, "*batch"]:
-    """Area under the ROC curve; NaN if all elements are positive, or none is.
+    """Area under the ROC curve; NaN if all or no elements are positive.
 
     With TP_k positives and FP_k negatives at or above the k-th distinct score, from the top::
 
@@ -44,9 +44,9 @@ def average_precision(
 
 
 def precision_at_k(target: Bool[Tensor, " n"], score: Float[Tensor, " n"], k: int) -> float:
-    """Fraction of positives among the k elements with the highest scores; of tied elements the first win."""
+    """Fraction of positives among the k elements with the highest scores; ties go to the first."""
     if not 1 <= k <= len(score):
-        raise ValueError(f"`k` must be from 1 to the {len(score)} elements; got {k}.")
+        raise ValueError(f"`k` must be from 1 to {len(score)}, the number of elements; got {k}.")
     best = score.argsort(descending=True, stable=True)[:k]
     return target[best].double().mean().item()
 
@@ -111,6 +111,6 @@ class MeanAndError(NamedTuple):
 def mean_and_error(values: Float[Tensor, "n *rest"]) -> MeanAndError:
     """Mean over the first axis and its standard error, s/√n; n must be at least 2."""
     if len(values) < 2:
-        raise ValueError(f"`values` must be at least 2 to estimate a standard error; got {len(values)}.")
+        raise ValueError(f"`values` must have at least 2 to estimate a standard error; got {len(values)}.")
     deviation, mean = torch.std_mean(values, 0)
     return MeanAndError(mean, deviation / math.sqrt(len(values)))

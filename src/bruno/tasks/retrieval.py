@@ -35,10 +35,10 @@ class Index:
     """An encoded collection.
 
     Attributes:
-        latents: of each element.
-        names: of each element: a file, an id.
-        fingerprint: of the model that encoded it; latents are meaningless to any other model.
-        source: identifies the state of the collection when it was encoded, in any form.
+        latents: latents of each element.
+        names: name of each element, such as a file or an id.
+        fingerprint: fingerprint of the model that encoded it; the latents are useless to other models.
+        source: identifies the state of the collection when it was encoded; any string.
     """
 
     latents: Float[Tensor, "n dim"]
@@ -96,7 +96,7 @@ class Index:
 
     @classmethod
     def load(cls, path: str | Path, *, model: Bruno | None = None) -> Index:
-        """Read a saved index, to the CPU or to the device of the model, which must have encoded it."""
+        """Read a saved index to the CPU or, with `model`, to its device. The model must have encoded it."""
         tensors, header = read(Path(path), model.device if model else "cpu")
         if header["kind"] != "index":
             raise ValueError(f"`path` must be an index; {path} is a {header['kind']}.")
@@ -116,10 +116,10 @@ class Index:
 
 def _check_names(names: Sequence[str], n: int) -> None:
     if len(names) != n:
-        raise ValueError(f"`names` must be one for each of {n} elements; got {len(names)}.")
+        raise ValueError(f"`names` must have one for each of {n} elements; got {len(names)}.")
 
 
-# --- an index kept on disk -------------------------------------------------------------------------------
+# --- an index on disk ------------------------------------------------------------------------------------
 
 
 def open_index(
@@ -139,12 +139,12 @@ def open_index(
 
     Args:
         model: encodes the collection.
-        reader: of elements as the model takes them. Elements that it skips are reported by a warning.
+        reader: reads elements in the shape of the model. Elements that it skips are reported by a warning.
         collection: a folder of images or of CSV files, or one file.
-        path: of the index file; by default beside the collection, with a name that contains the model's
-            fingerprint. A file named here that is not a valid index of this model is an error, and is not
-            overwritten. If the index cannot be written, that is a warning.
-        familiarity: if given, warns if the images are unlike the training data.
+        path: the index file; by default beside the collection, with a name that contains the model's
+            fingerprint. A given file that is not a valid index of this model raises, and is not
+            overwritten. If the index cannot be written, a warning is given.
+        familiarity: if given, used to warn about images unlike the training data.
         progress: called as progress(done, total), first in files read, then in elements encoded.
     """
     collection = Path(collection)
@@ -162,7 +162,7 @@ def open_index(
     index = _encode(model, reader, collection, files, source, familiarity, progress)
     try:
         index.save(file)
-        logger.info("encoded %d elements, kept in %s", len(index), file)
+        logger.info("encoded %d elements, saved in %s", len(index), file)
     except OSError as error:  # ranking does not need the file
         warnings.warn(f"the index of {collection} could not be written: {error}", stacklevel=2)
     return _with_folder(index, folder), True
@@ -201,7 +201,7 @@ def _encode(
 
 
 def _kept(file: Path, model: Bruno, *, required: bool) -> Index | None:
-    """The index in a file; None if it is invalid, unless that is an error."""
+    """The index in a file; None if it is invalid and not required."""
     try:
         return Index.load(file, model=model)
     except ValueError as error:
@@ -220,7 +220,7 @@ def _default_path(collection: Path, model: Bruno) -> Path:
 
 
 def _state_of(reader: ElementReader, files: Sequence[Path], folder: Path) -> str:
-    """A digest that changes if a file or how it is read does."""
+    """A digest that changes if a file or a setting of the reader changes."""
     settings = (reader.invert, reader.skip_bad, reader.group, reader.columns)
     stamps = [(str(file.relative_to(folder)), file_stamp(file)) for file in files]
     return hashlib.sha256(repr((settings, stamps)).encode()).hexdigest()
@@ -235,7 +235,7 @@ class Ranking(NumpyResult):
 
     Attributes:
         order: indices of the elements in the collection, the best first.
-        scores: of the elements, in the collection's order.
+        scores: scores of the elements, in the collection's order.
     """
 
     order: Int[Tensor, " n"]
@@ -249,15 +249,15 @@ def rank(index: Index, model: Bruno, query: ArrayLike) -> Ranking:
     The Jacobians of the flow cancel, so latents suffice: one predictive density scores the whole collection.
 
     Args:
-        index: of the collection.
-        model: that encoded it.
+        index: the index of the collection.
+        model: the model that encoded it.
         query: the examples (n, *shape), n ≥ 1.
     """
     query = as_tensor(query, "query", kind=model.kind)
     if query.ndim != len(model.shape) + 1 or not len(query):
         raise ValueError(
             f"`query` must be elements (n, *{model.shape}) with n of at least 1; "
-            f"got shape {tuple(query.shape)}. A single one is query.unsqueeze(0)."
+            f"got shape {tuple(query.shape)}. A single element is query.unsqueeze(0)."
         )
     index.check_model(model)
     given_query = _log_prob(model, index.latents, Evidence.of(model.latents(query)))
@@ -276,7 +276,7 @@ def _log_prob(model: Bruno, z: Float[Tensor, "n dim"], query: Evidence | None = 
 
 @dataclass(frozen=True)
 class RetrievalQuality:
-    """How well a score finds the rest of a class, a mean over queries with its standard error.
+    """How well a score finds the rest of a class: means over queries, with standard errors.
 
     Attributes:
         precision: by k, the fraction of the query's class among the best k.
@@ -301,7 +301,7 @@ class RetrievalResult:
         collection: elements ranked for each query: all but the query and other rotations of its class; the
             minimum over classes.
         chance: precision of a random order, the mean fraction of the query's class in the collection.
-        qualities: by method.
+        qualities: quality of each method.
     """
 
     queries: int
@@ -330,15 +330,15 @@ def measure_retrieval(
     distance to the nearest of them, on pixels and on latents.
 
     Args:
-        model: on the device to compute on.
+        model: a model, on the device to compute on.
         examples: the collection, encoded once, and its classes.
         queries: number of queries.
         shots: numbers of elements in a query, with a result for each that does not depend on the others:
             larger queries contain the smaller ones.
-        at: numbers k of best elements to measure the precision of.
+        at: numbers k of best elements at which to measure the precision.
         rotations: every class counts four times, rotated by multiples of 90 degrees. Other rotations of the
-            query's class are left out of the collection: a symmetric character looks the same in all.
-        generator: of the queries; on any device.
+            query's class are excluded from the collection: a symmetric character looks the same in all.
+        generator: source of the queries; on any device.
         progress: called as progress(done, total), in elements encoded, which takes most of the time.
     """
     sizes = _collection_sizes(examples, queries, shots, at, rotations)
@@ -399,7 +399,7 @@ def _collection_sizes(
     sizes = [(rotated if rotations else len(examples)) - shot for shot in shots]
     for k in at:
         if not 1 <= k <= min(sizes):
-            raise ValueError(f"`at` must be from 1 to the {min(sizes)} elements of the collection; got {k}.")
+            raise ValueError(f"`at` must be from 1 to {min(sizes)}, the size of the collection; got {k}.")
     return sizes
 
 

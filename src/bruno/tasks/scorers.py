@@ -1,4 +1,4 @@
-"""Scores of queries against small support sets: features of each image alone, then queries with supports."""
+"""Scores of queries given small support sets, in two steps: features of images, then scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bruno.process import Evidence
 
 Matching = Literal["nearest", "attention"]
 
-# Numbers in the features scored at a time: enough to keep the cores or the GPU busy, in little memory.
+# Feature values scored at a time: enough to keep the cores or the GPU busy, in little memory.
 _NUMBERS_AT_A_TIME = 2**20
 _NUMBERS_AT_A_TIME_ON_A_GPU = 2**25
 
@@ -53,7 +53,7 @@ class PixelScorer:
         self.matching, self.half, self.device = matching, levels / 2, device
 
     def features(self, images: Tensor, generator: Generator) -> Float[Tensor, "images dim"]:
-        """Pixels as vectors of length 1, for "attention" made binary first."""
+        """Pixels as vectors of length 1, binarised first for "attention"."""
         pixels = images.flatten(1).float()
         if self.matching == "attention":
             pixels = (pixels >= self.half).float()
@@ -76,20 +76,20 @@ def scores_in_parts(
     support: Int[Tensor, "episodes way shot"],
     query: Int[Tensor, " episodes"],
 ) -> Float[Tensor, "episodes way"]:
-    """Scores, a part of the episodes at a time: the gathered features of all would take too much memory."""
+    """Scores of the episodes in parts: the gathered features of all would take too much memory."""
     size = part_size(support[0].numel() * features.shape[1], features.device)
     parts = zip(support.split(size), query.split(size), strict=True)
     return torch.cat([scorer.scores(features[supports], features[queries]) for supports, queries in parts])
 
 
 def part_size(numbers: int, device: torch.device) -> int:
-    """How many items, each with this many numbers, to score at a time on this device."""
+    """Number of items to score at a time on this device, each with this many values."""
     room = _NUMBERS_AT_A_TIME if device.type == "cpu" else _NUMBERS_AT_A_TIME_ON_A_GPU
     return max(1, room // numbers)
 
 
 def dimensions_above(model: Bruno, threshold: float | None) -> Bool[Tensor, " dim"] | None:
-    """Mask of the latent dimensions whose correlation exceeds a threshold, at least one; None for all."""
+    """Mask of the latent dimensions whose correlation exceeds a threshold; None for all."""
     if threshold is None:
         return None
     dimensions = model.process.correlated(threshold)

@@ -1,4 +1,4 @@
-"""Specks: the share of samples with an isolated dot, which drawings hardly ever have."""
+"""Specks: the fraction of samples with an isolated dot, which drawings almost never have."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _BRIGHT = 64  # of 255: brighter pixels are ink
 
 @dataclass(frozen=True, eq=False)
 class SpeckResult(NumpyResult):
-    """The share of images with a speck, among samples and in the data.
+    """The fraction of images with a speck, among samples and in the data.
 
     Attributes:
         share: fraction of the samples with a speck.
         error: standard error of `share`.
-        samples: number of samples, each of another random set.
+        samples: number of samples, each given a different random set.
         given: number of images of a class that each sample was conditioned on.
-        temperature: of the samples.
+        temperature: temperature of the samples.
         data_share: fraction of the images of the data with a speck.
         data_images: number of these images.
         images: the samples, (samples, *shape), as integers.
         with_speck: which of the samples have a speck, (samples,).
-        levels: of the pixels.
+        levels: number of values that a pixel can take.
     """
 
     share: float
@@ -63,17 +63,17 @@ def measure_specks(
     progress: Progress | None = None,
     batch_size: int = 64,
 ) -> SpeckResult:
-    """Share of samples with a speck, each given random images of one random class, and that of the data.
+    """Fraction of samples with a speck, each given random images of one random class, and that of the data.
 
     The given images are dequantised with ½, as in `samples_by_prefix`.
 
     Args:
-        model: of images with bright ink on a dark background; on the device to compute on.
+        model: a model of images with bright ink on a dark background; on the device to compute on.
         examples: classes of images, preferably unseen in training.
         samples: number of samples; at least 2, to estimate a standard error.
         given: number of images to condition a sample on.
         temperature: below 1, samples are closer to the mean of the latents.
-        generator: of the sets and the samples; on the device of the model.
+        generator: source of the sets and the samples; on the device of the model.
         progress: called as progress(done, total), in samples.
         batch_size: samples to draw at a time.
     """
@@ -115,7 +115,7 @@ def has_speck(
     """Whether an image has a connected component of one or two bright pixels, 8-connected.
 
     A pixel is bright if some channel exceeds 64 of 255, a quarter of the range. It is a component of one if
-    no other pixel of its 3 × 3 patch is bright. Two pixels are a component if the patch of each has just
+    no other pixel of its 3 × 3 patch is bright. Two pixels are a component if the patch of each has only
     these two.
     """
     bright = (images > _BRIGHT * (levels - 1) // 255).any(-3, keepdim=True)

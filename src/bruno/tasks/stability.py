@@ -19,7 +19,7 @@ from bruno.tasks.evaluation import measure_bits_per_dim
 from bruno.tasks.progress import Progress
 from bruno.training.trainer import Step, Trainer
 
-_FINAL_SETS = 32  # to measure a trained model of the study on
+_FINAL_SETS = 32  # sets on which a trained model of the study is measured
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Variant:
     """Settings of one model of the study.
 
     Attributes:
-        name: shown in results.
+        name: name in the results.
         weight_norm: weight-normalise the flow's networks, with data-dependent initialisation.
         rate: factor on the study's learning rate.
         correlation: range from which the initial correlation of each dimension is drawn uniformly.
@@ -62,7 +62,7 @@ VARIANTS = (
 
 # Convolutional as in the paper, but small: a step on 8 × 8 digits takes about 50 ms on one CPU core.
 STUDY_FLOW = FlowConfig(filters=16, blocks=1, couplings=2, units=64)
-# The paper's optimiser at a constant rate: warm-up, decay and gradient clipping would hide instability.
+# The paper's optimiser at a constant learning rate; a schedule or gradient clipping would hide instability.
 STUDY_TRAIN = TrainConfig(
     optimiser="rmsprop", process_rate=1.0, warmup=0.0, decay="none", batch=8, precision="float32"
 )
@@ -75,8 +75,8 @@ class Curve:
     Attributes:
         process: "student-t" or "gaussian".
         variant: name of the variant.
-        seed: of weights, correlations and sets; all variants and processes train on the same sets.
-        bits_per_dim: of the batch of each step, NaN or infinite where training diverged.
+        seed: seed of weights, correlations and sets; all variants and processes train on the same sets.
+        bits_per_dim: bits/dim of the batch of each step; NaN or infinite where training diverged.
         skipped: number of steps skipped because their gradient was not finite.
         final: bits/dim of new sets of the same examples after the last step, without outliers.
     """
@@ -91,7 +91,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class StabilityStudy:
-    """The learning curves of a study, and the name of the data they were learnt on."""
+    """The learning curves of a study, and the name of its data."""
 
     name: str
     steps: int
@@ -99,7 +99,7 @@ class StabilityStudy:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What all models have in common."""
+        """Settings that all models share."""
         return {"steps": self.steps, "flow": to_dict(STUDY_FLOW), "train": to_dict(STUDY_TRAIN)}
 
 
