@@ -58,7 +58,7 @@ def test_a_timeline_marks_outliers_and_out_of_distribution_elements(figures):
     axes = timeline_axes(figures)
     marks = drawn(axes)
     assert marks["outlier"] == [13]
-    assert marks["out of distribution"] == [14]
+    assert marks["out-of-distribution"] == [14]
     assert marks["threshold"] == [11, 12, 13, 14]
     assert axes.get_ylim()[0] > -20  # the extreme score is not drawn to scale
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("element of the stream", "score (nats)")
@@ -67,13 +67,13 @@ def test_a_timeline_marks_outliers_and_out_of_distribution_elements(figures):
 @pytest.mark.parametrize("scores", [[5.0, 4.0, -1e9], [5.0, -math.inf, -math.inf]])
 def test_out_of_distribution_marks_are_not_above_the_threshold(scores, figures):
     score_timeline(scores, [-3.0] * 3, [False, False, True], [False, False, True])
-    (mark,) = (line for line in timeline_axes(figures).lines if line.get_label() == "out of distribution")
+    (mark,) = (line for line in timeline_axes(figures).lines if line.get_label() == "out-of-distribution")
     assert mark.get_ydata().tolist() == [-3.0]
 
 
 def test_a_stream_of_out_of_distribution_elements_is_drawn(figures):
     score_timeline([-1e9] * 2, [None] * 2, [True] * 2, [True] * 2)
-    assert list(drawn(timeline_axes(figures))) == ["out of distribution"]
+    assert list(drawn(timeline_axes(figures))) == ["out-of-distribution"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 60])

@@ -82,7 +82,7 @@ def test_text_is_shown_as_it_is(tmp_path, text):
     "provenance",
     [{}, {"commit": None}, {"hardware": "a lot"}, {"hardware": {}, "packages": None}, {"seed": [1]}],
 )
-def test_odd_provenance_is_no_obstacle(provenance):
+def test_incomplete_provenance_is_accepted(provenance):
     assert "None" not in page("t", "", [replace(RESULT, provenance=provenance)])
 
 
@@ -136,7 +136,7 @@ def test_a_recipe_is_described_by_data_process_flow_and_seed():
 
 
 def test_a_report_of_nothing_raises(tmp_path):
-    with pytest.raises(ValueError, match=r"`folder` .*there is no .*nowhere"):
+    with pytest.raises(ValueError, match=r"`folder` .*nowhere does not exist"):
         report(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"`folder` .*log or results.*neither"):
         report(tmp_path)

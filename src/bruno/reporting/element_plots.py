@@ -42,7 +42,7 @@ def class_probabilities(
     Args:
         titles: name of each element.
         probabilities: classes and their probabilities for each element, most probable first.
-        images: of the elements.
+        images: images of the elements.
     """
     given = probabilities if images is None else images
     check_lengths(titles, {"probabilities": probabilities, "images": given})
@@ -91,16 +91,16 @@ def score_timeline(
 ) -> bytes:
     """Scores along a stream or batch, with outliers marked and some images above.
 
-    Scores of out-of-distribution elements are extreme and would flatten the rest: a triangle at the lowest
-    other score or threshold stands for them.
+    Scores of out-of-distribution elements are extreme and would flatten the rest, so each is drawn as a
+    triangle at the lowest other score or threshold.
 
     Args:
         scores: one per element.
-        thresholds: one per element, None where there is none.
+        thresholds: one per element, or None.
         flagged: whether each element is an outlier.
-        out_of_distribution: whether each element is out of distribution.
+        out_of_distribution: whether each element is out-of-distribution.
         outliers: images of some outliers by position in the stream, at most `STRIP`.
-        inliers: images of some other elements.
+        inliers: images of some inliers, by position in the stream.
         first: position of the first score.
         xlabel: label of the x axis.
     """
@@ -142,7 +142,7 @@ def _draw_scores(
     if beyond.any():
         finite = [value for value in (*shown, *limits) if math.isfinite(value)]
         lowest = np.full(beyond.sum(), min(finite, default=0.0))
-        axes.plot(place[beyond], lowest, "v", color=COLOURS[1], label="out of distribution")
+        axes.plot(place[beyond], lowest, "v", color=COLOURS[1], label="out-of-distribution")
     axes.set_xlim(place[0] - margin, place[-1] + margin)
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     axes.grid(**GRID)

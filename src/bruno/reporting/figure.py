@@ -1,4 +1,4 @@
-"""What all plots share: colours, axes, PNG, and a few helpers."""
+"""Helpers that all plots share: colours, axes, legends, PNG."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Values = Sequence[float] | np.ndarray
 
 
 def new_figure(width: float = WIDTH, height: float = HEIGHT) -> Figure:
-    """An empty figure of a size in inches, apart from pyplot and its global state."""
+    """An empty figure with a size in inches, independent of pyplot and its global state."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=130, layout="constrained")
@@ -74,7 +74,7 @@ def set_log_axes(axes: Axes, which: str) -> None:
 
 
 def smoothed(values: Values, width: int) -> np.ndarray:
-    """Mean over a window of ± `width` values around each, cut at the ends."""
+    """Mean over a window of ± `width` values around each value, truncated at the ends."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     centre = np.arange(len(values))
     low, high = np.maximum(centre - width, 0), np.minimum(centre + width + 1, len(values))
@@ -83,7 +83,7 @@ def smoothed(values: Values, width: int) -> np.ndarray:
 
 
 def shortened(text: str, length: int = 17) -> str:
-    """Text cut in the middle to `length` characters: names often differ at the end."""
+    """Text shortened in the middle to `length` characters: names often differ at the end."""
     return text if len(text) <= length else f"{text[: length // 2]}…{text[len(text) - (length - 1) // 2 :]}"
 
 

@@ -68,7 +68,9 @@ def prefix_grid(
     empty = inputs.new_full((columns - len(inputs), channels, *inputs.shape[2:]), background)
     top = grid(torch.cat([empty, inputs]), columns, padding, background)
     below = grid(samples.transpose(0, 1).flatten(0, 1), columns, padding, background)
-    between = np.full((padding, *top.shape[1:]), background, np.uint8)  # sets the inputs apart
+    between = np.full(
+        (padding, *top.shape[1:]), background, np.uint8
+    )  # separates the inputs from the samples
     return np.concatenate([top, between, below])
 
 
@@ -84,7 +86,7 @@ def prefix_sheet(
     """PNG of one `prefix_grid` per set, with the number of elements seen above each column.
 
     Args:
-        sets: inputs and samples of each set, as `prefix_grid` takes them.
+        sets: inputs and samples of each set, as in `prefix_grid`.
         seen: number of elements seen, one per column.
     """
     from PIL import Image, ImageDraw
@@ -92,7 +94,7 @@ def prefix_sheet(
     grids = [prefix_grid(inputs, samples, 1, BACKGROUND) for inputs, samples in sets]
     high, wide = grids[0].shape[:2]
     across = math.ceil(math.sqrt(len(grids)))
-    if len(grids) <= 3:  # no empty corner: narrow grids side by side, wide ones below each other
+    if len(grids) <= 3:  # narrow grids side by side, wide ones below each other: no empty corner
         across = len(grids) if wide < 1.5 * high else 1
     down = math.ceil(len(grids) / across)
     factor = max(1, _WIDTH // max(across * wide, down * high))
@@ -102,7 +104,7 @@ def prefix_sheet(
     tile = (factor * high + header + _GAP, factor * wide + _GAP)
     sheet = Image.new("RGB", (gutter + across * tile[1], down * tile[0]), "white")
     pen = ImageDraw.Draw(sheet)
-    # Columns narrower than their numbers: only every few columns get one.
+    # Columns may be narrower than their numbers; then only some columns get one.
     every = math.ceil((max(font.getlength(str(n)) for n in seen) + 4) / cell[1])
     for i, pixels in enumerate(grids):
         top, left = i // across * tile[0] + header, gutter + i % across * tile[1]
@@ -156,7 +158,7 @@ def contact_sheet(
             left, up = _GAP + i % columns * cell_width, top + line + i // columns * cell_height
             pixels = image.cpu().movedim(0, -1).contiguous().numpy()
             sheet.paste(_enlarged(pixels, factor), (left, up))
-            # A frame, since images may be as white as the sheet.
+            # A frame, since images may be as white as the page.
             pen.rectangle(
                 (left - 1, up - 1, left + factor * wide, up + image_height), outline=(BACKGROUND,) * 3
             )

@@ -39,11 +39,11 @@ def page(title: str, lead: str, results: Sequence[Result]) -> str:
 
 
 def write_page(path: Path | str, title: str, lead: str, results: Sequence[Result]) -> Path:
-    """Write a `page` to a file, whole or not at all; return its path."""
+    """Write a `page` to a file atomically; return its path."""
     path = Path(path)
     text = page(title, lead, results)
     with atomic_write(path) as file:
-        # Names of files may hold bytes that are not text.
+        # File names may contain bytes that are not UTF-8.
         file.write_bytes(text.encode("utf-8", errors="replace"))
     return path
 
@@ -63,14 +63,14 @@ def report(folder: Path | str, out: Path | str | None = None) -> Path:
     folder = Path(folder)
     path = folder / "report.html" if out is None else Path(out)
     if not folder.is_dir():
-        raise ValueError(f"`folder` must be a run folder; there is no {folder}.")
+        raise ValueError(f"`folder` must be a run folder; {folder} does not exist.")
     if not path.parent.is_dir() or path.is_dir():
         raise ValueError(f"`out` must be a file in an existing folder; got {path}.")
     run = Run(folder)
     results, log = mark_outdated(read_results(folder), _fingerprints(run)), run.read_log()
     if not results and not log:
         raise ValueError(f"`folder` must be a run folder with a log or results; {folder} has neither.")
-    if log:  # replaces one written earlier in the run
+    if log:  # replaces a learning curve written earlier
         others = [result for result in results if result.name != _LEARNING_CURVE]
         results = [*others, learning_curve_result(log)]
     try:
@@ -104,13 +104,13 @@ def describe_recipe(recipe: Recipe) -> str:
 
 
 def _fingerprints(run: Run) -> set[str]:
-    """Fingerprints of the last and the best checkpoint, as far as the run has them."""
+    """Fingerprints of the last and the best checkpoint, if the run has them."""
     names = ["last"] * bool(run.checkpoints) + ["best"] * run.best.is_file()
     return {run.model(name).fingerprint() for name in names}
 
 
 def _provenance_line(provenance: Mapping[str, Any]) -> str:
-    """Command, commit, seed, hardware and versions, as far as known."""
+    """Command, commit, seed, hardware and versions, if known."""
     hardware, packages = (
         part if isinstance(part := provenance.get(name), dict) else {} for name in ("hardware", "packages")
     )

@@ -1,4 +1,4 @@
-"""Plots of measured values, each as the bytes of a PNG: lines, bars, dots, points and curves of training."""
+"""Plots of measured values, each as the bytes of a PNG: lines, bars, dots, points and learning curves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
 
 def learning_curve(log: Sequence[Mapping[str, Any]]) -> bytes:
-    """Smoothed bits/dim by step, with validation bits/dim and episode accuracy where measured.
+    """Smoothed bits/dim by step, with validation bits/dim and episode accuracy if measured.
 
     Args:
         log: entries with `index` and `bits_per_dim`, `validation`, `accuracy`, each missing or None if
@@ -119,7 +119,7 @@ def bar_plot(
             axes.annotate(f"{value:.1f}", top, (0, 3), textcoords="offset points", ha="center", fontsize=8)
     axes.errorbar(place, chance, xerr=0.45, fmt="none", ecolor=INK, elinewidth=1, label="chance")
     axes.set_xticks(place, groups)
-    margin = max(len(groups), 3) / 2  # keeps a single bar from filling the plot
+    margin = max(len(groups), 3) / 2  # prevents a single bar from filling the plot
     axes.set_xlim(place.mean() - margin, place.mean() + margin)
     axes.margins(y=0.1)  # room for the values
     axes.grid(visible=False, axis="x")
@@ -134,7 +134,7 @@ def accuracy_bars(
     """Accuracy of several methods in the same settings, in per cent.
 
     Args:
-        settings: such as "5-way 1-shot".
+        settings: names of the settings, such as "5-way 1-shot".
         accuracies: by method, one per setting, from 0 to 1.
         chance: accuracy by chance in each setting, from 0 to 1.
     """
@@ -192,7 +192,7 @@ def predictive_bands(observations: Values, predictions: Mapping[str, tuple[Value
     """A panel per process: predictive mean ± 2 standard deviations, over the observations.
 
     Args:
-        observations: in order.
+        observations: the observations, in order.
         predictions: by name of the process, mean and variance of each observation given those before it.
     """
     figure = new_figure(height=0.5 + 1.3 * len(predictions))
@@ -212,7 +212,7 @@ def predictive_bands(observations: Values, predictions: Mapping[str, tuple[Value
 
 
 def training_curves(curves: Sequence[tuple[str, str, Values]]) -> bytes:
-    """Bits/dim by step: a panel per variant, a line per process; faint every step, bold the running mean.
+    """Bits/dim by step: a panel per variant, a line per process; every step faint, the running mean bold.
 
     Args:
         curves: variant, process, and bits/dim of every step.

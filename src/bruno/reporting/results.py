@@ -14,13 +14,13 @@ from bruno.files import atomic_write
 from bruno.provenance import provenance
 
 _FOLDER = "results"
-_PNG = b"\x89PNG"  # how every PNG begins
+_PNG = b"\x89PNG"  # the first bytes of every PNG
 _OUTDATED = "From an earlier checkpoint; measure again for the current one."
 
 
 @dataclass(frozen=True)
 class Result:
-    """A measurement or a picture, with what it takes to show it.
+    """A measurement or a picture, with its table, note and provenance.
 
     Attributes:
         name: stem of its files, NAME.json and NAME.png.
@@ -31,7 +31,7 @@ class Result:
         note: how to read it, in a sentence or two.
         picture: PNG bytes; empty if it has none.
         provenance: command, commit, seed, hardware and versions; set when read from a file.
-        model: fingerprint of the model measured; empty if there is none.
+        model: fingerprint of the measured model; empty if none.
     """
 
     name: str
@@ -88,8 +88,8 @@ def mark_outdated(results: Sequence[Result], fingerprints: Collection[str]) -> l
     """Add a note to results of earlier checkpoints.
 
     Args:
-        results: of a run.
-        fingerprints: of the models that the run has now. Without any, nothing is marked.
+        results: the results of a run.
+        fingerprints: fingerprints of the current models of the run. If empty, nothing is marked.
     """
     if not fingerprints:
         return list(results)
@@ -110,8 +110,8 @@ def _read(path: Path) -> Result:
     for name in ("values", "provenance"):
         _check(isinstance(record.get(name), dict), name, "an object")
     columns, rows = record.get("columns"), record.get("rows")
-    _check(_is_text_list(columns), "columns", "a list of text")
-    _check(isinstance(rows, list) and all(map(_is_text_list, rows)), "rows", "a list of lists of text")
+    _check(_is_text_list(columns), "columns", "a list of strings")
+    _check(isinstance(rows, list) and all(map(_is_text_list, rows)), "rows", "a list of lists of strings")
     return Result(
         path.stem,
         record["title"],
@@ -126,7 +126,7 @@ def _read(path: Path) -> Result:
 
 
 def _read_picture(path: Path) -> bytes:
-    """PNG bytes; empty without a picture, or with a warning for a damaged one."""
+    """PNG bytes; empty without a picture. Warns about a damaged picture and returns empty bytes."""
     picture = path.read_bytes() if path.is_file() else b""
     if picture and not picture.startswith(_PNG):
         warnings.warn(f"{path}: is not a PNG; skipped.", stacklevel=4)
