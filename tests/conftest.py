@@ -1,4 +1,4 @@
-"""Shapes in the signatures of the package are checked while the tests run, and only then."""
+"""Checks the shapes in the signatures of the package, during tests only."""
 
 # ruff: noqa: E402, I001
 import os
@@ -8,10 +8,10 @@ import jaxtyping
 import pytest
 from hypothesis import settings
 
-# Before any test imports the package; it stays for the whole session.
+# Before any test imports the package, and for the whole session.
 jaxtyping.install_import_hook("bruno", "typechecker.check").__enter__()
 
-# Tests that run at the same time share the cores. Both settings have to come before torch.
+# Tests that run at the same time share the cores. Both settings must precede the import of torch.
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 import bruno.threads  # noqa: F401
@@ -24,7 +24,7 @@ settings.load_profile("repeatable")
 
 
 def _without_shape_checks(function):
-    """The function, with shape checks off while it runs."""
+    """The function, with shape checks disabled while it runs."""
 
     @wraps(function)
     def unchecked(*args, **kwargs):
@@ -53,7 +53,7 @@ def _seed():
 
 @pytest.fixture
 def without_shape_checks():
-    """For tests that pass forbidden shapes and types, to see the package's own errors."""
+    """Disable shape checks, for tests that pass wrong shapes and types to see the package's own errors."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,4 +1,4 @@
-"""Session fixtures that are expensive to make: made once, for all workers of a parallel test run."""
+"""Expensive session fixtures, made once for all workers of a parallel test run."""
 
 import os
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from bruno.training.trainer import Trainer
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that the first worker to ask for it makes, and all workers share."""
+    """A folder that the first worker makes and all workers share."""
     base = factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder = root / name
@@ -52,7 +52,7 @@ def learnt_digits() -> Examples:
 
 @pytest.fixture(scope="session")
 def unseen_digits() -> Examples:
-    """The three digits that the model never saw."""
+    """The three digits unseen in training."""
     return load_examples("digits", "test")
 
 

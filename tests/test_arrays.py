@@ -1,4 +1,4 @@
-"""Whatever holds numbers becomes the tensor of these numbers."""
+"""Arrays, lists and images become tensors of the same values."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ ANY_ARRAY = arrays.arrays(NUMBERS, arrays.array_shapes(min_dims=0, max_dims=3, m
 
 
 @given(ANY_ARRAY)
-def test_arrays_keep_their_values_whatever_their_type_and_byte_order(array):
+def test_arrays_of_any_type_and_byte_order_keep_their_values(array):
     np.testing.assert_array_equal(as_tensor(array).numpy(), array)
 
 
 @given(ANY_ARRAY, st.data())
-def test_arrays_keep_their_values_whatever_their_strides(array, data):
+def test_arrays_with_any_strides_keep_their_values(array, data):
     view = array
     if array.ndim:
         step = data.draw(st.sampled_from([-2, -1, 1, 2]))
@@ -39,13 +39,13 @@ def test_arrays_keep_their_values_whatever_their_strides(array, data):
 
 
 @given(ANY_ARRAY.filter(lambda array: array.ndim and len(array)))
-def test_a_list_of_parts_is_the_whole(array):
+def test_a_list_of_parts_is_stacked(array):
     tensor = as_tensor(array)
     assert torch.equal(as_tensor(list(array)).nan_to_num(), tensor.nan_to_num())
     assert torch.equal(as_tensor(list(tensor)).nan_to_num(), tensor.nan_to_num())
 
 
-def test_a_tensor_is_returned_as_it_is():
+def test_a_tensor_is_returned_unchanged():
     x = torch.randn(3, requires_grad=True)
     assert as_tensor(x) is x
 
@@ -96,7 +96,7 @@ def test_lists_are_of_one_shape_and_one_device():
 def test_the_exif_orientation_is_applied_to_a_copy():
     image = Image.new("L", (4, 2))
     image.putpixel((0, 0), 255)
-    image.getexif()[0x0112] = 6  # turn right to look at it
+    image.getexif()[0x0112] = 6  # rotate clockwise to display
     array = image_to_array(image, None, grey=True)
     assert array.shape == (1, 4, 2)
     assert array[0, 0, 1] == 255

@@ -115,7 +115,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("without_shape_checks")
 class TestMistakes:
     def test_a_missing_or_foreign_file_is_rejected(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"there is none at"):
+        with pytest.raises(FileNotFoundError, match=r"`path` .* does not exist"):
             bruno.load(tmp_path / "nothing")
         (tmp_path / "text").write_text("hello, hello, hello")
         with pytest.raises(ValueError, match=r"must be a file that bruno.save wrote"):
@@ -139,7 +139,7 @@ class TestMistakes:
     def test_a_model_file_is_not_loaded_as_a_posterior(self, tmp_path):
         model = trained(MODELS["28×28"]).float()
         bruno.save(model, tmp_path / "model")
-        with pytest.raises(ValueError, match="`model` must be left out to load a model"):
+        with pytest.raises(ValueError, match="`model` must be omitted"):
             bruno.load(tmp_path / "model", model=model)
 
     def test_a_model_with_a_custom_flow_cannot_be_saved(self, tmp_path):

@@ -42,7 +42,7 @@ def test_a_config_survives_its_dictionary(training, alpha, classes):
     assert values["train"].items() >= training.items()
 
 
-def test_a_dictionary_may_hold_lists_and_leave_out_defaults():
+def test_a_dictionary_may_hold_lists_and_omit_defaults():
     config = from_dict(ModelConfig, {"shape": [7], "levels": 0, "flow": {"kind": "dense"}})
     assert config == ModelConfig((7,), 0, flow=FlowConfig("dense"))
     assert hash(config) == hash(ModelConfig((7,), 0, flow=FlowConfig("dense")))
@@ -53,7 +53,7 @@ def test_a_dictionary_may_hold_lists_and_leave_out_defaults():
     [
         ({"shape": [1], "flow": {"filtres": 3}}, r"`flow.filtres` is not a setting .* `flow.filters`\?"),
         ({"shape": [1], "pixels": "probit"}, "`pixels` must be 'logit' or 'gaussianise'; got 'probit'"),
-        ({"shape": [1], "xyz": 3}, "`xyz` is not a setting of ModelConfig; known are alpha"),
+        ({"shape": [1], "xyz": 3}, "`xyz` is not a setting of ModelConfig; the settings are alpha"),
         ({"shape": [1], "flow": {"kind": "cnn"}}, "`flow.kind` must be 'conv' or 'dense'; got 'cnn'"),
         ({"shape": [1], "process": {"kind": "t"}}, "`process.kind` must be 'student-t' or 'gaussian'"),
         ({"shape": [1], "flow": {"filters": 0}}, "`flow.filters` must be at least 1; got 0"),
@@ -66,7 +66,7 @@ def test_a_dictionary_may_hold_lists_and_leave_out_defaults():
         ({"shape": [1], "flow": {"bins": 1}}, r"`flow.bins` .*from 2 to 128; got 1"),
         ({"shape": [1], "flow": {"interval": 0}}, r"`flow.interval` .*above 0; got 0"),
         ({}, "`shape` must be given: it has no default"),
-        ({"shape": 4}, r"`shape` must be a list, as .* or \[1, 2\]; got 4"),
+        ({"shape": 4}, r"`shape` must be a list .* or \[1, 2\]; got 4"),
         ({"shape": [4], "flow": "dense"}, "`flow` must be a table; got 'dense'"),
         ({"shape": [4], "flow": {"scales": "2"}}, "`flow.scales` must be int; got '2'"),
         ({"shape": [4], "flow": {"scales": True}}, "`flow.scales` must be int; got True"),
@@ -93,17 +93,17 @@ def test_mistakes_name_the_setting_and_the_way_out(values, message):
         (lambda: ModelConfig((1, 8.0, 8)), "`shape` must be int; got 8.0"),
         (lambda: ModelConfig((1,), flow=ProcessConfig()), "`flow` must be a table; got ProcessConfig"),
         (lambda: DataConfig("x", columns=("a", "a")), "`data.columns` must all differ; got 'a' twice"),
-        (lambda: DataConfig(3), "`data.name` must be a word; got 3"),
+        (lambda: DataConfig(3), "`data.name` must be a string; got 3"),
         (lambda: Recipe(DataConfig("x"), pixels="no"), "`pixels` must be 'logit' or 'gaussianise'; got 'no'"),
         (lambda: attrs.evolve(TrainConfig(), way=1), "`train.way` must be at least 2; got 1"),
     ],
 )
-def test_configs_made_in_python_are_checked_too(build, message):
+def test_configs_made_in_python_are_also_checked(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
 
-def test_lists_and_dictionaries_are_converted_in_python_too():
+def test_lists_and_dictionaries_are_also_converted_in_python():
     assert ModelConfig([1, 8, 8], flow={"kind": "dense"}) == ModelConfig((1, 8, 8), flow=FlowConfig("dense"))
 
 

@@ -1,4 +1,4 @@
-"""The same laws on a GPU, where there is one: `pytest tests/test_cuda.py`."""
+"""The same laws on a GPU, if one is available: `pytest tests/test_cuda.py`."""
 
 import copy
 
@@ -104,7 +104,7 @@ def test_a_captured_step_is_the_same_step(optimiser, shared, size, coupling):
     assert captured.trained().log_prob(x).isfinite().all()
 
 
-def test_a_captured_run_goes_on_where_it_was():
+def test_a_captured_run_resumes_where_it_stopped():
     whole, part = trainer(), trainer()
     expected = whole.advance(12)
     part.advance(6)

@@ -1,4 +1,4 @@
-"""README and docs: code blocks run, shell lines parse, links exist, and tables are what was measured."""
+"""README and docs: code blocks run, shell lines parse, links exist, and tables match the results."""
 
 import re
 import runpy
@@ -21,7 +21,7 @@ README, COMMAND_LINE = ROOT / "README.md", ROOT / "docs" / "command-line.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
-# All shell lines are parsed. Not run are lines with a placeholder or standard input, and those that begin so:
+# All shell lines are parsed. Lines with a placeholder, standard input or these commands are not run:
 PLACEHOLDER = re.compile(r"\b(DIR|FOLDER|FILE|IMAGE)\b")
 SLOW = ("demo", "study", "anomaly measure", "fewshot omniglot-fewshot")
 # Of the lines that use a pretrained model, the first of each command is run.
@@ -126,7 +126,7 @@ def test_shell_lines_are_valid(line):
 
 
 def lines_to_run():
-    """Each line once, however many pages have it."""
+    """Each line once, even if several pages have it."""
     found = {}
     for line in (param.values[0] for param in shell_lines()):
         words = arguments(line) or ["-"]
@@ -203,7 +203,7 @@ def omniglot():
     return runpy.run_path(str(ROOT / "benchmarks" / "omniglot.py"))
 
 
-def test_the_table_of_omniglot_is_what_was_measured(omniglot):
+def test_the_table_of_omniglot_matches_the_results(omniglot):
     assert omniglot["table"]() in (ROOT / "docs" / "omniglot.md").read_text("utf-8")
 
 
@@ -221,5 +221,5 @@ def cells(line):
 
 
 @pytest.mark.parametrize("name", ["omniglot", "omniglot-fewshot"])
-def test_cards_of_pretrained_models_are_what_was_measured(omniglot, name):
+def test_cards_of_pretrained_models_match_the_results(omniglot, name):
     assert (ROOT / "src" / "bruno" / "weights" / f"{name}.md").read_text("utf-8") == omniglot["card"](name)

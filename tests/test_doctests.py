@@ -14,7 +14,7 @@ FILES = [path for path in sorted(SOURCE.rglob("*.py")) if ">>> " in path.read_te
 
 
 class Finder(doctest.DocTestFinder):
-    """Finds the examples of functions that the shape checks wrap, too."""
+    """Also finds the examples of functions that the shape checks wrap."""
 
     def _from_module(self, module, object):
         return super()._from_module(module, inspect.unwrap(object))
@@ -26,7 +26,7 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_examples_give_what_they_show(path):
+def test_examples_give_the_results_they_show(path):
     module = importlib.import_module(name_of(path))
     tests = [test for test in Finder().find(module, module.__name__) if test.examples]
     assert sum(len(test.examples) for test in tests) == path.read_text("utf-8").count(">>> ")

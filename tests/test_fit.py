@@ -60,7 +60,7 @@ def test_a_run_is_continued_with_more_steps(tmp_path):
     assert resumed.model.fingerprint() == bruno.open(tmp_path / "run").model.fingerprint()
 
 
-def test_a_complete_run_is_returned_as_it_is(tiny, tmp_path, caplog):
+def test_a_complete_run_is_returned_unchanged(tiny, tmp_path, caplog):
     shutil.copytree(tiny.folder, tmp_path / "run")
     with caplog.at_level("INFO", "bruno"):
         again = bruno.train("digits", tmp_path / "run", resume=True, **TINY)
@@ -139,7 +139,7 @@ def test_notes_of_training_are_warnings(tmp_path, monkeypatch):
 # --- settings --------------------------------------------------------------------------------------------
 
 
-def test_settings_are_put_over_a_recipe():
+def test_settings_override_those_of_a_recipe():
     recipe, explicit = with_settings(
         bruno.load_recipe("digits"), {"steps": 7, "flow": {"units": 3}, "alpha": 0.01, "data": {"size": 9}}
     )
@@ -154,7 +154,7 @@ def test_a_number_of_steps_replaces_minutes():
     assert with_settings(timed, {"steps": 7, "minutes": 5})[0].train.minutes == 5
 
 
-def test_a_gpu_of_a_number_becomes_the_current_one(monkeypatch):
+def test_a_numbered_gpu_becomes_the_current_device(monkeypatch):
     current = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -185,7 +185,7 @@ def test_fine_tuning_compares_the_models_before_and_after(tiny, tmp_path):
     assert [entry.index for entry in entries] == [1, 2]
     assert all(np.isfinite(entry.accuracy) for entry in entries)
     assert compared[-1][0] == compared[-1][1]
-    assert tiny.model.fingerprint() == before  # the model given is not changed
+    assert tiny.model.fingerprint() == before  # the given model is unchanged
     assert tuned.trained.model.fingerprint() == bruno.open(tmp_path / "tuned").model.fingerprint() != before
     comparison = tuned.comparison
     assert comparison.split == "validation"
@@ -193,7 +193,7 @@ def test_fine_tuning_compares_the_models_before_and_after(tiny, tmp_path):
     assert comparison.bits["before"].mean != comparison.bits["after"].mean
 
 
-def test_fine_tuning_opens_what_it_is_given_by_name(tiny, tmp_path):
+def test_fine_tuning_opens_a_model_given_by_name(tiny, tmp_path):
     tuned = bruno.finetune(
         str(tiny.folder), tmp_path / "tuned", way=3, episodes=2, trials=0, steps=1, rate=0.0
     )
@@ -207,7 +207,7 @@ def test_fine_tuning_needs_a_recipe(tiny, tmp_path):
         bruno.finetune(str(tmp_path / "bare.safetensors"), tmp_path / "tuned")
 
 
-def test_rows_of_a_csv_are_trained_on(tmp_path):
+def test_a_model_is_trained_on_rows_of_a_csv(tmp_path):
     generator = np.random.default_rng(0)
     lines = [f"{i % 6},{a:.3f},{b:.3f}" for i, (a, b) in enumerate(generator.normal(size=(180, 2)))]
     (tmp_path / "rows.csv").write_text("\n".join(["of,a,b", *lines]))

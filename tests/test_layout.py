@@ -10,7 +10,7 @@ import pytest
 import bruno
 
 SOURCE = Path(bruno.__file__).parent
-# A package stands where the last of the modules that its __init__ imports stands.
+# A package has the place of the last module that its __init__ imports.
 LAYOUT = """
     bruno.threads
     bruno
@@ -85,7 +85,7 @@ def test_imports_only_point_up(module):
     above = set(ORDER[: ORDER.index(module)])
     own_packages = {name for name in MODULES if module.startswith(f"{name}.")}
     below = imports_of(module) - above - own_packages
-    assert not below, f"{module} imports {below}, which stand below it"
+    assert not below, f"{module} imports {below}, which are below it"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_optional_packages_are_imported_only_where_they_are_used():
 
 @pytest.mark.parametrize("command", sorted((SOURCE / "cli").glob("*.py")), ids=lambda path: path.stem)
 def test_commands_are_thin(command):
-    """At most 60 lines and 10 parameters a function."""
+    """A function has at most 60 lines and 10 parameters."""
     for node in ast.walk(ast.parse(command.read_text())):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno < 60, node.name

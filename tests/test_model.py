@@ -56,7 +56,7 @@ class TestLaws:
         joint = model.process.joint_log_prob(z) + log_det.sum(-1)
         torch.testing.assert_close(model.log_prob(x).sum(-1), joint)
 
-    def test_each_step_is_the_density_under_what_came_before(self, model):
+    def test_each_step_is_the_density_given_the_elements_before(self, model):
         x = elements(model, 2, 4)
         steps = model.log_prob(x)
         assert steps.shape == (2, 4)
@@ -289,7 +289,7 @@ class TestIsADensity:
             )
 
 
-def test_splines_with_the_same_weights_on_another_interval_are_another_model():
+def test_splines_with_the_same_weights_on_another_interval_are_a_different_model():
     def model(interval: float) -> Bruno:
         torch.manual_seed(0)
         flow = FlowConfig("dense", couplings=2, units=8, coupling="spline", interval=interval)
@@ -351,13 +351,13 @@ def test_initialising_from_data_happens_once():
 
 
 def with_settings(**settings) -> Bruno:
-    """The same weights whatever the settings."""
+    """A model with the same weights for any settings."""
     config = ModelConfig((1, 4, 4), flow=FlowConfig("dense", couplings=2, units=8))
     torch.manual_seed(0)
     return Bruno.from_config(evolve(config, **settings))
 
 
-def test_a_fingerprint_covers_all_that_latents_depend_on():
+def test_a_fingerprint_covers_everything_that_latents_depend_on():
     different = {
         "weights": Bruno.from_config(with_settings().config),
         "reference": with_settings(),
@@ -445,13 +445,13 @@ class TestMistakes:
             ):
                 ask(torch.zeros(0, 1, 8, 8, dtype=torch.uint8))
 
-    def test_floating_point_integers_are_warned_about(self):
+    def test_floating_point_integers_are_a_warning(self):
         model = trained(MODELS["28×28"]).float()
         x = elements(model, 3)
         with pytest.warns(UserWarning, match=r"`x` .*whole numbers.*x\.byte\(\)"):
             model.encode(x.float())
 
-    def test_brightness_from_0_to_1_is_warned_about(self):
+    def test_brightness_from_0_to_1_is_a_warning(self):
         model = Bruno.from_config(MODELS["8×8"])
         x = torch.rand(2, 1, 8, 8)
         with pytest.warns(UserWarning, match=r"`x` .*from 0 to 256.*above 1.*\(x \* 255\)"):
@@ -474,7 +474,7 @@ class TestMistakes:
             Bruno.from_config(MODELS["8×8"]).initialise(torch.zeros(1, 1, 8, 8))
 
     def test_a_flow_that_does_not_return_vectors_is_rejected(self):
-        with pytest.raises(ValueError, match=r"`flow` must give vectors of 4 numbers .* Put Flatten"):
+        with pytest.raises(ValueError, match=r"`flow` .*got \(1, 2, 2\). Put Flatten"):
             Bruno((1, 2, 2), Bijection(), StudentTProcess(4), Logit())
 
     def test_a_process_of_another_size_is_rejected(self):

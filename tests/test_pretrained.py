@@ -1,4 +1,4 @@
-"""The models that come with the package, on images drawn for this project."""
+"""The pretrained models, on images drawn for this project."""
 
 import importlib.util
 import json
@@ -101,7 +101,7 @@ def test_bits_per_dim_and_accuracy_on_unseen_characters(model):
     assert result.accuracy > 0.9  # nearest neighbours in pixels: 0.65
 
 
-def test_the_example_files_are_those_that_their_script_makes(tmp_path):
+def test_the_example_files_are_the_output_of_their_script(tmp_path):
     spec = importlib.util.spec_from_file_location("draw", ROOT / "examples" / "draw.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -160,7 +160,7 @@ def test_images_in_dark_ink_are_reported_unless_inverted(dark_ink, omniglot):
 
 
 @pytest.mark.parametrize("kind", ["path", "image", "array"])
-def test_python_users_are_warned_of_dark_ink(dark_ink, omniglot, kind):
+def test_dark_ink_is_a_warning_in_python(dark_ink, omniglot, kind):
     path = sorted((dark_ink / "a").iterdir())[0]
     source = {
         "path": lambda: path,
@@ -172,7 +172,7 @@ def test_python_users_are_warned_of_dark_ink(dark_ink, omniglot, kind):
     assert omniglot.read(source(), invert=True).x.float().mean() < 64
 
 
-def test_every_job_on_user_images_takes_them_inverted(dark_ink, omniglot):
+def test_every_job_on_user_images_can_invert_them(dark_ink, omniglot):
     new = sorted((dark_ink / "a").iterdir())[:2]
     with pytest.warns(bruno.trained.UnfamiliarDataWarning):
         omniglot.classify(new, KNOWN)
@@ -207,7 +207,7 @@ def test_one_image_in_dark_ink_among_others_is_reported(dark_ink, omniglot):
 
 
 @pytest.mark.slow
-def test_a_collection_in_dark_ink_is_reported_whenever_it_is_searched(dark_ink, caplog):
+def test_a_collection_in_dark_ink_is_reported_at_every_search(dark_ink, caplog):
     trained = bruno.open("omniglot-fewshot")
     for _ in range(2):  # encoded, and read from its index
         with (
@@ -243,11 +243,11 @@ def test_a_pretrained_model_is_fine_tuned_to_dark_ink(dark_ink, monkeypatch):
     assert "unlike" not in output
     before, after = json.loads(Path("bright/results/finetuning-test.json").read_text())["rows"][0][1:]
     bits = float(before.split()[0])
-    assert 0.8 < bits < 2.2  # as of bright ink
+    assert 0.8 < bits < 2.2  # as for bright ink
     assert float(after.split()[0]) == pytest.approx(bits, abs=0.2)
 
 
-def test_thresholds_are_calibrated_on_classes_that_training_has_not_seen(monkeypatch, omniglot):
+def test_thresholds_are_calibrated_on_unseen_classes(monkeypatch, omniglot):
     splits = []
     monkeypatch.setattr("bruno.trained.data.is_available", lambda name, data_dir: True)
     monkeypatch.setattr(

@@ -45,7 +45,7 @@ def test_a_split_has_the_examples_of_the_data_set(split):
     assert torch.equal(found.elements, expected.elements)
 
 
-def test_the_data_is_read_once_whichever_splits_are_asked_for(images, monkeypatch):
+def test_the_data_is_read_once_for_all_splits(images, monkeypatch):
     reads = []
     monkeypatch.setattr(
         "bruno.recipe_data.load_examples", lambda *a, **k: reads.append(a) or load_examples(*a, **k)

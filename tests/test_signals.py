@@ -16,14 +16,14 @@ def _handlers_are_restored():
 
 
 @BOTH
-def test_the_first_signal_is_noted_and_the_work_goes_on(number):
+def test_the_first_signal_is_recorded_and_the_work_continues(number):
     with StopSignal() as stop:
         assert stop.number == 0
         signal.raise_signal(number)
         assert stop.number == number
 
 
-def test_the_second_signal_gets_the_handler_of_before():
+def test_the_second_signal_goes_to_the_previous_handler():
     with StopSignal() as stop:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Torch's threads soon sleep when they wait, whichever module was imported first."""
+"""Torch's waiting threads soon sleep, in any order of imports."""
 
 import itertools
 import os
@@ -15,7 +15,7 @@ needs_two_cores = pytest.mark.skipif(
     sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"
 )
 
-# The CPU time that other threads than ours spend on small parallel operations: nearly all of it is spinning.
+# CPU time that the other threads spend on small parallel operations: nearly all of it is spinning.
 MEASURE = """
 def spinning():
     def others():
@@ -34,7 +34,7 @@ def spinning():
 
 @pytest.mark.slow
 @needs_two_cores
-def test_waits_are_short_though_torch_was_imported_first():
+def test_waits_are_short_even_if_torch_was_imported_first():
     script = f"""
 import os, threading, time, torch
 {MEASURE}
@@ -52,7 +52,7 @@ print(spinning())
     )
     before, parked, threads, after = map(int, child.stdout.split())
     assert parked >= 2
-    assert threads == 2  # as the user chose
+    assert threads == 2  # the user's choice
     assert after < before / 2
 
 
@@ -70,12 +70,12 @@ def test_nothing_is_parked_if_bruno_was_imported_first():
     ],
     ids=["torch first", "bruno first", "spin count chosen", "policy chosen"],
 )
-def test_the_variable_is_late_only_if_torch_was_imported_and_nobody_chose(modules, environment, late):
+def test_the_variable_is_late_only_if_torch_was_imported_and_it_was_not_set(modules, environment, late):
     assert _is_late(modules, environment) == late
 
 
 @given(st.integers(2, 300), st.integers(1, 300))
-def test_no_more_teams_are_parked_than_it_takes(team, cores):
+def test_no_more_teams_are_parked_than_needed(team, cores):
     needed = next(parked for parked in itertools.count() if 1 + (parked + 1) * (team - 1) > cores)
     assert _teams_to_park(team, cores) == (needed if needed * team <= _MOST_PARKED else 0)
     assert _teams_to_park(1, cores) == 0

@@ -28,7 +28,7 @@ def trained(digits_run, tmp_path_factory) -> Trained:
 
 @pytest.fixture(scope="module")
 def unseen(trained) -> Examples:
-    """Digits that training has not seen."""
+    """Digits unseen in training."""
     return trained.examples()
 
 
@@ -89,7 +89,7 @@ def test_a_model_that_does_not_exist_is_an_error(trained):
         bruno.open(trained.folder / "model.safetensors", checkpoint="best")
 
 
-def test_a_model_file_without_a_recipe_has_no_data_of_its_own(trained, tmp_path):
+def test_a_model_file_without_a_recipe_has_no_data(trained, tmp_path):
     bruno.save(trained.model, tmp_path / "bare.safetensors")
     bare = bruno.open(tmp_path / "bare.safetensors")
     assert bare.recipe is None
@@ -158,7 +158,7 @@ def test_images_unlike_those_of_training_are_a_warning(trained):
 # --- jobs ------------------------------------------------------------------------------------------------
 
 
-def test_bits_per_dim_are_lower_on_unseen_digits_than_of_uniform_noise(trained):
+def test_bits_per_dim_are_lower_on_unseen_digits_than_on_uniform_noise(trained):
     done = []
     found = trained.evaluate(sets=6, set_size=5, progress=lambda *numbers: done.append(numbers))
     assert found.data == "test"
@@ -283,7 +283,7 @@ def test_a_collection_is_ranked_for_a_query_in_any_form(trained, unseen, form, t
     assert sum(int(Path(name).stem) >= 20 for name in found.names) >= 6
 
 
-def test_an_inspection_shows_what_is_gained_by_conditioning(trained):
+def test_an_inspection_shows_the_gain_from_conditioning(trained):
     found = trained.inspect(sets=6)
     assert found.positions.gain[0] == 0
     assert found.positions.gain[-1] > found.positions.gain[1] > 0

@@ -1,4 +1,4 @@
-"""The run-time type checker of the tests: an int will do for a float, as everywhere in Python."""
+"""The run-time type checker of the tests: an int is accepted for a float, as usual in Python."""
 
 from beartype import BeartypeConf, beartype
 

@@ -1,6 +1,6 @@
 """BRUNO: exact, exchangeable deep models of sets.
 
-Names are imported on first use: `import bruno` is cheap, and only what computes imports torch.
+Names are imported on first use: `import bruno` is fast and does not import torch.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'bruno' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"bruno.{_HOME[name]}"), name)
-    globals()[name] = value  # found directly from now on
+    globals()[name] = value  # later lookups do not call this function
     return value
 
 

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say which packages it needs."""
+    """Run the command line, or exit with the name of a missing package."""
     try:
         from bruno.cli.main import main as run
     except ModuleNotFoundError as error:

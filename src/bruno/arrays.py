@@ -1,4 +1,4 @@
-"""Conversion between tensors and what users have: numpy arrays, lists of arrays or tensors, PIL images."""
+"""Conversion between tensors and numpy arrays, lists of arrays or tensors, and PIL images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:  # `as_tensor` reports a wrong type itself
     ArrayLike: TypeAlias = object
 
-# What `as_tensor` takes besides tensors and images; beside a tensor type in a signature.
+# Types that `as_tensor` takes besides tensors and images; signatures list them after a tensor type.
 Arrays: TypeAlias = NDArray[Any] | Sequence[Any]
 
 
@@ -37,7 +37,7 @@ def as_tensor(
     Args:
         x: the values.
         name: the argument to name in an error.
-        device: of the result, unless `x` is a tensor.
+        device: where to put the result, unless `x` is a tensor.
         kind: the elements that PIL images are converted to: number of channels, size and levels.
 
     >>> as_tensor(np.arange(6).reshape(2, 3)[::-1])
@@ -80,8 +80,8 @@ class NumpyResult:
 def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool) -> NDArray[np.uint8]:
     """The pixels of a PIL image, (channels, height, width), in 8 bits.
 
-    The EXIF orientation is applied. Transparent pixels are put on black or white, whichever contrasts more
-    with what is drawn. `size` is the height and width to resize to, or one number for both.
+    The EXIF orientation is applied. Transparent pixels become black or white, whichever contrasts more with
+    the drawing. `size` is the height and width to resize to, or one number for both.
     """
     from PIL import Image as pil  # noqa: N813
     from PIL import ImageOps
@@ -96,7 +96,7 @@ def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool)
 
 
 def is_pil_image(x: Any) -> TypeGuard[Image]:
-    """Whether `x` is a PIL image; if PIL was never imported, it is not."""
+    """Whether `x` is a PIL image. Does not import PIL."""
     pil = sys.modules.get("PIL.Image")
     return pil is not None and isinstance(x, pil.Image)
 
@@ -127,10 +127,10 @@ def _stacked(parts: list[Tensor], name: str) -> Tensor:
 
 
 def _numeric(array: NDArray[Any], name: str, given: str) -> NDArray[Any]:
-    """An array whose memory torch can share: native byte order, writable, strides that torch has too."""
+    """An array whose memory torch can share: native byte order, writable, strides that torch supports."""
     if array.dtype.kind not in "biuf":
         raise TypeError(f"`{name}` must hold real numbers; got {given} of {array.dtype}.")
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch hardly computes with uint16 and above
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch supports few operations on these
         array = array.astype(np.int64)
     if array.dtype == np.longdouble:
         array = array.astype(np.float64)
@@ -141,7 +141,7 @@ def _numeric(array: NDArray[Any], name: str, given: str) -> NDArray[Any]:
 
 
 def _with_8_bits(image: Image, file_format: str | None) -> Image:
-    """16-bit grey values on the scale of 8 bits; Pillow would cut them off at 255."""
+    """16-bit grey values rescaled to 8 bits; Pillow would clip them at 255."""
     from PIL import Image as pil  # noqa: N813
 
     if image.mode.startswith("I;16") or (image.mode == "I" and file_format in ("PNG", "PPM")):
@@ -152,7 +152,7 @@ def _with_8_bits(image: Image, file_format: str | None) -> Image:
 
 
 def _opaque(image: Image) -> Image:
-    """The image on black or white paper where it is transparent, whichever is further from the ink."""
+    """The image with transparent pixels made black or white, whichever is further from the drawing."""
     from PIL import Image as pil  # noqa: N813
 
     if not image.has_transparency_data:

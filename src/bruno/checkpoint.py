@@ -30,7 +30,7 @@ def save(
     Args:
         thing: a model that was built from a config, or a posterior of any model.
         path: the file.
-        half: store the weights of a model's flow in half precision, at half the size; loading widens them.
+        half: store the weights of a model's flow in half precision; loading restores the type of the model.
         about: metadata of a model, ready for JSON; `load_with_metadata` returns it.
     """
     if isinstance(thing, Posterior):
@@ -74,13 +74,13 @@ def load(
     Args:
         path: the file.
         model: for a posterior, the model that made it.
-        device: of the result; by default the CPU, or the device of `model`.
+        device: where to put the result; by default the CPU, or the device of `model`.
     """
     if model is None:
         return load_with_metadata(path, device or "cpu").model
     tensors, header = read(Path(path), device or model.device)
     if header["kind"] == "model":
-        raise ValueError(f"`model` must be left out to load a model; {path} is one.")
+        raise ValueError(f"`model` must be omitted to load a model; got one, and {path} is a model.")
     if header["kind"] != "posterior":
         raise _wrong_kind(path, header)
     if model.fingerprint() != header["model"]:
@@ -108,7 +108,7 @@ def load_with_metadata(path: str | Path, device: torch.device | str = "cpu") -> 
     model = Bruno.from_config(from_dict(ModelConfig, header["config"]))
     dtype = tensors["process.mean"].dtype
     tensors |= {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.dtype == torch.half}
-    # Assigned, not copied: some buffers keep a precision of their own.
+    # Assigned, not copied: some buffers have their own precision.
     model.to(dtype).load_state_dict(tensors, assign=True)
     return Loaded(model.to(device).requires_grad_(False), header.get("about", {}))
 
@@ -136,15 +136,15 @@ def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) 
             save_file(here, beside, metadata)
         except SafetensorError as error:  # raised for a full disk, too
             raise OSError(f"{path}: could not be written: {error}") from error
-        mask = os.umask(0)  # the only way to read it is to set it
+        mask = os.umask(0)  # the umask can only be read by setting it
         os.umask(mask)
         beside.chmod(0o666 & ~mask)  # safetensors makes its files private
 
 
 def _checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any] | None) -> int:
-    """The checksum of the header and all tensors; of the tensors' bytes alone if there is no header.
+    """The checksum of the header and all tensors; without a header, of the bytes of the tensors alone.
 
-    The second form is that of older files.
+    Older files have the second form.
     """
     result = 0 if header is None else zlib.crc32(json.dumps(header).encode())
     for name, tensor in sorted(tensors.items()):
@@ -157,7 +157,7 @@ def _checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any] | None) -
 def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors and the header that `write` wrote."""
     if not path.is_file():
-        raise FileNotFoundError(f"`path` must be a file that bruno.save wrote; there is none at {path}.")
+        raise FileNotFoundError(f"`path` must be a file that bruno.save wrote; {path} does not exist.")
     try:
         with safe_open(path, "pt", device=str(device)) as file:
             header = json.loads((file.metadata() or {}).get("bruno", "null"))

@@ -18,14 +18,14 @@ import attrs
 
 T = TypeVar("T")
 Field: TypeAlias = Any  # an attrs.Attribute, which cannot be subscripted at run time
-Check = Callable[[str, Any], None]  # of the name and the value of a setting
+Check = Callable[[str, Any], None]  # takes the name and the value of a setting
 
 _PRESETS = Path(__file__).parent / "presets"
 _RENAMED = {"train.length": "set_size"}  # settings of files written by version 0.1
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise unless a setting is one of a few words."""
+    """Raise unless a setting is one of the choices."""
     if value not in choices:
         raise ValueError(f"`{name}` must be {' or '.join(map(repr, choices))}; got {value!r}.")
 
@@ -51,7 +51,7 @@ def _setting(default: Any, description: str, check: Check | None = None) -> Any:
 
 
 def _choice(description: str, *choices: str) -> Any:
-    """A setting that is one of a few words, by default the first."""
+    """A setting with a fixed choice of values; the first is the default."""
     words = " or ".join(f'"{choice}"' for choice in choices)
     return _setting(choices[0], f"{description}: {words}", partial(check_choice, choices=choices))
 
@@ -73,7 +73,7 @@ _SEED = partial(_check_range, rule="from 0 to 2**63 - 1", holds=lambda value: 0 
 
 
 def _key(cls: type, name: str) -> str:
-    """The name of a setting as --set takes it: ``flow.filters``."""
+    """The name of a setting in --set: ``flow.filters``."""
     return name if cls in (ModelConfig, Recipe) else f"{cls.__name__.removesuffix('Config').lower()}.{name}"
 
 
@@ -97,9 +97,13 @@ def _converted(value: Any, config: Any, field: Field) -> Any:
 
 
 def _of_type(name: str, value: Any, *types: type) -> Any:
-    # To Python a bool is an int; a setting that counts does not take one.
+    # In Python a bool is an int, but integer settings reject it.
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        names: dict[type, str] = {dict: "a table", str: "a word", list: 'a list, as ["a", "b"] or [1, 2]'}
+        names: dict[type, str] = {
+            dict: "a table",
+            str: "a string",
+            list: 'a list such as ["a", "b"] or [1, 2]',
+        }
         wanted = " or ".join(names.get(kind, kind.__name__) for kind in types if kind is not tuple)
         raise ValueError(f"`{name}` must be {wanted}; got {value!r}.")
     return value
@@ -158,7 +162,7 @@ class ModelConfig:
     def __attrs_post_init__(self) -> None:
         """Check what the ranges do not cover."""
         if not self.shape or any(size < 1 for size in self.shape):
-            raise ValueError(f"`shape` must be positive sizes, as (1, 28, 28) or (7,); got {self.shape}.")
+            raise ValueError(f"`shape` must be positive sizes such as (1, 28, 28) or (7,); got {self.shape}.")
         if self.levels == 1 or self.levels < 0:
             raise ValueError(f"`levels` must be at least 2, or 0 for real numbers; got {self.levels}.")
 
@@ -173,13 +177,13 @@ class TrainConfig:
 
     steps: int = _setting(1000, "optimiser steps", _least(1))
     minutes: float = _setting(0.0, "train for this long instead of `steps`; 0: by steps", _least(0))
-    batch: int = _setting(32, "sets in a step", _least(1))
-    set_size: int = _setting(20, "elements of a set", _least(1))
+    batch: int = _setting(32, "sets per step", _least(1))
+    set_size: int = _setting(20, "set size: elements per set", _least(1))
     generative: float = _setting(1.0, "weight of bits/dim in the loss", _least(0))
     discriminative: float = _setting(0.0, "weight of the episodes' cross-entropy in the loss", _least(0))
     onset: float = _setting(0.0, "fraction of the run before cross-entropy starts", _UP_TO_ONE)
-    episodes: int = _setting(8, "few-shot episodes in a step", _least(1))
-    way: int = _setting(20, "classes of an episode", _least(2))
+    episodes: int = _setting(8, "few-shot episodes per step", _least(1))
+    way: int = _setting(20, "classes per episode", _least(2))
     shot: int = _setting(1, "support elements of each class of an episode", _least(1))
     queries: int = _setting(1, "query elements of each class of an episode", _least(1))
     shared: bool = _setting(False, "compute bits/dim on the episodes' elements instead of on separate sets")
@@ -187,7 +191,7 @@ class TrainConfig:
     rate: float = _setting(1e-3, "learning rate of the flow", _least(0))
     process_rate: float = _setting(3.0, "learning rate of the process, as a multiple of `rate`", _least(0))
     weight_decay: float = _setting(0.0, "weight decay of the flow", _least(0))
-    warmup: float = _setting(0.02, "fraction of the run for the learning rate to warm up", _UP_TO_ONE)
+    warmup: float = _setting(0.02, "fraction of the run in which the learning rate warms up", _UP_TO_ONE)
     decay: str = _choice("schedule of the learning rate", "linear", "cosine", "exponential", "none")
     final_rate: float = _setting(0.0, "final learning rate, as a fraction of `rate`", _UP_TO_ONE)
     clip: float = _setting(0.0, "gradient clipping: largest norm; 0: none", _least(0))
@@ -196,7 +200,7 @@ class TrainConfig:
     shift: int = _setting(0, "shift each image by up to this many pixels", _least(0))
     slant: float = _setting(0.0, "initial strength of random linear maps of whole sets", _least(0))
     warp: float = _setting(0.0, "initial strength of random linear maps of single images", _least(0))
-    fade: float = _setting(1.0, "last fraction of the run: slant and warp fade; 0: never", _TO_ONE)
+    fade: float = _setting(1.0, "last fraction of the run, in which slant and warp fade; 0: never", _TO_ONE)
     precision: str = _choice("type of the networks on a GPU", "bfloat16", "float32")
     graph: bool = _setting(True, "on a GPU, compile the step and capture it as one CUDA graph")
     recompute: bool = _setting(False, "activation checkpointing: less memory for more time")
@@ -206,7 +210,7 @@ class TrainConfig:
         """Check the settings that depend on each other."""
         if self.onset and not self.generative:
             raise ValueError(
-                f"`train.onset` needs a weight of bits/dim above 0, to train on until then; got {self.onset}."
+                f"`train.onset` needs `train.generative` above 0, as the loss before it; got {self.onset}."
             )
         if not self.generative and not self.discriminative:
             raise ValueError("`train.generative` or `train.discriminative` must be above 0; got 0 for both.")
@@ -217,7 +221,7 @@ class TrainConfig:
 
     @property
     def min_count(self) -> int:
-        """Elements that every class must have."""
+        """Number of elements that every class must have."""
         sets = self.set_size * bool(self.generative and not self.shared)
         return max(1, sets, (self.shot + self.queries) * bool(self.discriminative))
 
@@ -268,7 +272,7 @@ class Recipe:
 
 
 def describe(cls: Any = Recipe) -> dict[str, str]:
-    """What every setting does, by its name as --set takes it."""
+    """The description of every setting, by its name in --set."""
     result: dict[str, str] = {}
     for field in attrs.fields(cls):
         nested: Any = field.type
@@ -288,7 +292,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """A preset by name or a TOML file by path, changed by ``section.key=value`` settings."""
     path = Path(name) if name.endswith(".toml") else _PRESETS / f"{name}.toml"
     if not path.is_file():
-        hint = _nearest(name, presets(), "{!r}", "there are")
+        hint = _nearest(name, presets(), "{!r}", "the presets are")
         raise ValueError(f"`preset` must be a preset or a .toml file; got {name!r}, {hint}")
     try:
         values = tomllib.loads(path.read_text("utf-8"))
@@ -300,7 +304,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """Nested settings from ``section.key=value`` as a person types it; a word needs no quotes.
+    """Nested settings from ``section.key=value``; strings need no quotes.
 
     >>> parse_settings(["train.steps=50", "flow.kind=dense"])
     {'train': {'steps': 50}, 'flow': {'kind': 'dense'}}
@@ -313,7 +317,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
         for name in path:
             section = section.setdefault(name, {})
         if not equals or not last or len(path) > 1 or not isinstance(section, dict):
-            raise ValueError(f"`--set` must be section.key=value, as train.steps=500; got {setting!r}.")
+            raise ValueError(f"`--set` must be section.key=value, such as train.steps=500; got {setting!r}.")
         try:
             section[last] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -328,7 +332,7 @@ def from_dict(cls: type[T], values: dict[str, Any]) -> T:
     for key, value in values.items():
         name = _RENAMED.get(f"{path}{key}", key)
         if name not in known:
-            hint = _nearest(name, sorted(known), f"`{path}{{}}`", "known are")
+            hint = _nearest(name, sorted(known), f"`{path}{{}}`", "the settings are")
             raise ValueError(f"`{path}{name}` is not a setting of {cls.__name__}; {hint}")
         arguments[name] = value
     for name, field in known.items():
@@ -338,7 +342,7 @@ def from_dict(cls: type[T], values: dict[str, Any]) -> T:
 
 
 def _nearest(name: str, known: Iterable[str], form: str, all_are: str) -> str:
-    """The known name that was probably meant, or all of them."""
+    """A hint: the nearest known name, or all of them."""
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {form.format(near[0])}?" if near else f"{all_are} {', '.join(known)}."
 
@@ -349,18 +353,18 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def check_same(run: str, began: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise unless nested settings equal those a run began with, where both have them."""
+    """Raise if a setting differs from that of the run. Settings that only one of them has are ignored."""
     before, after = flat(json.loads(json.dumps(began))), flat(json.loads(json.dumps(now)))
     for key in sorted(before.keys() & after.keys()):
         if before[key] != after[key]:
             raise ValueError(
-                f"`{key}` must be as the run {run} began, {before[key]}; got {after[key]}. "
+                f"`{key}` must be {before[key]}, as in the run {run}; got {after[key]}. "
                 "Repeat its settings, or start another run."
             )
 
 
 def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with keys as --set takes them: ``flow.filters``."""
+    """Nested dictionaries as one, with keys as in --set: ``flow.filters``."""
     result: dict[str, Any] = {}
     for name, value in values.items():
         result |= flat(value, f"{path}{name}.") if isinstance(value, dict) else {f"{path}{name}": value}

@@ -1,4 +1,4 @@
-"""Where to compute: the device of a name, and the group of processes that torchrun starts."""
+"""Where to compute: the device with a given name, and the process group that torchrun starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import distributed
 
 
 def resolve_device(name: str) -> str:
-    """The device of "auto", "cpu", "cuda" or "cuda:NUMBER"; auto is a GPU if there is one.
+    """The device called "auto", "cpu", "cuda" or "cuda:NUMBER"; auto is a GPU if one is available.
 
     A process that torchrun started gets the GPU of its local rank.
     """

@@ -29,6 +29,6 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    """The values of a tensor in order, as bytes, whatever its type and strides."""
+    """The values of a tensor in order, as bytes, for any type and strides."""
     flat = tensor.detach().cpu().reshape(-1).clone(memory_format=contiguous_format)
     return flat.view(uint8).numpy().tobytes()

@@ -35,8 +35,8 @@ from bruno.training import LogEntry, Run, Trainer
 _log = logging.getLogger(__name__)
 
 _FINETUNING_WAY = 20
-_FINETUNING_RATE = 0.1  # of the learning rate of the training before: at the full rate, a new optimiser
-# undoes in a few steps what the model has learnt
+# Fraction of the original learning rate: at the full one, a new optimiser undoes the training in a few steps.
+_FINETUNING_RATE = 0.1
 _FINETUNING_WARMUP = 0.1
 
 
@@ -46,7 +46,7 @@ class TrainingInterrupted(KeyboardInterrupt):
     Attributes:
         signal: the number of the signal.
         step: the last step, which is saved.
-        folder: of the run.
+        folder: the run folder.
     """
 
     def __init__(self, signal: int, step: int, folder: Path) -> None:
@@ -81,14 +81,14 @@ def train(
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
         validation_sets: held-out sets to measure at each checkpoint, to keep the best; 0 for none.
         save_every: seconds between checkpoints.
-        progress: called with a log entry after every step, or every few on a GPU.
+        progress: called with a log entry after every step, or every few steps on a GPU.
         settings: override those of the recipe: a section as a dictionary, ``data={"name": "table.csv"}``, or
             settings of training by their names, ``minutes=5``.
 
     Raises:
-        ValueError: if a setting is invalid, or `out` has a run and `resume` is not asked for.
+        ValueError: if a setting is invalid, or if `out` has a run and `resume` is false.
         TrainingInterrupted: after SIGINT or SIGTERM, once a checkpoint is saved.
-        TrainingFailedError: if gradients stay non-finite, at smaller learning rates too.
+        TrainingFailedError: if gradients stay non-finite even at smaller learning rates.
     """
     if validation_sets < 0 or validation_sets == 1:
         raise ValueError(f"`validation_sets` must be at least 2, or 0 for none; got {validation_sets}.")
@@ -116,13 +116,13 @@ def train(
 
 @dataclass(frozen=True)
 class FineTuningComparison:
-    """Bits/dim and few-shot accuracy before and after fine-tuning, on classes that neither training saw.
+    """Bits/dim and few-shot accuracy before and after fine-tuning, on classes unseen in both trainings.
 
     Attributes:
-        split: of the data.
-        trials: of few-shot classification.
-        bits: by "before" and "after".
-        few_shot: likewise; empty if the split has a single class, or classes of a single element.
+        split: split of the data.
+        trials: number of few-shot trials.
+        bits: bits/dim "before" and "after".
+        few_shot: accuracy "before" and "after"; empty if the split has one class, or classes of one element.
     """
 
     split: str
@@ -133,7 +133,7 @@ class FineTuningComparison:
 
 @dataclass(frozen=True, eq=False)
 class FineTuned:
-    """A fine-tuned model, and how it compares with the model before."""
+    """A fine-tuned model, and its comparison with the original model."""
 
     trained: Trained
     comparison: FineTuningComparison | None
@@ -155,26 +155,28 @@ def finetune(
     compare_progress: Progress | None = None,
     **settings: Any,
 ) -> FineTuned:
-    """Train a model further on k-way n-shot episodes, beside its density, into a new run folder.
+    """Fine-tune a model on k-way n-shot episodes and on its density, into a new run folder.
 
     Args:
-        trained: the model to start from, or what `bruno.open` takes.
+        trained: the model to start from, or an argument of `bruno.open`.
         out: the run folder; the model's folder with -finetuned appended by default.
         way: classes in an episode; 20, or all if there are fewer, by default.
         shot: support elements of each class.
-        episodes: in a step.
+        episodes: episodes per step.
         generative: weight of bits/dim beside the cross-entropy of the episodes.
-        split: where the models before and after are compared; unseen classes by default.
-        trials: of the few-shot comparison; 0 for no comparison.
+        split: the split to compare both models on; unseen classes by default.
+        trials: number of few-shot trials in the comparison; 0 for no comparison.
         resume: continue from the last checkpoint in `out`.
         save_every: seconds between checkpoints.
-        progress: called with a log entry after every step, or every few on a GPU.
+        progress: called with a log entry after every step, or every few steps on a GPU.
         compare_progress: called as progress(done, total) during the comparison.
         settings: override those of the model's recipe, as in `train`; ``data={"name": "folder"}`` fine-tunes
             on user data, resized to the model's shape.
     """
     if trials < 0 or trials == 1:
-        raise ValueError(f"`trials` must be at least 2 to estimate a spread, or 0 for none; got {trials}.")
+        raise ValueError(
+            f"`trials` must be at least 2 to estimate a standard error, or 0 for none; got {trials}."
+        )
     before = open_trained(trained) if isinstance(trained, str) else trained
     if before.recipe is None:
         raise ValueError(f"`trained` must have a recipe; {before.folder} has none.")
@@ -222,7 +224,7 @@ def finetune(
 
 
 def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, set[str]]:
-    """A recipe with settings put over it, and the names of these settings, as "train.steps".
+    """A recipe with overridden settings, and the names of these settings, such as "train.steps".
 
     A section is a dictionary; a setting without a section is one of training. A number of steps replaces
     minutes. For user data, `data.original` of a preset does not apply: user images come in any size.
@@ -255,7 +257,7 @@ def _run(
     save_every: float,
     progress: Callable[[LogEntry], None] | None,
 ) -> Bruno:
-    """Train to the end; the trained model, with its moving average if it has one, frozen."""
+    """Train to the end and return the model, frozen, with its moving average if it has one."""
     sampler = SetSampler(examples, rotations=recipe.data.rotations, device=model.device)
     trainer = Trainer(model, sampler, recipe.train)
     entries = run.fit(trainer, recipe, resume=resume, measure=measure, save_every=save_every)
@@ -284,7 +286,7 @@ def _watch(
 
 
 def _with_planned_length(recipe: Recipe, run: Run, explicit: set[str]) -> Recipe:
-    """The recipe with the steps or minutes that a run to be resumed was planned with, unless given anew."""
+    """The recipe with the planned steps or minutes of the run to resume, unless they are overridden."""
     if not run.checkpoints or explicit & {"train.steps", "train.minutes"}:
         return recipe
     planned = run.recipe.train

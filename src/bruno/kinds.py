@@ -69,7 +69,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of real numbers (dim,), with the names of their columns where they are known.
+    """Rows of real numbers (dim,), with the names of their columns if they are known.
 
     >>> kind = Rows((2,), columns=("voltage", "current"))
     >>> kind.noun, kind.features, kind.levels
@@ -101,7 +101,7 @@ def kind_of(shape: Sequence[int], levels: int, columns: Sequence[str] = ()) -> K
 
 
 def rescale_levels(pixels: Integer[Tensor, "*batch"], now: int, wanted: int) -> Integer[Tensor, "*batch"]:
-    """Pixels from 0 to now − 1 on the range from 0 to wanted − 1.
+    """Rescale pixels from the range 0 to now − 1 to the range 0 to wanted − 1.
 
     >>> rescale_levels(torch.tensor([0, 8, 16]), 17, 256)
     tensor([  0, 128, 255], dtype=torch.uint8)

@@ -35,9 +35,9 @@ class Samples(NumpyResult):
 
     Attributes:
         x: the elements, within the range of the data; pixels are dequantised.
-        clamped: how many numbers were outside that range and were clamped to it.
-        levels: of the pixels; 0 for rows.
-        columns: of rows, if they have names.
+        clamped: number of values that were outside that range and were clamped to it.
+        levels: number of values that a pixel can take; 0 for rows.
+        columns: names of the columns of rows, if known.
     """
 
     x: Float[Tensor, "*batch_and_shape"]
@@ -53,7 +53,7 @@ class Samples(NumpyResult):
         return quantise(self.x, self.levels)
 
     def numpy(self) -> dict[str, Any]:
-        """The fields by name, tensors as numpy arrays, with the integers as `images` where there are any."""
+        """The fields by name, tensors as numpy arrays; for images also the integers, as `images`."""
         return super().numpy() | ({"images": to_numpy(self.images)} if self.levels else {})
 
 
@@ -72,7 +72,7 @@ class Bruno(nn.Module):
         flow: any `Bijection` from elements to vectors of the same size.
         process: a process with as many dimensions.
         preprocessing: the first step, `Logit` or `Gaussianise` for pixels, `Standardise` for real numbers.
-        config: the config that the model was built from; `bruno.save` needs it.
+        config: config that the model was built from; `bruno.save` needs it.
 
     >>> from bruno.config import FlowConfig, ModelConfig
     >>> flow = FlowConfig("dense", couplings=2, units=8)
@@ -81,8 +81,8 @@ class Bruno(nn.Module):
     >>> posterior = model.condition(machine)
     >>> posterior
     Posterior(batch_shape=(), seen=3)
-    >>> usual, odd = posterior.score(torch.tensor([[0.1, 2.0], [0.1, -2.0]]))
-    >>> bool(usual > odd)
+    >>> usual, outlier = posterior.score(torch.tensor([[0.1, 2.0], [0.1, -2.0]]))
+    >>> bool(usual > outlier)
     True
     >>> posterior.sample(5).x.shape
     torch.Size([5, 2])
@@ -104,7 +104,7 @@ class Bruno(nn.Module):
             )
         if flow.output_shape(self.shape) != (self.dim,):
             raise ValueError(
-                f"`flow` must give vectors of {self.dim} numbers for shape {self.shape}; got "
+                f"`flow` must return vectors of {self.dim} numbers for shape {self.shape}; got "
                 f"{flow.output_shape(self.shape)}. Put Flatten({self.shape}) in a Chain before or after it."
             )
         self.preprocessing, self.flow, self.process = preprocessing, flow, process
@@ -132,9 +132,9 @@ class Bruno(nn.Module):
         return self.process.mean.device
 
     def initialise(self, x: ArrayLike, generator: Generator | None = None) -> None:
-        """Initialise from elements (*batch, *shape) what depends on data; a second call changes nothing.
+        """Initialise the data-dependent parts from elements (*batch, *shape); a second call changes nothing.
 
-        That is the scale of weight-normalised layers, and the distribution of the values if the
+        These are the scale of weight-normalised layers, and the distribution of the values if the
         preprocessing uses it.
         """
         x = self._elements(x)
@@ -151,7 +151,7 @@ class Bruno(nn.Module):
 
         Args:
             x: the elements.
-            generator: of the dequantisation noise; ½ is added without one.
+            generator: source of the dequantisation noise; ½ is added without one.
             validate: check the values, which waits for the device.
         """
         x = self._elements(x)
@@ -195,7 +195,7 @@ class Bruno(nn.Module):
     def log_prob(
         self, x: ArrayLike, generator: Generator | None = None, *, validate: bool = True
     ) -> Float[Tensor, "*batch n"]:
-        """log p(x_i | x_1..x_{i−1}) for sets (*batch, n, *shape), for every i at once."""
+        """log p(x_i | x_1..x_{i−1}) for sets (*batch, n, *shape), for all i at once."""
         z, log_det = self.encode(self._sets(x), generator, validate=validate)
         return self.process.step_log_prob(z, validate=validate) + log_det
 
@@ -212,7 +212,7 @@ class Bruno(nn.Module):
         return Posterior(self, Evidence.of(self.encode(self._sets(x), generator).z))
 
     def fingerprint(self) -> str:
-        """A short name for everything that latents depend on: two models share latents only if they share it.
+        """A short hash of everything that latents depend on: models share latents only if they share it.
 
         It covers the weights, the shape of an element, the preprocessing with its levels and alpha, and the
         intervals of splines.
@@ -313,7 +313,9 @@ def _flow(config: ModelConfig) -> Bijection:
 def _process(config: ModelConfig) -> ExchangeableProcess:
     start, dim = config.process, math.prod(config.shape)
     if start.leading > dim:
-        raise ValueError(f"`process.leading` must be at most the {dim} dimensions; got {start.leading}.")
+        raise ValueError(
+            f"`process.leading` must be at most {dim}, the number of dimensions; got {start.leading}."
+        )
     correlation = torch.full((dim,), start.correlation)
     correlation[: start.leading] = start.leading_correlation
     if start.kind == "gaussian":
@@ -372,7 +374,7 @@ class Posterior:
         return Posterior(self.model, self.evidence.detach())
 
     def merge(self, other: Posterior) -> Posterior:
-        """The posterior given what both have seen."""
+        """The posterior given the elements of both."""
         check_type("other", other, Posterior)
         if not self.model.is_same(other.model):
             raise ValueError("`other` must be a posterior of the same model; got one of another model.")

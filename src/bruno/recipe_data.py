@@ -16,7 +16,7 @@ from bruno.data import DATASETS, Examples, load_examples
 from bruno.data.datasets import SPLITS, split_by_class
 
 _log = logging.getLogger(__name__)
-_FAR = 100  # a column's standard deviation in units of its central 90 %, above which it is reported
+_FAR = 100  # warn if a column's standard deviation exceeds its central 90 % range by this factor
 
 
 def is_path(data: str | None) -> bool:
@@ -25,15 +25,15 @@ def is_path(data: str | None) -> bool:
 
 
 def unseen_split(*recipes: Recipe) -> str:
-    """The split whose classes none of the recipes trains on."""
+    """The split with classes that no recipe trains on."""
     return "test" if any(recipe.data.split == "trainval" for recipe in recipes) else "validation"
 
 
 class RecipeData:
-    """The data of a recipe, read once, whichever splits are asked for.
+    """The data of a recipe, read once for all splits.
 
     Args:
-        recipe: names the data and how to read them.
+        recipe: names the data and the settings to read them with.
         data_dir: the folder of published data sets; $BRUNO_DATA by default.
     """
 
@@ -96,9 +96,9 @@ def with_absolute_path(recipe: Recipe) -> Recipe:
 
 
 def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()) -> Recipe:
-    """The recipe with no more classes in an episode and elements in a set than the examples have.
+    """The recipe with `way` and `set_size` reduced to the classes and elements that the examples have.
 
-    Settings that the user gave, `explicit` as in "train.way", stay; training then raises if they do not fit.
+    Settings that the user gave, `explicit` such as "train.way", stay; training raises if they do not fit.
     """
     train = recipe.train
     if "train.way" not in explicit:
@@ -125,7 +125,7 @@ def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()
 
 
 def warn_of_skipped(examples: Examples) -> None:
-    """Warn of files, rows and classes that a reader skipped."""
+    """Warn about files, rows and classes that a reader skipped."""
     small = [name for name in examples.skipped if re.search(r" \(only \d+\)$", name)]
     bad = [name for name in examples.skipped if name not in small]
     if bad:
@@ -138,7 +138,7 @@ def warn_of_skipped(examples: Examples) -> None:
 
 
 def warn_of_far_numbers(rows: Examples) -> None:
-    """Warn of columns whose scale a few extreme values determine, such as −999 for a missing value."""
+    """Warn about columns whose scale depends on a few extreme values, such as −999 for a missing value."""
     if rows.levels:
         return
     ordered, margin = rows.elements.sort(0).values, len(rows) // 20
@@ -148,7 +148,7 @@ def warn_of_far_numbers(rows: Examples) -> None:
     for i in far.nonzero().flatten().tolist():
         extreme = ordered[:, i][ordered[:, i].abs().argmax()].item()
         warnings.warn(
-            f"column {names[i]!r} has a few extreme values, such as {extreme:g}, next to which all others "
-            "look equal. If they mark missing values, remove those rows.",
+            f"column {names[i]!r} has a few extreme values, such as {extreme:g}, which determine its scale. "
+            "If they mark missing values, remove those rows.",
             stacklevel=2,
         )

@@ -12,10 +12,10 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 class StopSignal:
     """Context manager that handles SIGINT and SIGTERM while its body runs.
 
-    By default, the first signal is only noted, so that the body can finish its work and look at `number`.
-    With ``interrupt=True``, it raises ``KeyboardInterrupt(number)`` at once: SIGTERM, by which a service is
-    stopped, then acts like Ctrl-C. Either way, a second signal of the same kind gets the handler of before.
-    Outside the main thread, Python allows no handlers and this does nothing.
+    By default, the first signal is only recorded, so that the body can finish its work and look at `number`.
+    With ``interrupt=True``, it immediately raises ``KeyboardInterrupt(number)``: SIGTERM, which stops a
+    service, then acts like Ctrl-C. In both cases, a second signal of the same kind goes to the
+    previous handler. Outside the main thread, Python allows no handlers and this does nothing.
 
     Attributes:
         number: the signal received, 0 if none.

@@ -1,4 +1,4 @@
-"""How long torch's CPU threads spin when they wait for each other; the order of imports does not matter.
+"""How long torch's CPU threads spin while they wait for each other, in any order of imports.
 
 By default a waiting thread of GNU's OpenMP spins for milliseconds before it sleeps. Beside other work on the
 same cores it spins in place of the thread it waits for: on two cores, a computation beside one busy process
@@ -17,11 +17,11 @@ from collections.abc import Container
 from functools import cache
 from threading import Event, Thread
 
-_MOST_PARKED = 64  # with more, rather wait long than hold that many threads
+_MOST_PARKED = 64  # if more were needed, long waits are better than that many threads
 
 
 def _is_late(modules: Container[str], environment: Container[str]) -> bool:
-    """Whether torch was imported before anyone chose how long its threads wait."""
+    """Whether torch was imported before the waiting time of its threads was set."""
     return "torch" in modules and not any(v in environment for v in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
 
 
@@ -55,7 +55,7 @@ def _teams_to_park(team: int, cores: int) -> int:
     With p of them it manages 1 + (p + 1)·(team − 1).
     """
     if team < 2:
-        return 0  # nobody waits
+        return 0  # no thread waits
     teams = max(0, -(-cores // (team - 1)) - 1)
     return teams if teams * team <= _MOST_PARKED else 0
 

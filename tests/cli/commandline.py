@@ -1,4 +1,4 @@
-"""Runs the command line in this process, and makes the files that its users have."""
+"""Run the command line in this process, and make user files for it."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from bruno.cli.main import app, main
 from bruno.cli.output import messages_printed
 
-# A small model that trains in few milliseconds a step.
+# A small model: a training step takes a few milliseconds.
 SMALL = ["--set", "flow.units=16", "--set", "flow.couplings=2", "--set", "train.batch=4"]
 SMALL += ["--device", "cpu", "--validate", "4"]
 
@@ -35,12 +35,12 @@ def run(*arguments: object, code: int = 0, stdin: str | None = None) -> str:
 
 
 def words(text: str) -> str:
-    """The text without line breaks and repeated spaces, however it was wrapped."""
+    """The text with line breaks and repeated spaces replaced by single spaces."""
     return " ".join(text.split())
 
 
 class Ended(NamedTuple):
-    """How the program ended, and what it wrote."""
+    """Exit code and output of the program."""
 
     code: int
     out: str
@@ -59,7 +59,7 @@ def run_main(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
 
 
 def values_of(run_folder: Path | str, name: str) -> dict[str, Any]:
-    """The values of a result of a run, which says what it was made from."""
+    """The values of a result of a run, after a check that its provenance is recorded."""
     record = json.loads(Path(run_folder, "results", f"{name}.json").read_text("utf-8"))
     assert record["config"]["data"]["name"]
     assert record["provenance"]["packages"]["torch"]
@@ -67,7 +67,7 @@ def values_of(run_folder: Path | str, name: str) -> dict[str, Any]:
 
 
 def picture_of(run_folder: Path | str, name: str) -> np.ndarray:
-    """The picture of a result, grey."""
+    """The picture of a result, in grey."""
     with Image.open(Path(run_folder, "results", f"{name}.png")) as image:
         return np.asarray(image.convert("L"))
 

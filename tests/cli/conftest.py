@@ -38,7 +38,7 @@ def tiny(tiny_run, workplace) -> Path:
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory, digits_run) -> Path:
-    """A folder with a run on digits, and images of the unseen ones as files, larger than the model's.
+    """A folder with a run on digits, and images of the unseen digits as files, larger than the model's.
 
     run/ is the run; support/DIGIT/, queries/DIGIT/ and collection/ are the images, named DIGIT-NUMBER.png.
     """

@@ -28,7 +28,7 @@ ELEMENTS = 10  # in queries/5
 
 @pytest.fixture
 def stream(in_digits, tmp_path) -> Path:
-    """Images of a five with one of a two among them."""
+    """Images of a five, with one image of a two among them."""
     shutil.copytree("queries/5", tmp_path / "stream")
     shutil.copy("queries/2/2-05.png", tmp_path / "stream" / "5-04-outlier.png")
     return tmp_path / "stream"
@@ -113,7 +113,7 @@ def test_a_process_that_is_terminated_keeps_its_state(in_digits, tmp_path):
         files = sorted(Path("queries/5").iterdir())[:3]
         service.stdin.write("".join(f"{file}\n" for file in files))
         service.stdin.flush()
-        for _ in files:  # they are judged, and it waits for more
+        for _ in files:  # all are judged, and the process waits for more
             service.stdout.readline()
         service.terminate()
         assert service.wait() == 128 + signal.SIGTERM
@@ -162,7 +162,7 @@ def test_a_stream_with_a_bad_element_leaves_the_results_before_it(in_digits):
     assert values_of("run", "anomaly")["elements"] == ELEMENTS
 
 
-def test_of_a_long_stream_only_the_latest_scores_are_kept(in_digits, monkeypatch):
+def test_only_the_latest_scores_of_a_long_stream_are_kept(in_digits, monkeypatch):
     monkeypatch.setattr("bruno.trained.watch.StreamSummary", lambda: StreamSummary(latest=4))
     run(*WATCH, "queries/5", "queries/2", "--threshold", "100")
     values = values_of("run", "anomaly")
@@ -176,7 +176,7 @@ def test_a_synthetic_stream_is_judged_by_calibrated_thresholds(in_digits):
     assert "of another class  outlier" in output
     assert re.search(r"thresholds: .*after one element", output)
     stream = bruno.open("run").synthetic_stream()
-    assert values_of("run", "anomaly")["names"] == [element.name for element in stream]  # whatever judges it
+    assert values_of("run", "anomaly")["names"] == [element.name for element in stream]  # with any detector
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_synthetic_stream_is_judged_by_calibrated_thresholds(in_digits):
         (["queries/2", "--typical", "no"], r"no: "),
     ],
 )
-def test_a_mistake_names_the_option_and_its_value_before_anything_is_calibrated(
+def test_a_mistake_names_the_option_and_its_value_before_calibration(
     in_digits, arguments, message, monkeypatch
 ):
     def calibrated(*arguments, **options):

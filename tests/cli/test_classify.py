@@ -17,7 +17,7 @@ SUPPORT = ["--support", "support"]
 
 
 @pytest.mark.slow
-def test_user_images_are_classified_and_shown_as_far_as_they_fit_a_page(in_digits):
+def test_user_images_are_classified_and_the_first_24_are_shown(in_digits):
     def note() -> str:
         return json.loads((in_digits / "results" / "classification.json").read_text())["note"]
 

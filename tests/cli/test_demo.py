@@ -16,7 +16,7 @@ from cli.commandline import run
 
 @pytest.mark.slow
 def test_the_demo_trains_and_writes_one_page_of_all_results(workplace):
-    Path("runs/demo").mkdir(parents=True)  # the name is taken
+    Path("runs/demo").mkdir(parents=True)  # a folder of this name exists
     output = run("demo", "--no-show", "--steps", "2")
     assert "runs/demo-2/report.html" in output
     results = {result.name: result for result in read_results(Path("runs/demo-2"))}
@@ -37,7 +37,7 @@ def test_the_results_of_the_demo_show_what_was_learnt(digits_run):
     assert trained.evaluate().bits.mean < 2.5
 
 
-def test_a_demo_that_was_stopped_tells_how_to_resume(workplace, monkeypatch):
+def test_a_stopped_demo_reports_how_to_resume_it(workplace, monkeypatch):
     original = Trainer.advance
 
     def advance(self, count, progress):

@@ -49,8 +49,8 @@ def bits(*arguments: object) -> float:
     return found
 
 
-def test_a_model_of_inverted_images_inverts_those_it_is_given(workplace):
-    make_images({f"class{i}": 4 for i in range(2)}, 8)  # so few that all splits are the same
+def test_a_model_of_inverted_images_inverts_its_input(workplace):
+    make_images({f"class{i}": 4 for i in range(2)}, 8)  # with two classes, all splits are the same
     for path in Path("images").rglob("*.png"):
         Image.fromarray(255 - np.asarray(Image.open(path)) // 32).save(path)
     data = ["--set", "data.name=images", "--set", "data.invert=true", "--set", "train.set_size=4"]
@@ -61,7 +61,7 @@ def test_a_model_of_inverted_images_inverts_those_it_is_given(workplace):
     assert bits("run", "--data", "images", "--set-size", "4", "--invert") == pytest.approx(known)
 
 
-def test_other_data_can_be_whatever_a_model_can_be_trained_on(tiny):
+def test_other_data_can_be_any_data_that_a_model_can_be_trained_on(tiny):
     digits = load_examples("digits", "test")
     np.savez("digits.npz", images=digits.elements.numpy() * 16, labels=digits.labels.numpy())
     assert "mean" in run("evaluate", "run", "--data", "digits.npz", "--sets", "4", "--set-size", "3")

@@ -1,4 +1,4 @@
-"""`bruno export`, and commands on exported models and on those of the package."""
+"""`bruno export`, and commands on exported and on pretrained models."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def test_a_mistake_names_the_argument_and_its_value(tiny, tmp_path):
             run("export", "run", out)
 
 
-def test_a_model_file_without_a_suffix(tiny):
+def test_a_model_file_needs_no_suffix(tiny):
     run("export", "run", "model")
     run("sample", "model", "--prior", "--samples", "2")
     assert Path("model-results/results/samples-prior.png").is_file()
@@ -58,7 +58,7 @@ def test_a_model_file_without_a_suffix(tiny):
 
 @pytest.fixture
 def tiny_pretrained(workplace, monkeypatch) -> str:
-    """The name of a small model that comes with the package, trained on Omniglot, which is not available."""
+    """The name of a small pretrained model, trained on Omniglot, which is not available."""
     recipe = load_recipe("omniglot", ["flow.kind=dense", "flow.couplings=2", "flow.units=8"])
     model = Bruno.from_config(recipe.model((1, 28, 28), 256))
     Path("weights").mkdir()
@@ -95,6 +95,6 @@ def test_a_pretrained_model_uses_its_data_if_it_is_available(tiny_pretrained, mo
 
 
 def test_a_folder_with_the_name_of_a_pretrained_model_is_not_a_run(tiny_pretrained):
-    Path("tiny").mkdir()  # of data, for instance
+    Path("tiny").mkdir()  # such as a folder of data
     run("sample", "tiny", "--prior", "--samples", "2", "--device", "cpu")
     assert Path("runs/pretrained-tiny/results/samples-prior.png").is_file()

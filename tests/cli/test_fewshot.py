@@ -25,7 +25,7 @@ def test_the_default_way_is_limited_by_the_number_of_classes(tiny):
     assert "3-way 1-shot" in run("fewshot", "run", "--trials", "2")
 
 
-def test_results_at_a_threshold_have_a_name_of_their_own(tiny):
+def test_results_at_a_threshold_have_their_own_name(tiny):
     run("fewshot", "run", "--trials", "2", "--shot", "1", "--threshold", "0.01", "--no-rotations")
     values = values_of("run", "few-shot-test-above-0.01")
     assert (values["threshold"], values["rotations"]) == (0.01, False)

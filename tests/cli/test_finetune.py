@@ -23,7 +23,7 @@ def test_it_starts_from_the_model_and_can_be_resumed(tiny):
     assert still.fingerprint() == before.fingerprint()
     assert "Before and after fine-tuning, on validation" in run(*tune, "--steps", "2")
     run(*tune, "--steps", "4", "--resume", "--trials", "0")
-    assert "complete after 4 steps" in run(*tune, "--resume", "--trials", "0")  # not after those of ./run
+    assert "complete after 4 steps" in run(*tune, "--resume", "--trials", "0")  # without those of ./run
     log = log_of("run-finetuned")
     assert [line["index"] for line in log] == [1, 2, 3, 4]
     assert all(line["accuracy"] is not None and line["bits_per_dim"] is not None for line in log)
@@ -47,7 +47,7 @@ def test_a_model_file_is_tuned_to_user_images(tiny):
     assert "before" in record["columns"]
     assert "mean" in run("evaluate", "model-finetuned", "--set-size", "5")
     run(*tune, "--set", "data.split=trainval", "--out", "all")
-    assert Path("all/results/finetuning-test.json").is_file()  # classes that neither training has seen
+    assert Path("all/results/finetuning-test.json").is_file()  # unseen in both trainings
     bruno.save(bruno.load("model.safetensors"), "bare.safetensors")
     with pytest.raises(ValueError, match=r"`trained` .*recipe; bare"):
         run("finetune", "bare.safetensors")
@@ -65,7 +65,7 @@ def test_few_user_classes_limit_the_episodes_and_the_sets(tiny):
     assert tuned.data.size == 8
     found = json.loads(Path("run-finetuned/results/finetuning-validation.json").read_text())
     assert [row[0] for row in found["rows"]] == ["bits/dim"]
-    with pytest.raises(ValueError, match=r"`train.way` .*3 classes; got 4"):
+    with pytest.raises(ValueError, match=r"`train.way` .*3.*classes; got 4"):
         run(*tune, "--way", "4", "--out", "unused")
     with pytest.raises(ValueError, match=r"`data` .*\(1, 8, 8\); got \(1, 4, 4\)"):
         run(*tune, "--set", "data.size=4", "--out", "unused")
@@ -76,14 +76,14 @@ def test_few_user_classes_limit_the_episodes_and_the_sets(tiny):
     assert not Path("unused").exists()
 
 
-def test_few_user_classes_limit_the_sets_of_a_new_model_too(workplace):
+def test_few_user_classes_also_limit_the_sets_of_a_new_model(workplace):
     make_images({f"class{i}": 6 for i in range(4)}, 20)
     small = ["--set", "flow.blocks=1", "--set", "flow.filters=4", "--set", "flow.units=8"]
     run("train", "images", "--set", "data.name=images", "--steps", "1", *small, "--device", "cpu")
     assert Run("runs/images").recipe.train.set_size == 6
 
 
-def test_shifts_count_in_pixels_of_the_model_whatever_the_size_of_the_images(workplace):
+def test_shifts_are_in_pixels_of_the_model_for_images_of_any_size(workplace):
     larger = ["--set", "data.original=true", "--set", "train.shift=1"]
     run("train", "digits", "--steps", "1", "--out", "run", *larger, *SMALL)
     make_images({f"class{i}": 6 for i in range(4)}, 20)
@@ -96,9 +96,9 @@ def test_shifts_count_in_pixels_of_the_model_whatever_the_size_of_the_images(wor
 
 def test_a_mistake_leaves_no_run_behind(tiny):
     tune = [*TUNE, "--steps", "2", "--episodes", "2"]
-    with pytest.raises(ValueError, match=r"`train.way` .*7 classes; got 20"):
+    with pytest.raises(ValueError, match=r"`train.way` .*7.*classes; got 20"):
         run(*tune, "--way", "20", "--trials", "0")
-    with pytest.raises(ValueError, match=r"`flow.units` .*16; got 64"):
+    with pytest.raises(ValueError, match=r"`flow.units` .*16.*got 64"):
         run(*tune, "--way", "3", "--set", "flow.units=64", "--trials", "0")
     with pytest.raises(ValueError, match=r"`split` .*got 'foo'"):
         run(*tune, "--way", "3", "--split", "foo", "--trials", "2")
@@ -109,7 +109,7 @@ def test_a_mistake_leaves_no_run_behind(tiny):
     run(*tune, "--way", "3", "--trials", "0")
 
 
-def test_its_episodes_do_not_depend_on_those_of_the_training_before(workplace):
+def test_episodes_do_not_depend_on_those_of_the_original_training(workplace):
     episodes = ["discriminative=0.1", "shared=true", "episodes=1", "way=4", "queries=3"]
     settings = [word for setting in episodes for word in ("--set", f"train.{setting}")]
     run("train", "digits", "--steps", "1", "--out", "run", *SMALL, *settings)

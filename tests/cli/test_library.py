@@ -1,4 +1,4 @@
-"""Whatever a command can do, Python can: commands parse options, call the library and render its results."""
+"""Commands only parse options, call the library and render its results."""
 
 import ast
 import inspect
@@ -46,7 +46,7 @@ RENAMED = {
 }
 RENDERED = {"as_json", "show", "help"}  # options about output
 OTHERWISE = {
-    "sample": {"prior"},  # a method of its own
+    "sample": {"prior"},  # a separate method
     "classify": {"calibrate"},  # temperature=None
     "study": {"out", "data", "seed"},  # the result's folder, examples, seeds
     "report": {"model"},  # the folder

@@ -25,7 +25,7 @@ def test_presets_are_listed_with_all_their_settings():
     assert "omniglot-paper" in run("presets")
     settings = run("presets", "digits").splitlines()
     assert settings[0].split()[0] == 'data.name="digits"'
-    assert load_recipe("omniglot", settings) == load_recipe("digits")  # all settings, as --set takes them
+    assert load_recipe("omniglot", settings) == load_recipe("digits")  # all settings, in the form of --set
 
 
 @pytest.fixture

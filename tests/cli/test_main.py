@@ -97,7 +97,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, workplace, ca
 
 
 @pytest.mark.slow
-def test_the_installed_program_reports_a_mistake_too(tmp_path):
+def test_the_installed_program_also_reports_a_mistake(tmp_path):
     command = [sys.executable, "-m", "bruno", "train", "digitz"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 2
@@ -107,9 +107,7 @@ def test_the_installed_program_reports_a_mistake_too(tmp_path):
 
 def test_a_file_that_may_not_be_written_is_reported_by_its_absolute_path(tiny, monkeypatch, capsys):
     def denied(self, *arguments, **options):
-        raise PermissionError(
-            13, "Permission denied", "runs"
-        )  # the tests may run as root, who is never denied
+        raise PermissionError(13, "Permission denied", "runs")  # tests may run as root, which is never denied
 
     monkeypatch.setattr("bruno.reporting.results.Result.write", denied)
     ended = run_main(capsys, "sample", "run", "--prior")

@@ -39,7 +39,7 @@ def table(tmp_path_factory) -> Table:
 
 @pytest.fixture
 def machines(table, monkeypatch) -> Table:
-    """The table, in whose folder the test works."""
+    """The table; its folder is the working directory."""
     monkeypatch.chdir(table.folder)
     return table
 
@@ -60,7 +60,7 @@ def test_calibration_on_few_sets_is_a_warning(machines):
 
 
 def broken_stream() -> list[str]:
-    """The stream with a line 11 of a broken sensor."""
+    """The stream, with the output of a broken sensor in line 11."""
     lines = Path("stream.csv").read_text().splitlines()
     lines[9:9] = ["-999,-999,-999"]
     return lines
@@ -71,7 +71,7 @@ def test_out_of_distribution_rows_are_outliers_and_excluded_from_the_evidence(ma
     Path("broken.csv").write_text("\n".join([*broken_stream(), "-999,-999,-999"]))
     output = run("anomaly", kind, "runs/machines", "broken.csv")
     assert output.count(OUT_OF_DISTRIBUTION) == 2
-    assert len(re.findall(r"  outlier\b|│ outlier\b", output)) == 3  # none of the rows after them
+    assert len(re.findall(r"  outlier\b|│ outlier\b", output)) == 3  # and no later row
     found = "3 of 32 are outliers, 2 of them out of distribution and excluded from the evidence"
     assert found in words(output)
     values = values_of("runs/machines", name)
