@@ -1,7 +1,7 @@
 """Time of the few-shot protocol compared with encoding the images alone. Run with `make bench`.
 
-The classes are laid out as Omniglot's test characters, with random images: 423 characters of 20 drawings in
-four rotations; a tenth of them on a CPU. Each image is encoded once a trial, whatever the number of episodes.
+Random images replace Omniglot's test characters: 423 characters of 20 drawings in four rotations, or
+a tenth of them on a CPU. Each image is encoded once per trial, for any number of episodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bruno.provenance import provenance
 from bruno.tasks import FewShotProtocol, measure_few_shot
 
 RESULTS = Path(__file__).parents[1] / "results"
-_ROTATIONS = 4  # of each character; each counts as a class
+_ROTATIONS = 4  # per character; each counts as a class
 
 
 def measured(preset: str, characters: int, trials: int, device: str) -> dict[str, Any]:

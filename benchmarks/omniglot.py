@@ -1,9 +1,9 @@
 """Reproduce results/omniglot/ from the published data: `make omniglot BRUNO_DATA=DIR`, on a GPU.
 
-Trains two runs at a time with `bruno`, measures each model on the test characters, measures those that become
-pretrained models in half precision too, and draws samples. A run that was stopped is resumed, and finished
-work is not repeated. Pictures of Omniglot's own characters stay in the run folders; results/ gets numbers and
-samples given characters from the project's own generator. The first run of each kind becomes a pretrained
+Trains two runs at a time with `bruno`, measures each model on the test characters (future pretrained models
+also in half precision), and draws samples. A run that was stopped is resumed, and finished work is not
+repeated. Pictures of Omniglot's characters stay in the run folders; results/ gets numbers, and samples given
+synthetic characters of this project. The first run of each kind becomes a pretrained
 model. The table goes into docs/omniglot.md.
 
 One run does not keep a large GPU busy, two do. For both to run at the same time, start NVIDIA's MPS first
@@ -29,7 +29,7 @@ from bruno.training.run import Run
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "omniglot"
-PAGE = ROOT / "docs" / "omniglot.md"  # where the table goes
+PAGE = ROOT / "docs" / "omniglot.md"  # the page with the table
 WEIGHTS = ROOT / "src" / "bruno" / "weights"
 BUDGET = ["--minutes", "22"]
 HARDWARE = "one NVIDIA H200, which two runs shared"  # for the cards of the pretrained models
@@ -49,22 +49,22 @@ TOGETHER = (  # trained at the same time on one GPU
     ("omniglot-gaussian", "omniglot-fewshot-gaussian"),
     ("omniglot-paper",),
 )
-ALL_CHARACTERS = ["--set", "data.split=trainval"]  # validation included: every choice is made
-SHOWN = {"the paper's": "omniglot-paper", "ours": "omniglot"}  # whose learning curves are compared
-NOT_COPIED = ("samples", "toy-comparison")  # describe pictures of Omniglot's characters, or no model
-POINTS = 100  # at most, in a learning curve
+ALL_CHARACTERS = ["--set", "data.split=trainval"]  # including validation: all choices are made
+SHOWN = {"the paper's": "omniglot-paper", "ours": "omniglot"}  # runs whose learning curves are compared
+NOT_COPIED = ("samples", "toy-comparison")  # about pictures of Omniglot's characters, or not about a model
+POINTS = 100  # maximum number of points of a learning curve
 MAX_BITS = 2.5  # bits/dim at the top of the plot: the first steps are far above all others
 ACCURACY = {f"{way}-way {shot}-shot": ".1f" for way in (5, 20) for shot in (1, 5)}  # columns and their format
 MEASURED = {**ACCURACY, "bits/dim": ".3f", "first position": ".3f"}
 COLUMNS = {**MEASURED, "minutes": ".0f", "steps": ",.0f"}
-ROWS = {  # of the table, each with its runs, which differ in their seed
+ROWS = {  # rows of the table, each with its runs, which differ in their seed
     "density alone": ("omniglot", "omniglot-seed1"),
     "density alone, Gaussian process": ("omniglot-gaussian",),
     "density alone, the paper's network and settings": ("omniglot-paper",),
     "both losses": ("omniglot-fewshot", "omniglot-fewshot-seed1"),
     "both losses, Gaussian process": ("omniglot-fewshot-gaussian",),
 }
-PUBLISHED = {  # rows of other papers, above the row of ours that they compare with
+PUBLISHED = {  # rows of other papers, above the row of ours to compare with
     "density alone": {"*BRUNO* (2018)": [86.3, 95.6, 69.2, 87.7, 0.988, 1.007]},
     "both losses": {
         "*BRUNO* (2018), fine-tuned": [97.1, 99.4, 91.3, 97.8],
@@ -111,7 +111,7 @@ def measurements(name: str, folder: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def gather(name: str, folder: Path) -> None:
-    """Copy a run's numbers, learning curve and samples given the project's own characters to results/."""
+    """Copy a run's numbers, learning curve and samples given synthetic characters to results/."""
     run, to = folder / name, RESULTS / name
     (to / "half").mkdir(parents=True, exist_ok=True)
     for file in (run / "model" / "results").glob("*.json"):
@@ -126,7 +126,7 @@ def gather(name: str, folder: Path) -> None:
 
 
 def learning_curve(log: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Points of a log, evenly spaced on a logarithmic axis; each has the means since the point before."""
+    """Points of a log, evenly spaced on a logarithmic axis; each has the means since the previous point."""
     ends = sorted({round(len(log) ** (i / POINTS)) for i in range(POINTS + 1)})
     for begin, end in zip([0, *ends], ends, strict=False):
         point = {key: log[end - 1][key] for key in ("index", "seconds", "memory")}

@@ -1,6 +1,6 @@
 """Speed of the process, compared with the paper's recurrence and with general linear algebra.
 
-Every time is the median of several forward and backward passes. Each method runs in a process of its own: the
+Every time is the median of several forward and backward passes. Each method runs in its own process: the
 state of the memory allocator would otherwise carry over from one to the next. Run with `make bench`.
 """
 
@@ -32,7 +32,7 @@ Density = Callable[[Tensor], Tensor]
 
 
 def fused(process: StudentTProcess) -> Density:
-    """The package's method."""
+    """The method of this package."""
     return process.step_log_prob
 
 
@@ -149,7 +149,7 @@ def measure_memory(batch: int, n: int, device: str) -> dict[str, float]:
 
 
 def measure_scaling(n: int, device: str) -> dict[str, float]:
-    """Seconds per element of one long set without gradients, and memory beside its input."""
+    """Seconds per element of one long set without gradients, and memory in addition to its input."""
     process = StudentTProcess(DIM).to(device)
     z = torch.randn(n, DIM, device=device)
     before = _peak_memory(device)

@@ -158,7 +158,7 @@ def speed_on_gpu(name: str, preset: str, overrides: list[str], batch: int) -> di
     current.advance(5)
     first = time.perf_counter() - begun
     steps = 30 if recipe.train.graph else 5
-    taken = seconds(lambda: current.advance(steps), 5) / steps  # returns when it has the last step's result
+    taken = seconds(lambda: current.advance(steps), 5) / steps  # returns once the last step's result is read
     return {
         "what": name,
         "batch": batch,

@@ -1,4 +1,4 @@
-"""Draw the example images, which no model has seen, and write two tables: `python examples/draw.py`.
+"""Draw the example images, unseen by every model, and write two tables: `python examples/draw.py`.
 
 known/a ... known/e   five drawings of each of five characters
 new/                  three more drawings of each, to classify or to retrieve
@@ -16,7 +16,7 @@ from PIL import Image
 
 from bruno.data.synthetic import draw_characters
 
-SEED = 115  # not used in the package
+SEED = 115  # not used elsewhere
 LETTERS = "abcde"
 KNOWN, NEW, STREAM = 5, 3, 12
 OUTLIERS = (8, 11)
@@ -25,7 +25,7 @@ OUTLIER_ROWS = (14, 23)
 
 
 def draw(to: Path) -> None:
-    """Write all images: bright ink on black, in the size of Omniglot's drawings."""
+    """Write all images: bright ink on black, at the size of Omniglot's drawings."""
     drawn = draw_characters(len(LETTERS) + 1, STREAM, size=105, seed=SEED)
     *characters, other = drawn.elements.numpy()[:, 0].reshape(-1, STREAM, 105, 105)
     images = {}
