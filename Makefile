@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up everything they need in .venv; the second time they find it there.
+# `make demo` and `make test` create the environment that they need in .venv; later calls reuse it.
 PYTHON ?= python3
 BIN    := .venv/bin
 
@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-fast test-long lint format bench omniglot clean
 
-demo: .venv/.ready ## the main job, from nothing
+demo: .venv/.ready ## install, train on digits and show the results
 	@$(BIN)/python -m bruno demo
 
 test: lint ## what CI runs: lint, types, all tests but those marked long
@@ -16,7 +16,7 @@ test: lint ## what CI runs: lint, types, all tests but those marked long
 test-fast: .venv/.ready ## only the tests that take less than about 2 seconds each
 	$(PYTEST) -m 'not slow and not long'
 
-test-long: .venv/.ready ## all tests, those marked long included
+test-long: .venv/.ready ## all tests, including those marked long
 	$(PYTEST) -m ''
 
 lint: .venv/.ready
@@ -27,15 +27,15 @@ format: .venv/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.ready ## the tables of results/, measured again on this machine
+bench: .venv/.ready ## measure the tables of results/ on this machine
 	$(BIN)/python benchmarks/process.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/fewshot.py
 
-omniglot: .venv/.ready ## results/omniglot/ from BRUNO_DATA=DIR on: hours, on a GPU
+omniglot: .venv/.ready ## reproduce results/omniglot/ with BRUNO_DATA=DIR: hours, on a GPU
 	$(BIN)/python benchmarks/omniglot.py
 
-# Pinned versions: constraints.txt names every package, so that two machines install the same ones.
+# constraints.txt pins the version of every package, so that all machines install the same ones.
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools
