@@ -41,7 +41,7 @@ def check_at_least(name: str, value: float, least: float) -> None:
 
 
 def _setting(default: Any, description: str, check: Check | None = None) -> Any:
-    """A field of a config: its default, what it does, and the check of its value."""
+    """A field of a config: its default, its description, and the check of its value."""
 
     def validate(config: Any, field: Field, value: Any) -> None:
         if check:
@@ -160,7 +160,7 @@ class ModelConfig:
     process: ProcessConfig = attrs.field(factory=ProcessConfig)
 
     def __attrs_post_init__(self) -> None:
-        """Check what the ranges do not cover."""
+        """Check the settings without a range."""
         if not self.shape or any(size < 1 for size in self.shape):
             raise ValueError(f"`shape` must be positive sizes such as (1, 28, 28) or (7,); got {self.shape}.")
         if self.levels == 1 or self.levels < 0:
@@ -236,7 +236,7 @@ class TrainConfig:
 class DataConfig:
     """The data that a model learns from."""
 
-    name: str = _setting(attrs.NOTHING, "a named data set, or the path of a folder, archive, npz or CSV")
+    name: str = _setting(attrs.NOTHING, "a named dataset, or the path of a folder, archive, npz or CSV")
     split: str = _choice("split to train on", "train", "trainval")
     rotations: bool = _setting(False, "use every class four times, rotated by multiples of 90 degrees")
     original: bool = _setting(False, "augment images at their original size and downsample them last")

@@ -77,7 +77,7 @@ def train(
         recipe: a `Recipe`, the name of a preset, or the path of a TOML file.
         out: the run folder; runs/PRESET by default.
         resume: continue from the last checkpoint in `out`.
-        data_dir: the folder of published data sets; $BRUNO_DATA by default.
+        data_dir: the folder of published datasets; $BRUNO_DATA by default.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
         validation_sets: held-out sets to measure at each checkpoint, to keep the best; 0 for none.
         save_every: seconds between checkpoints.
@@ -163,7 +163,7 @@ def finetune(
         way: classes in an episode; 20, or all if there are fewer, by default.
         shot: support elements of each class.
         episodes: episodes per step.
-        generative: weight of bits/dim beside the cross-entropy of the episodes.
+        generative: weight of bits/dim relative to the cross-entropy of the episodes.
         split: the split to compare both models on; unseen classes by default.
         trials: number of few-shot trials in the comparison; 0 for no comparison.
         resume: continue from the last checkpoint in `out`.
@@ -304,7 +304,7 @@ def _with_shape_of(model: Bruno, recipe: Recipe, explicit: set[str]) -> Recipe:
 
 
 def _validation(recipe: Recipe, data: RecipeData, device: str, sets: int) -> Callable[[Bruno], float] | None:
-    """Bits/dim on the same held-out sets each time; None if training uses the validation classes too."""
+    """Bits/dim on the same held-out sets each time; None if training also uses the validation classes."""
     if not sets or recipe.data.split == "trainval":
         return None
     sampler = SetSampler(data.split("validation"), device=device)

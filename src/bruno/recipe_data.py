@@ -20,7 +20,7 @@ _FAR = 100  # warn if a column's standard deviation exceeds its central 90 % ran
 
 
 def is_path(data: str | None) -> bool:
-    """Whether a data argument is the path of user data, not the name of a known data set."""
+    """Whether a data argument is the path of user data, not the name of a known dataset."""
     return data is not None and data not in DATASETS
 
 
@@ -34,7 +34,7 @@ class RecipeData:
 
     Args:
         recipe: names the data and the settings to read them with.
-        data_dir: the folder of published data sets; $BRUNO_DATA by default.
+        data_dir: the folder of published datasets; $BRUNO_DATA by default.
     """
 
     def __init__(self, recipe: Recipe, data_dir: str | Path | None = None) -> None:
@@ -43,7 +43,7 @@ class RecipeData:
     def split(self, split: str, *, original: bool = False) -> Examples:
         """The examples of a split, in the size of the model or in their `original` size.
 
-        `data.classes` limits what is trained on, not what is measured: held-out splits have all classes.
+        `data.classes` limits training only: held-out splits have all classes.
         """
         if split not in SPLITS:
             raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")

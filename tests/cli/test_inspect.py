@@ -55,7 +55,7 @@ def test_a_study_trains_both_processes_under_each_stress(workplace, monkeypatch)
         curves.extend(() if curves else train(examples, **settings))
         return curves
 
-    monkeypatch.setattr(stability, "stability_study", train_once)  # the second data set takes no time
+    monkeypatch.setattr(stability, "stability_study", train_once)  # the second dataset takes no time
     digits = load_examples("digits")
     np.savez("mine.npz", images=digits.elements[:, 0], labels=digits.labels)
     run("study", "--out", "study", "--steps", "1", "--device", "cpu", "--data", "digits,mine.npz")

@@ -25,7 +25,7 @@ TRAIN = ["train", "digits", *SMALL]
 
 @pytest.fixture
 def advance(monkeypatch):
-    """Set what happens before each step: a function of the number of steps taken."""
+    """Set a function to call before each step, with the number of steps taken."""
     original = Trainer.advance
 
     def set_hook(hook) -> None:

@@ -111,7 +111,7 @@ class TestNpz:
         with pytest.raises(ValueError, match=r"bad.npz: .*`images` or `rows`, and `labels`; got pictures"):
             read_npz(tmp_path / "bad.npz")
 
-    def refused(self, path, **arrays) -> str:
+    def error_for(self, path, **arrays) -> str:
         np.savez(path / "a.npz", **arrays)
         with pytest.raises(ValueError, match=r"a.npz: ") as error:
             read_npz(path / "a.npz")
@@ -131,19 +131,19 @@ class TestNpz:
         np.savez(tmp_path / "flat.npz", images=np.zeros((2, 3, 5), np.uint8), labels=[0, 1])
         assert read_npz(tmp_path / "flat.npz").shape == (1, 3, 5)
         for shape in ((2, 3, 5, 3), (2, 4, 5, 6)):
-            message = self.refused(tmp_path, images=np.zeros(shape, np.uint8), labels=[0, 1])
+            message = self.error_for(tmp_path, images=np.zeros(shape, np.uint8), labels=[0, 1])
             assert f"got uint8 {shape}" in message
 
     def test_a_bad_npz_is_named(self, tmp_path):
         images = np.zeros((3, 4, 5), np.uint8)
-        assert "shape (2,) for 3 elements" in self.refused(tmp_path, images=images, labels=[0, 1])
-        assert "shape (3, 2) for 3 elements" in self.refused(tmp_path, images=images, labels=[[0, 1]] * 3)
-        assert "shape (0,) for 0 elements" in self.refused(tmp_path, images=images[:0], labels=[])
-        assert "got float64 (3, 4, 5)" in self.refused(tmp_path, images=images / 255, labels=[0, 1, 2])
-        assert "got <U1 (1, 2)" in self.refused(tmp_path, rows=[["a", "b"]], labels=[0])
-        assert "got float64 (2,)" in self.refused(tmp_path, rows=[1.0, 2.0], labels=[0, 1])
-        assert "got 1e+39" in self.refused(tmp_path, rows=[[1.0, 1e39]], labels=[0])
-        assert "got nan" in self.refused(tmp_path, rows=[[np.nan, 1.0]], labels=[0])
+        assert "shape (2,) for 3 elements" in self.error_for(tmp_path, images=images, labels=[0, 1])
+        assert "shape (3, 2) for 3 elements" in self.error_for(tmp_path, images=images, labels=[[0, 1]] * 3)
+        assert "shape (0,) for 0 elements" in self.error_for(tmp_path, images=images[:0], labels=[])
+        assert "got float64 (3, 4, 5)" in self.error_for(tmp_path, images=images / 255, labels=[0, 1, 2])
+        assert "got <U1 (1, 2)" in self.error_for(tmp_path, rows=[["a", "b"]], labels=[0])
+        assert "got float64 (2,)" in self.error_for(tmp_path, rows=[1.0, 2.0], labels=[0, 1])
+        assert "got 1e+39" in self.error_for(tmp_path, rows=[[1.0, 1e39]], labels=[0])
+        assert "got nan" in self.error_for(tmp_path, rows=[[np.nan, 1.0]], labels=[0])
         with (tmp_path / "a.npz").open("wb") as file:
             np.save(file, images)
         with pytest.raises(ValueError, match=r"a.npz: .*an .npy"):

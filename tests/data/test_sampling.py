@@ -151,10 +151,10 @@ def test_outliers_are_of_other_classes_and_have_the_given_rate(examples):
     x, outlier = SetSampler(examples).contaminated(500, 4, 0.2, seeded())
     assert 0.15 < outlier.float().mean() < 0.25
     classes = x[:, :, 0, 0, 0].long() // 20
-    for row, odd in zip(classes, outlier, strict=True):
-        kept = row[~odd]
+    for row, flags in zip(classes, outlier, strict=True):
+        kept = row[~flags]
         assert len(set(kept.tolist())) <= 1
-        assert not set(row[odd].tolist()) & set(kept.tolist())
+        assert not set(row[flags].tolist()) & set(kept.tolist())
 
 
 @pytest.mark.parametrize(

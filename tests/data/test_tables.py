@@ -158,14 +158,14 @@ def test_pyarrow_parses_ordinary_tables(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "line",
     ["", '"a\nb",1,\n', 'm1,"1', "m1,x,\n", "m1,1\n", "m1,1,\rm2,2,\n", "m1,nan,\n", "m" * 140_000 + ",1,\n"],
-    ids=lambda odd: repr(odd[:10]),
+    ids=lambda line: repr(line[:10]),
 )
-def test_pyarrow_and_python_agree_on_tables_of_many_blocks(tmp_path, odd):
+def test_pyarrow_and_python_agree_on_tables_of_many_blocks(tmp_path, line):
     values = np.random.default_rng(0).normal(size=3000).tolist()
     lines = [f"m{i % 5},{value},{'x' * 800}\n" for i, value in enumerate(values)]
-    path = write(tmp_path, "machine,a,note\n" + "".join([*lines[:1500], odd, *lines[1500:]]))
+    path = write(tmp_path, "machine,a,note\n" + "".join([*lines[:1500], line, *lines[1500:]]))
     assert path.stat().st_size > 2 * 2**20  # pyarrow reads blocks of 1 MiB
     assert_both_agree(path, columns=("a",))
 

@@ -152,7 +152,7 @@ def test_a_report_that_cannot_be_written_raises(folder):
 def test_importing_reporting_imports_no_drawing_library():
     code = f"""
 import importlib, sys, types
-bruno = sys.modules["bruno"] = types.ModuleType("bruno")  # without what its __init__ imports
+bruno = sys.modules["bruno"] = types.ModuleType("bruno")  # without the imports of its __init__
 bruno.__path__ = {list(bruno.__path__)}
 for name in ("images", "plots", "element_plots", "results", "page"):
     importlib.import_module(f"bruno.reporting.{{name}}")

@@ -89,8 +89,8 @@ def test_a_result_without_a_picture_replaces_one_with_a_picture(tmp_path):
 )
 def test_a_file_that_is_not_a_result_is_skipped_with_a_warning(tmp_path, content):
     result("kept").write(tmp_path, config={}, seed=0)
-    (tmp_path / "results" / "odd.json").write_bytes(content)
-    with pytest.warns(UserWarning, match=r"odd\.json") as warned:
+    (tmp_path / "results" / "other.json").write_bytes(content)
+    with pytest.warns(UserWarning, match=r"other\.json") as warned:
         assert [result.name for result in read_results(tmp_path)] == ["kept"]
     assert len(warned) == 1
 
@@ -98,7 +98,7 @@ def test_a_file_that_is_not_a_result_is_skipped_with_a_warning(tmp_path, content
 @given(change=st.dictionaries(st.sampled_from([*WHOLE, "model"]), JSON, min_size=1))
 def test_any_json_is_read_or_skipped(change):
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "results" / "odd.json"
+        path = Path(folder) / "results" / "other.json"
         path.parent.mkdir()
         path.write_text(json.dumps({**WHOLE, **change}))
         try:

@@ -139,7 +139,7 @@ def _file_name(name: str) -> str:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles numpy arrays and refuses every other class."""
+    """Unpickles numpy arrays and rejects every other class."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in {

@@ -188,7 +188,7 @@ def _floyd_sample(counts: Int[Tensor, " sets"], n: int, generator: Generator) ->
 
     Step i picks one of the first count − n + i + 1 numbers. If that number was picked before, it takes the
     last of them, which no earlier step could pick. All subsets are equally likely; the shuffle at the end
-    makes all orders equally likely, too.
+    also makes all orders equally likely.
     """
     shape, device = (len(counts), n), counts.device
     chosen = torch.full(shape, -1, device=device)

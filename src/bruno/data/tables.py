@@ -62,7 +62,7 @@ def read_csv(path: Path, group: str, *, columns: Sequence[str] = (), skip_bad: b
 def parse_numbers(cells: Sequence[str], header: Sequence[str], positions: Iterable[int]) -> list[float]:
     """Return the numbers at these positions of a line; raises ValueError unless all are finite numbers.
 
-    They must be below `MAX_NUMBER`, so that their squares are finite, too.
+    They must be below `MAX_NUMBER`, so that their squares are also finite.
     """
     if len(cells) != len(header):
         raise ValueError(f"it must have {len(header)} cells; got {len(cells)}: {','.join(cells)}")
