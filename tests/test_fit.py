@@ -64,7 +64,7 @@ def test_a_complete_run_is_returned_unchanged(tiny, tmp_path, caplog):
     shutil.copytree(tiny.folder, tmp_path / "run")
     with caplog.at_level("INFO", "bruno"):
         again = bruno.train("digits", tmp_path / "run", resume=True, **TINY)
-    assert "complete after 3 steps" in caplog.text
+    assert "already at step 3" in caplog.text
     assert again.model.fingerprint() == tiny.model.fingerprint()
 
 
@@ -216,3 +216,14 @@ def test_a_model_is_trained_on_rows_of_a_csv(tmp_path):
     assert trained.columns == ("a", "b")
     assert trained.model.shape == (2,)
     assert torch.isfinite(trained.sample_prior(3).x).all()
+
+
+def test_a_setting_given_twice_is_an_error():
+    with pytest.raises(ValueError, match=r"`train.steps` .*once"):
+        with_settings(bruno.load_recipe("digits"), {"steps": 3, "train": {"steps": 4}})
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_recipe_of_another_type_is_named():
+    with pytest.raises(TypeError, match=r"`recipe` .*got int"):
+        bruno.train(3)

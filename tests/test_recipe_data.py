@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 from PIL import Image
 
-from bruno.config import Recipe, load_recipe
+from bruno.config import DataConfig, Recipe, load_recipe
 from bruno.data import Examples, load_examples
 from bruno.recipe_data import (
     RecipeData,
@@ -137,6 +137,19 @@ def test_columns_with_extreme_values_are_reported():
     rows = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
     labels = torch.zeros(200, dtype=torch.long)
     warn_of_far_numbers(Examples(rows, labels, ("a",), levels=0, columns=("x", "y")))  # no warning
-    rows[7, 1] = -99999.0
-    with pytest.warns(UserWarning, match=r"column 'y' .*-99999"):
+    rows[:, 1] = 70 + 5 * rows[:, 1]
+    rows[7, 1] = -999.0
+    with pytest.warns(UserWarning, match=r"column 'y' .*-999"):
         warn_of_far_numbers(Examples(rows, labels, ("a",), levels=0, columns=("x", "y")))
+
+
+def test_small_classes_are_skipped_even_if_none_is_large_enough(tmp_path):
+    lines = [f"{group},{i}\n" for group in "abcdef" for i in range(6)]
+    (tmp_path / "t.csv").write_text("of,x\n" + "".join(lines) + "lonely,1\n")
+    skipping = evolve(
+        load_recipe("table"), data=DataConfig(str(tmp_path / "t.csv"), group="of", skip_bad=True)
+    )
+    with pytest.warns(UserWarning, match=r"t.csv: skipped 1 class .*lonely"):
+        kept = RecipeData(skipping).split("all")
+    assert kept.names == tuple("abcdef")
+    assert fitted_to(skipping, kept).train.set_size == 6

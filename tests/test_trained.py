@@ -136,9 +136,8 @@ def test_one_element_is_a_set_of_one(trained, unseen, form):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (np.zeros((4, 8, 8), np.uint8), r"`source` .*\(1, 8, 8\).*got shape \(4, 8, 8\)"),
-        (torch.zeros(2, 1, 9, 9, dtype=torch.uint8), r"`source` .*got shape \(2, 1, 9, 9\)"),
-        (torch.zeros(0, 1, 8, 8, dtype=torch.uint8), r"`source` .*got shape \(0, 1, 8, 8\)"),
+        (torch.zeros(2, 1, 9, 9, dtype=torch.uint8), r"`source` .*got \(2, 1, 9, 9\)"),
+        (torch.zeros(0, 1, 8, 8, dtype=torch.uint8), r"`source` .*got \(0, 1, 8, 8\)"),
     ],
 )
 def test_elements_of_another_shape_are_errors(trained, source, message):
@@ -307,3 +306,54 @@ def test_results_are_saved_beside_the_model(trained):
 def test_a_summary_needs_the_result_of_a_job():
     with pytest.raises(TypeError, match=r"`outcome` .*got str"):
         summarise("bits")
+
+
+def test_grey_images_need_no_channel_axis(trained, unseen):
+    x = some(unseen, "2", 0, 3)
+    for given in (x[:, 0].numpy(), x[0, 0].numpy()):
+        read = trained.read(given).x
+        assert torch.equal(read, x[: len(read)])
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.full((2, 1, 8, 8), 17), r"`x` .*16.*got 17"),
+        (np.full((2, 1, 8, 8), -1), r"`x` .*got -1"),
+        (np.full((2, 1, 8, 8), np.nan), r"`x` .*got nan"),
+        (np.ones((2, 1, 8, 8), bool), r"`source` .*got torch.bool"),
+        (np.zeros((2, 3, 8, 8), int), r"`source` .*\(n, 1, 8, 8\); got \(2, 3, 8, 8\)"),
+    ],
+)
+def test_arrays_that_the_model_cannot_take_are_rejected_when_read(trained, values, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        trained.read(values)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda t, x: t.retrieve(x, "folder", top=0), r"`top` .*got 0"),
+        (lambda t, x: t.retrieve(x, [x]), r"`collection` .*got list"),
+        (lambda t, x: t.classify(x, x), r"`support` .*got Tensor"),
+        (lambda t, x: t.sample(x, prefixes=3), r"`prefixes` .*got 3"),
+        (lambda t, x: t.evaluate(split="tst"), r"`split` .*got 'tst'"),
+        (lambda t, x: t.evaluate(split="tst", data="drawn"), r"`split` .*got 'tst'"),
+    ],
+)
+def test_wrong_arguments_of_jobs_are_named(trained, unseen, call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(trained, some(unseen, "2", 0, 3))
+
+
+def test_a_stream_is_watched_at_a_calibrated_threshold_by_default(trained, unseen):
+    with pytest.warns(UserWarning, match="calibrated on 3 classes"):
+        watched = trained.watch(some(unseen, "2", 0, 3))
+    assert [judged.judgement.threshold is None for judged in watched] == [True, False, False]
+
+
+def test_representations_are_short(trained, unseen):
+    assert len(repr(trained)) < 300
+    assert repr(unseen) == "Examples(533 images of shape (1, 8, 8) in 3 classes)"

@@ -58,7 +58,7 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 def train(
-    recipe: Recipe | str,
+    recipe: Recipe | str | Path,
     out: str | Path | None = None,
     *,
     resume: bool = False,
@@ -92,8 +92,12 @@ def train(
     """
     if validation_sets < 0 or validation_sets == 1:
         raise ValueError(f"`validation_sets` must be at least 2, or 0 for none; got {validation_sets}.")
+    if not isinstance(recipe, Recipe | str | Path):
+        raise TypeError(
+            f"`recipe` must be a Recipe, a preset or the path of a TOML file; got {type(recipe).__name__}."
+        )
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
-    recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     recipe, explicit = with_settings(recipe, settings)
     run = Run(out or Path("runs") / name)
     if resume:
@@ -229,17 +233,19 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, 
     A section is a dictionary; a setting without a section is one of training. A number of steps replaces
     minutes. For user data, `data.original` of a preset does not apply: user images come in any size.
     """
-    values, explicit = to_dict(recipe), set()
+    values = to_dict(recipe)
+    explicit: set[str] = set()
     for name, value in settings.items():
         if isinstance(value, Mapping) and isinstance(values.get(name, {}), dict):
             values[name] = values.get(name, {}) | dict(value)
-            explicit |= {f"{name}.{key}" for key in value}
+            new = {f"{name}.{key}" for key in value}
         elif name in values:
-            values[name] = value
-            explicit.add(name)
+            values[name], new = value, {name}
         else:
-            values["train"][name] = value
-            explicit.add(f"train.{name}")
+            values["train"][name], new = value, {f"train.{name}"}
+        for key in sorted(explicit & new):
+            raise ValueError(f"`{key}` must be given once; got it in `train` and by its name.")
+        explicit |= new
     if "train.steps" in explicit and "train.minutes" not in explicit:
         values["train"]["minutes"] = 0.0
     if "data.name" in explicit and "data.original" not in explicit and is_path(values["data"]["name"]):
@@ -282,7 +288,9 @@ def _watch(
         plural = "s" * (skipped > 1)
         warnings.warn(f"skipped {skipped} step{plural} with a non-finite gradient.", stacklevel=2)
     if not taken:
-        _log.info("the run was complete after %d steps; for more, set steps or minutes", trainer.index)
+        _log.info(
+            "the run is already at step %d; to train it further, increase steps or minutes", trainer.index
+        )
 
 
 def _with_planned_length(recipe: Recipe, run: Run, explicit: set[str]) -> Recipe:

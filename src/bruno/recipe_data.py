@@ -9,6 +9,7 @@ from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from attrs import evolve
 
 from bruno.config import Recipe
@@ -16,7 +17,7 @@ from bruno.data import DATASETS, Examples, load_examples
 from bruno.data.datasets import SPLITS, split_by_class
 
 _log = logging.getLogger(__name__)
-_FAR = 100  # warn if a column's standard deviation exceeds its central 90 % range by this factor
+_FAR = 20  # widths of the central 90 % of a column; values further from its median are reported
 
 
 def is_path(data: str | None) -> bool:
@@ -52,7 +53,7 @@ class RecipeData:
             divide = split_by_class if is_path(data.name) else DATASETS[data.name].split
             examples = divide(examples, split)
         if data.skip_bad and is_path(data.name):
-            examples = examples.with_at_least(self.recipe.train.min_count)
+            examples = _without_small_classes(examples, self.recipe)
         if data.classes and split.startswith("train"):
             examples = examples.select(data.classes)
         return examples
@@ -84,8 +85,14 @@ class RecipeData:
         )
         # Small classes are skipped after the split, so that the others stay in their split.
         skip_small = data.skip_bad and is_path(data.name)
-        warn_of_skipped(examples.with_at_least(self.recipe.train.min_count) if skip_small else examples)
+        kept = _without_small_classes(examples, self.recipe) if skip_small else examples
+        warn_of_skipped(kept, data.name)
         return examples.inverted() if data.invert else examples
+
+
+def _without_small_classes(examples: Examples, recipe: Recipe) -> Examples:
+    """The classes that training can use: those with enough elements, or at least two if none has enough."""
+    return examples.with_at_least(recipe.train.min_count).with_at_least(2)
 
 
 def with_absolute_path(recipe: Recipe) -> Recipe:
@@ -106,14 +113,15 @@ def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()
     smallest = int(examples.counts.min())
     if smallest < train.set_size and "train.set_size" not in explicit:
         name = examples.names[int(examples.counts.argmin())]
-        remedy = "skip small classes" + " (data.skip_bad=true)" * (not recipe.data.skip_bad)
         if smallest < 2:
             raise ValueError(
                 f"`data` must have at least 2 elements in every class; {name!r} has {smallest}. Add more, or "
-                f"{remedy}."
+                "skip small classes (data.skip_bad=true)."
             )
+        larger = int(examples.counts.max()) > smallest and not recipe.data.skip_bad
+        remedy = "; data.skip_bad=true skips small classes" if larger else ""
         _log.info(
-            "set size %d instead of %d: class %r has %d elements; to train on larger sets, %s",
+            "set size %d instead of %d: class %r has %d elements%s",
             smallest,
             train.set_size,
             name,
@@ -124,16 +132,18 @@ def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()
     return evolve(recipe, train=train)
 
 
-def warn_of_skipped(examples: Examples) -> None:
+def warn_of_skipped(examples: Examples, data: str | Path) -> None:
     """Warn about files, rows and classes that a reader skipped."""
     small = [name for name in examples.skipped if re.search(r" \(only \d+\)$", name)]
     bad = [name for name in examples.skipped if name not in small]
     if bad:
-        warnings.warn(f"skipped {len(bad)} that could not be read, first {bad[0]}.", stacklevel=2)
+        elements = f"{len(bad)} unreadable element{'s' * (len(bad) > 1)}"
+        warnings.warn(f"{data}: skipped {elements}, first {bad[0]}.", stacklevel=2)
     if small:
         plural = "es" * (len(small) > 1)
         warnings.warn(
-            f"skipped {len(small)} class{plural} with too few elements, first {small[0]}.", stacklevel=2
+            f"{data}: skipped {len(small)} class{plural} with too few elements, first {small[0]}.",
+            stacklevel=2,
         )
 
 
@@ -142,11 +152,12 @@ def warn_of_far_numbers(rows: Examples) -> None:
     if rows.levels:
         return
     ordered, margin = rows.elements.sort(0).values, len(rows) // 20
-    central = ordered[-1 - margin] - ordered[margin]
-    far = (central > 0) & (ordered.std(0) > _FAR * central)
+    central, median = ordered[-1 - margin] - ordered[margin], ordered[len(rows) // 2]
+    furthest = torch.maximum(ordered[-1] - median, median - ordered[0])
+    far = (central > 0) & (furthest > _FAR * central)
     names = rows.columns or tuple(map(str, range(1, len(far) + 1)))
     for i in far.nonzero().flatten().tolist():
-        extreme = ordered[:, i][ordered[:, i].abs().argmax()].item()
+        extreme = ordered[:, i][(ordered[:, i] - median[i]).abs().argmax()].item()
         warnings.warn(
             f"column {names[i]!r} has a few extreme values, such as {extreme:g}, which determine its scale. "
             "If they mark missing values, remove those rows.",

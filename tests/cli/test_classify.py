@@ -67,7 +67,7 @@ def test_files_that_cannot_be_read_are_skipped_on_request(in_digits, tmp_path):
     with pytest.raises(ValueError, match=r"bad.png: cannot be used"):
         run("classify", "run", bad.parent, *SUPPORT)
     output = run("classify", "run", bad.parent, *SUPPORT, "--skip-bad")
-    assert f"skipped 1 that could not be read, first {bad}" in output
+    assert f"skipped 1 unreadable element, first {bad}" in output
 
 
 def test_hidden_folders_are_not_classes(in_digits, tmp_path):

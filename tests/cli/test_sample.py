@@ -65,7 +65,7 @@ def test_files_that_cannot_be_read_are_skipped_on_request(in_digits, tmp_path):
     with pytest.raises(ValueError, match=re.escape(str(bad))):
         run("sample", "run", "--given", tmp_path, "--samples", "1")
     output = run("sample", "run", "--given", tmp_path, "--samples", "1", "--skip-bad")
-    assert f"skipped 1 that could not be read, first {bad}" in output
+    assert f"skipped 1 unreadable element, first {bad}" in output
 
 
 @pytest.mark.parametrize(

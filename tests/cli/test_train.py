@@ -70,7 +70,7 @@ def test_a_resumed_run_has_its_planned_length_unless_another_is_given(workplace,
     advance(lambda taken: None)
     resume = [*TRAIN, "--out", "run", "--resume"]
     assert "4 steps in" in run(*resume)
-    assert "complete after 4 steps" in run(*resume)
+    assert "already at step 4" in run(*resume)
     assert "5 steps in" in run(*resume, "--steps", "5")
     assert "6 steps in" in run(*resume, "--set", "train.steps=6")
 
@@ -186,7 +186,7 @@ def test_skipped_files_and_classes_are_reported_once(workplace):
     with pytest.raises(ValueError, match=r"class0.0.png"):
         run(*TRAIN, "--steps", "1", *data, "--out", "strict")
     output = run(*TRAIN, "--steps", "1", *data, "--out", "lenient", "--skip-bad")
-    assert output.count("skipped 1 that could not be read, first class0/0.png") == 1
+    assert output.count("skipped 1 unreadable element, first class0/0.png") == 1
     assert output.count("skipped 1 class with too few elements, first small (only 2)") == 1
 
 

@@ -179,3 +179,14 @@ def test_pyarrow_is_optional_and_small_tables_do_not_import_it(tmp_path, monkeyp
     monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
     read_csv(path, "machine")
     assert "pyarrow" not in sys.modules
+
+
+@pytest.mark.parametrize("rows", [3, 60_000])  # parsed in Python, and by pyarrow if it is installed
+def test_a_row_without_a_group_is_unreadable(tmp_path, rows):
+    path = tmp_path / "t.csv"
+    path.write_text("of,x\n" + "a,1.000000000000\n" * rows + ",2\nb,3\n")
+    with pytest.raises(ValueError, match=rf"line {rows + 2} .*'of' .*empty"):
+        read_csv(path, "of")
+    read = read_csv(path, "of", skip_bad=True)
+    assert read.names == ("a", "b")
+    assert read.skipped == (f"line {rows + 2}",)

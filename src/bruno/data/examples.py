@@ -65,6 +65,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.elements)
 
+    def __repr__(self) -> str:
+        kind = "images" if self.is_images else "rows"
+        return f"Examples({len(self)} {kind} of shape {self.shape} in {len(self.names)} classes)"
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one element."""

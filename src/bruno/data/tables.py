@@ -125,6 +125,8 @@ def _parse(path: Path, table: Any, columns: _Columns, skip_bad: bool) -> _Rows:
     for cells in filter(None, table):  # blank lines are empty lists
         try:
             row = parse_numbers(cells, columns.header, columns.numbers)
+            if not cells[columns.group].strip():
+                raise ValueError(f"{columns.header[columns.group]!r} must name a group; got an empty cell")
         except ValueError as error:
             if not skip_bad:
                 raise ValueError(
@@ -167,6 +169,8 @@ def _parse_fast(path: Path, columns: _Columns) -> _Rows | None:
         return None
     groups = table[header[group]].dictionary_encode().combine_chunks()
     names, order = np.unique(groups.dictionary.to_pylist(), return_inverse=True)
+    if not all(map(str.strip, names)):
+        return None
     return _Rows(values, names, order[groups.indices.to_numpy()])
 
 

@@ -379,6 +379,9 @@ class StreamSummary:
         self._outliers: list[JudgedElement] = []  # the lowest score first
         self._inliers: list[JudgedElement] = []  # the highest score first
 
+    def __repr__(self) -> str:
+        return f"StreamSummary({self.outliers} outliers of {self.count} elements)"
+
     def add(self, name: str, x: Tensor, judgement: Judgement) -> None:
         """Add the next element (*shape)."""
         self.count += 1

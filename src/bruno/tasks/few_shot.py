@@ -298,7 +298,7 @@ class _Plan:
         least = sampler.min_count
         for name, numbers, high, why in (
             ("ways", protocol.ways, classes, f"the number of classes {which}"),
-            ("shots", protocol.shots, least - 1, f"as a class has {least} images and one is the query"),
+            ("shots", protocol.shots, least - 1, f"as a class has {least} elements and one is the query"),
         ):
             if max(numbers) > high:
                 raise ValueError(f"`{name}` must be at most {high}, {why}; got {max(numbers)}.")

@@ -52,7 +52,8 @@ class ClassificationJobs(TrainedData):
         sets = self._support(support, reading)
         if len(sets) < 2:
             raise ValueError(f"`support` must have at least two classes; got {len(sets)}.")
-        x, names = self.read(queries, **reading)
+        x, names = self._read(queries, **reading)
+        self.warn_if_unfamiliar(torch.cat(list(sets.values())), x)
         if temperature is None:
             temperature = self._fitted_temperature(sets, data, invert, seed)
         return classify(self.model, sets, x, names=names, prior=prior, temperature=temperature)
@@ -61,7 +62,12 @@ class ClassificationJobs(TrainedData):
         self, support: str | Path | Mapping[str, Source], reading: dict[str, Any]
     ) -> dict[str, Tensor]:
         if isinstance(support, Mapping):
-            return {str(name): self.read(some, **reading).x for name, some in support.items()}
+            return {str(name): self._read(some, **reading).x for name, some in support.items()}
+        if not isinstance(support, str | Path):
+            raise TypeError(
+                "`support` must be examples by class name, or the path of class folders or a CSV; got "
+                f"{type(support).__name__}."
+            )
         path = Path(support)
         if path.is_file():
             examples = self._select(None, str(path), reading["invert"]).examples
@@ -71,7 +77,7 @@ class ClassificationJobs(TrainedData):
         if len(folders) < 2:
             found = f"has {len(folders)}" if path.exists() else "does not exist"
             raise ValueError(f"`support` must be a folder of at least two class folders; {path} {found}.")
-        return {folder.name: self.read(folder, **reading).x for folder in folders}
+        return {folder.name: self._read(folder, **reading).x for folder in folders}
 
     def _fitted_temperature(
         self, sets: dict[str, Tensor], data: str | None, invert: bool | None, seed: int

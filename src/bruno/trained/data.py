@@ -16,6 +16,7 @@ from torch import Tensor
 from bruno.arrays import ArrayLike, as_tensor, is_pil_image
 from bruno.config import Recipe
 from bruno.data import Element, ElementReader, Examples, is_available, load_examples, load_path
+from bruno.data.datasets import SPLITS
 from bruno.kinds import Images
 from bruno.model import Bruno
 from bruno.recipe_data import RecipeData, is_path, unseen_split, warn_of_skipped
@@ -57,6 +58,10 @@ class TrainedData:
     folder: Path
     is_pretrained: bool = False
     data_dir: str | Path | None = None
+
+    def __repr__(self) -> str:
+        data = self.recipe.data.name if self.recipe else "unknown data"
+        return f"{type(self).__name__}({str(self.folder)!r}, {self.model.kind}, trained on {data})"
 
     # --- the model ---------------------------------------------------------------------------------------
 
@@ -128,6 +133,12 @@ class TrainedData:
         Warns of files that were skipped, and of images unlike those of training. By default, files and PIL
         images are inverted as in training; arrays and tensors are taken as they are.
         """
+        elements = self._read(source, invert, skip_bad)
+        self.warn_if_unfamiliar(elements.x)
+        return elements
+
+    def _read(self, source: Source | Iterable[Element], invert: bool | None, skip_bad: bool) -> Elements:
+        """`read` without the comparison with training."""
         source = list(source) if isinstance(source, Iterator) else source
         if are_paths(source):
             paths = [source] if isinstance(source, str | Path) else list(cast(Sequence[str], source))
@@ -141,16 +152,21 @@ class TrainedData:
         else:
             x = self._converted(cast(ArrayLike, source), invert)
             elements = Elements(x, tuple(map(str, range(1, len(x) + 1))))
-        self.warn_if_unfamiliar(elements.x)
         return elements
 
     def _converted(self, source: ArrayLike, invert: bool | None) -> Tensor:
         """Elements (n, *shape) on the CPU from an array of one or several, or from PIL images."""
         shape, kind = self.model.shape, self.model.kind
         x = as_tensor(source, "source", kind=kind).cpu()
+        if kind.is_images and shape[0] == 1 and x.ndim in (2, 3) and x.shape[-2:] == shape[1:]:
+            x = x if tuple(x.shape) == shape else x.unsqueeze(-3)  # grey images without a channel axis
         x = x.unsqueeze(0) if tuple(x.shape) == shape else x
         if x.shape[1:] != shape or not len(x):
-            raise ValueError(f"`source` must be elements (n, *{shape}); got shape {tuple(x.shape)}.")
+            wanted = ", ".join(map(str, shape))
+            raise ValueError(f"`source` must have shape (n, {wanted}); got {tuple(x.shape)}.")
+        if x.dtype == torch.bool or x.is_complex():
+            raise TypeError(f"`source` must be integers or floating point; got {x.dtype}.")
+        kind.check(x)
         first = source[0] if isinstance(source, list | tuple) else source
         inverted = invert or (is_pil_image(first) and self._inverts(invert))
         return kind.levels - 1 - x if inverted and kind.is_images else x
@@ -167,8 +183,8 @@ class TrainedData:
         for some in images:
             if reason := self.familiarity.check(some):
                 warnings.warn(
-                    f"{what} unlike those of training: {reason}. The answers will be confident all the same. "
-                    f"Check whether ink is dark ({remedy}), contrast low, or the pen thin or thick.",
+                    f"{what} unlike those of training: {reason}. Predictions will be confident nevertheless. "
+                    f"Check whether the images must be inverted ({remedy}), their contrast and their scale.",
                     UnfamiliarDataWarning,
                     stacklevel=3,
                 )
@@ -179,6 +195,8 @@ class TrainedData:
     ) -> Selection:
         if invert and not is_path(data):
             raise ValueError("`invert` is for your own images; name them with `data`, or leave it out.")
+        if split is not None and split not in SPLITS:
+            raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
         if split and is_path(data):
             raise ValueError(f"`split` is for known data sets; all of {data} is used. Leave out {split}.")
         data, split = self._available(data), split or "test"
@@ -187,7 +205,7 @@ class TrainedData:
         elif self.recipe is not None:
             examples = self._recipe_data.split(split)
         else:
-            raise ValueError(f"`data` must be given: {self.folder} does not say what it was trained on.")
+            raise ValueError(f"`data` must be given: {self.folder} does not record its training data.")
         if len(examples.names) < min_classes:
             raise ValueError(
                 f"`data` must have at least {min_classes} classes; {data or f'the {split} split'} has "
@@ -212,8 +230,8 @@ class TrainedData:
             name = self.recipe.data.name
             if not is_available(name, None if self.data_dir is None else Path(self.data_dir)):
                 _log.info(
-                    "%s is not on this machine; using the built-in characters (data drawn). Name data %s to "
-                    "download it, or a data folder that has it.",
+                    "%s is not on this machine; using the built-in characters (drawn). Use --data %s to "
+                    "download it, or --data-dir to name its folder.",
                     name,
                     name,
                 )
@@ -245,7 +263,7 @@ class TrainedData:
             columns=self.columns,
             skip_bad=self.recipe is not None and self.recipe.data.skip_bad,
         )
-        warn_of_skipped(examples)
+        warn_of_skipped(examples, path)
         return examples.inverted() if self._inverts(invert) else examples
 
     def _generator(self, seed: int) -> torch.Generator:
@@ -273,7 +291,9 @@ def warn_of_unreadable(reader: ElementReader) -> None:
     """Warn of what a reader skipped."""
     if reader.skipped:
         warnings.warn(
-            f"skipped {len(reader.skipped)} that could not be read, first {reader.skipped[0]}.", stacklevel=3
+            f"skipped {len(reader.skipped)} unreadable element{'s' * (len(reader.skipped) > 1)}, first "
+            f"{reader.skipped[0]}.",
+            stacklevel=3,
         )
 
 

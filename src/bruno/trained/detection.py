@@ -138,7 +138,7 @@ class DetectionJobs(TrainedData):
     def watch(
         self,
         stream: Source | Iterable[Element],
-        detector: Detector | Callable[[], Detector],
+        detector: Detector | Callable[[], Detector] | None = None,
         *,
         typical: Source | None = None,
         state: str | Path | None = None,
@@ -149,12 +149,14 @@ class DetectionJobs(TrainedData):
 
         Args:
             stream: files, folders, arrays or elements.
-            detector: as from `detector`, or a function that returns it, called once all arguments are valid.
+            detector: as from `detector`, or a function that returns it, called once all arguments are valid;
+                by default calibrated at a false-alarm rate of 1 %.
             typical: elements to condition on before the stream begins.
             state: a file to resume from, if it exists, and to keep the posterior in.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
         """
+        detector = self.detector if detector is None else detector
         return Watch(self, stream, detector, typical=typical, state=state, invert=invert, skip_bad=skip_bad)
 
     def synthetic_stream(

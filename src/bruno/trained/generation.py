@@ -75,7 +75,7 @@ class GenerationJobs(TrainedData):
         """
         generator = self._generator(seed)
         x = self._sets(given, sets, set_size, split, data, invert, skip_bad, generator)
-        _check_prefixes(prefixes or (), x.shape[1])
+        _check_prefixes(() if prefixes is None else prefixes, x.shape[1])
         found = samples_by_prefix(
             self.model, x, samples, lengths=prefixes, generator=generator, temperature=temperature
         )
@@ -222,6 +222,8 @@ class GenerationJobs(TrainedData):
 
 def _check_prefixes(prefixes: Sequence[int], most: int) -> None:
     """Raise unless prefixes are of a set of `most` elements, and the prior, if any, comes first."""
+    if isinstance(prefixes, int):
+        raise TypeError(f"`prefixes` must be a list of numbers; got {prefixes}.")
     for place, length in enumerate(prefixes):
         if not 0 <= length <= most:
             raise ValueError(f"`prefixes` must be from 0 to the {most} elements of a set; got {length}.")
