@@ -56,6 +56,12 @@ def test_a_model_file_needs_no_suffix(tiny):
     assert Path("model-results/results/samples-prior.png").is_file()
 
 
+def test_a_small_size_is_printed_in_kib(tiny):
+    size = Path("run/model.safetensors").stat().st_size
+    assert size < 2**20
+    assert f"{size / 2**10:.1f} KiB" in run("export", "run", "model.safetensors")
+
+
 @pytest.fixture
 def tiny_pretrained(workplace, monkeypatch) -> str:
     """The name of a small pretrained model, trained on Omniglot, which is not available."""

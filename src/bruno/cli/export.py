@@ -13,7 +13,7 @@ from bruno.cli.output import console
 
 def export(
     model: ModelName,
-    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
     half: Annotated[bool, typer.Option("--half", help="Store the weights in half precision.")] = False,
     checkpoint: Annotated[str, typer.Option(help="Of a run: last, or best on validation.")] = "last",
 ) -> None:
@@ -21,4 +21,8 @@ def export(
     from bruno.trained import export as export_model
 
     path = export_model(model, out, half=half, checkpoint=checkpoint)
-    console.print(f"written: {path}, {path.stat().st_size / 2**20:.1f} MiB", soft_wrap=True)
+    console.print(f"written: {path}, {_size(path.stat().st_size)}", soft_wrap=True)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
