@@ -11,7 +11,7 @@ from bruno.training.run import Run
 from cli.commandline import run, values_of, words
 
 SCALE = np.array([1, 1, 1e5])  # the third column, weight, is in grams
-OUT_OF_DISTRIBUTION = "outlier, out of distribution"
+OUT_OF_DISTRIBUTION = "outlier, out-of-distribution"
 WATCH = ["anomaly", "watch", "runs/machines"]
 
 
@@ -72,7 +72,7 @@ def test_out_of_distribution_rows_are_outliers_and_excluded_from_the_evidence(ma
     output = run("anomaly", kind, "runs/machines", "broken.csv")
     assert output.count(OUT_OF_DISTRIBUTION) == 2
     assert len(re.findall(r"  outlier\b|│ outlier\b", output)) == 3  # and no later row
-    found = "3 of 32 are outliers, 2 of them out of distribution and excluded from the evidence"
+    found = "3 of 32 are outliers, 2 of them out-of-distribution and excluded from the evidence"
     assert found in words(output)
     values = values_of("runs/machines", name)
     assert (values["outliers"], values["out_of_distribution"]) == (3, 2)

@@ -1,4 +1,4 @@
-"""What the jobs of a trained model found, as results with a table, a note and a picture."""
+"""Results of the jobs of a trained model, with a table, a note and a picture."""
 
 # Importing a module registers its summaries.
 from bruno.reporting.summaries import analysis, classification, evaluation, retrieval  # noqa: F401

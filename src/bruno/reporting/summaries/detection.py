@@ -44,14 +44,14 @@ def _(outcome: BatchJudgement) -> Result:
 
 
 def verdict(judgement: Judgement) -> str:
-    """What a judgement says, in words; empty for an inlier."""
-    return "outlier" * judgement.outlier + ", out of distribution" * judgement.out_of_distribution
+    """A judgement in words; empty for an inlier."""
+    return "outlier" * judgement.outlier + ", out-of-distribution" * judgement.out_of_distribution
 
 
 def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: str, given: str) -> Result:
     found = f"{summary.outliers} of {summary.count} are outliers"
     if summary.out_of_distribution:
-        found += f", {summary.out_of_distribution} of them out of distribution and excluded from the evidence"
+        found += f", {summary.out_of_distribution} of them out-of-distribution and excluded from the evidence"
     shown = f" The {STRIP} lowest are shown." * (summary.outliers > STRIP and kind.is_images)
     judged = [judgement for _, judgement in summary.latest]
     scores, thresholds = [one.score for one in judged], [one.threshold for one in judged]

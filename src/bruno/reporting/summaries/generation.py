@@ -102,7 +102,7 @@ def _(outcome: SpeckEvaluation) -> Result:
 
 
 def class_samples_picture(outcome: SetSamples) -> bytes:
-    """A row for each class: what was given, a gap, and samples."""
+    """A row for each class: the elements given, a gap, and samples."""
     given = to_uint8(outcome.inputs, outcome.samples.levels)
     drawn = to_uint8(outcome.samples.images[:, 0], outcome.samples.levels)
     gap = torch.full_like(given[:, :1], BACKGROUND)
