@@ -48,7 +48,7 @@ def test_a_missing_file_is_listed_with_its_folder_and_uncut_addresses(listed, tm
             assert [text.split()[-1] for text in addresses] == [*remote.mirrors]
 
 
-def test_an_available_data_set_is_one_line_with_its_folder(listed, tmp_path):
+def test_an_available_dataset_is_one_line_with_its_folder(listed, tmp_path):
     for remote in DATASETS["mnist"].files:
         (tmp_path / remote.path).parent.mkdir(exist_ok=True)
         (tmp_path / remote.path).touch()

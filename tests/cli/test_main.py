@@ -45,6 +45,14 @@ def test_the_help_shows_an_example_that_the_command_parses(command):
     parser.make_context(command, example.split()[1 + len(command.split()) :])
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_names_arguments_in_capitals_and_prints_no_limits(command):
+    text = run(*command.split(), "--help")
+    usage = re.search(r"Usage: .*\[OPTIONS\](.*)", text)
+    assert usage[1] == usage[1].upper()
+    assert "<=x" not in text
+
+
 @pytest.mark.parametrize("command", [["anomaly", "watch", "--help"], ["train", "--help"], ["presets"]])
 def test_commands_that_compute_nothing_do_not_import_torch(command):
     start = [sys.executable, "-X", "importtime", "-m", "bruno", *command]
@@ -83,9 +91,10 @@ def test_commands_that_compute_nothing_do_not_import_torch(command):
         (["train", "digits", "--out", "file"], r"`out` must be a folder; file"),
         (["train", "[/x] [bold]"], r"got '\[/x\] \[bold\]'"),
         (["train", "digits", "--set", "train.set_size=500"], r"`train.set_size` .*got 500"),
-        (["train"], r"'preset'.*bruno train --help"),
+        (["train"], r"'PRESET'.*bruno train --help"),
         (["anomaly", "watch"], r"'MODEL'.*bruno anomaly watch --help"),
-        (["train", "digits", "--seed", "-1"], r"'--seed': .*bruno train --help"),
+        (["train", "digits", "--seed", "-1"], r"`--seed` must be from 0 to 2\*\*63 - 1; got -1"),
+        (["sample", "run", "--seed", str(2**63)], rf"`--seed` must be from 0 .*got {2**63}"),
         (["sample", "run", "--smaples", "3"], r"--smaples.*--samples"),
     ],
 )

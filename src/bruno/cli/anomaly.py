@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 _RATE, _SETS, _SET_SIZE = 0.01, 500, 20
 
-Stream = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Images, folders of them, a CSV, or - for standard input; by default a stream made of the data."
-    ),
-]
+_SOURCES = "Images, folders of them, a CSV, or - for standard input; synthetic data by default."
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class CalibrationOptions:
     rate: Annotated[
         float | None,
         typer.Option(
-            help=f"False-alarm rate, {_RATE} by default, calibrated on clean sets that training has not seen."
+            help=f"False-alarm rate, {_RATE} by default, calibrated on clean sets of unseen classes."
         ),
     ] = None
     threshold: Annotated[
@@ -45,7 +40,9 @@ class CalibrationOptions:
     sets: Annotated[int | None, typer.Option(help=f"Clean sets to calibrate on; {_SETS} by default.")] = None
     data: Annotated[
         str | None,
-        typer.Option(help="Calibrate on this instead of the model's data: a data set, or class folders."),
+        typer.Option(
+            help="Calibrate on this instead of the model's data: a dataset, class folders, or a CSV."
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -54,7 +51,7 @@ class CalibrationOptions:
             others = {"--rate": self.rate, "--sets": self.sets, "--data": self.data}
             reject("`--threshold` leaves nothing to calibrate;", others)
         if self.rate is not None and not 0 < self.rate < 1:
-            raise ValueError(f"`--rate` must be between 0 and 1, as 0.01 for 1 %; got {self.rate}.")
+            raise ValueError(f"`--rate` must be between 0 and 1, such as 0.01 for 1 %; got {self.rate}.")
         check_number("--sets", _SETS if self.sets is None else self.sets, 1)
 
     @property
@@ -72,11 +69,11 @@ def watch(
     model: ModelOptions,
     calibration: CalibrationOptions,
     files: ReadingOptions,
-    stream: Stream = None,
+    stream: Annotated[list[str] | None, typer.Argument(metavar="STREAM", help=_SOURCES)] = None,
     set_size: Annotated[
         int | None,
         typer.Option(
-            help=f"Size of the clean sets, {_SET_SIZE} by default; later elements count as the last."
+            help=f"Size of the clean sets, {_SET_SIZE} by default; later elements use the last threshold."
         ),
     ] = None,
     keep_out: Annotated[bool, typer.Option("--keep-out", help="Exclude outliers from the evidence.")] = False,
@@ -84,10 +81,10 @@ def watch(
         Path | None, typer.Option(help="A folder or CSV of typical elements, seen before the stream.")
     ] = None,
     state: Annotated[
-        Path | None, typer.Option(help="A file to resume from, if it exists, and to keep the state in.")
+        Path | None, typer.Option(help="A file to resume from, if it exists, and to save the state to.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line; everything else on standard error.")
+        bool, typer.Option("--json", help="One JSON object per line; everything else on standard error.")
     ] = False,
 ) -> None:
     """Flag outliers in a stream: each element is scored by log p(x | those before it) − log p(x)."""
@@ -112,7 +109,7 @@ def watch(
 
 
 def _run(trained: Trained, watched: Any, as_json: bool, seed: int) -> None:
-    """Print each judgement as it comes; what was judged is kept and shown, however the stream ends."""
+    """Print each judgement; results are saved and shown even if the stream is interrupted."""
     from bruno.signals import StopSignal
 
     ended_by: BaseException | None = None
@@ -135,7 +132,7 @@ def batch(
     model: ModelOptions,
     calibration: CalibrationOptions,
     files: ReadingOptions,
-    elements: Stream = None,
+    elements: Annotated[list[str] | None, typer.Argument(metavar="ELEMENTS", help=_SOURCES)] = None,
 ) -> None:
     """Flag outliers in a complete batch: each element is scored given all others, as one set."""
     trained = model.open()
@@ -156,7 +153,7 @@ def measure(
     sets: Annotated[int, typer.Option(help="Contaminated sets to measure on.")] = _SETS,
     set_size: Annotated[int, typer.Option(help="Elements in a set.")] = _SET_SIZE,
 ) -> None:
-    """Measure how well outliers are found in contaminated sets, beside other methods."""
+    """Measure how well outliers are found in contaminated sets, compared with other methods."""
     check_number("--sets", sets, 2)
     check_number("--set-size", set_size, 2)
     trained = model.open()

@@ -13,32 +13,40 @@ from bruno.cli.output import show
 
 def classify(
     model: ModelOptions,
-    images: Annotated[list[Path], typer.Argument(help="What to classify: files, or folders of them.")],
+    images: Annotated[
+        list[Path],
+        typer.Argument(metavar="ELEMENTS", help="Images or CSV files to classify, or folders of them."),
+    ],
     support: Annotated[
         Path,
         typer.Option(help="Examples of each class: a folder of class folders, or a CSV with a group column."),
     ],
     files: ReadingOptions,
     prior: Annotated[
-        str, typer.Option(help="Prior probability of each class, in order of name, as 0.9,0.1; else equal.")
+        str,
+        typer.Option(
+            help="Prior probability of each class, in order of name, such as 0.9,0.1; equal by default."
+        ),
     ] = "",
     temperature: Annotated[
-        float, typer.Option(help="Divides the log-probabilities; above 1 for less confident answers.")
+        float, typer.Option(help="Divides the log-probabilities; above 1 for less confident predictions.")
     ] = 1.0,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Fit the temperature on classes that training has not seen.")
+        bool, typer.Option("--calibrate", help="Fit the temperature on unseen classes.")
     ] = False,
     data: Annotated[
         str | None,
-        typer.Option(help="Calibrate on this instead of the model's data: a data set, or class folders."),
+        typer.Option(
+            help="Calibrate on this instead of the model's data: a dataset, class folders, or a CSV."
+        ),
     ] = None,
 ) -> None:
     """Classify your own elements into your own classes, given a few examples of each."""
     check_number("--temperature", temperature, 1e-6)
     if calibrate and temperature != 1.0:
-        raise ValueError(f"`--calibrate` fits the temperature; leave out --temperature {temperature}.")
+        raise ValueError(f"`--calibrate` fits the temperature; omit --temperature {temperature}.")
     if data and not calibrate:
-        raise ValueError("`--data` is for calibration; leave it out, or add --calibrate.")
+        raise ValueError("`--data` is for calibration; omit it, or add --calibrate.")
     trained = model.open()
     outcome = trained.classify(
         images,
@@ -54,6 +62,6 @@ def classify(
 
 def _parse_prior(text: str) -> list[float]:
     try:
-        return [float(share) for share in text.split(",")]
+        return [float(number) for number in text.split(",")]
     except ValueError:
-        raise ValueError(f"`--prior` takes numbers, as 0.9,0.1; got {text!r}.") from None
+        raise ValueError(f"`--prior` takes numbers, such as 0.9,0.1; got {text!r}.") from None

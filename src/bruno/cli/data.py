@@ -7,7 +7,7 @@ from bruno.cli.output import console
 
 
 def data(data_dir: DataDir = None) -> None:
-    """List the known data sets: which are available, and where to get the others."""
+    """List the known datasets: which are available, and where to get the others."""
     from bruno.data import DATASETS, expected_path, locate, locate_compact
 
     lines = []
@@ -22,6 +22,6 @@ def data(data_dir: DataDir = None) -> None:
             path = expected_path(remote, data_dir)
             lines.append(f"    put {path.name} into {path.parent}/")
             lines += [f"        {'or' if i else 'get it'} from {url}" for i, url in enumerate(remote.mirrors)]
-    lines.append("Missing data sets are downloaded when they are first used, if there is a network.")
+    lines.append("Missing datasets are downloaded when they are first used, if there is a network.")
     for line in lines:  # never wrapped: paths and addresses are there to be copied
         console.print(line, highlight=False, markup=False, soft_wrap=True)

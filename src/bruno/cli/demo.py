@@ -19,11 +19,11 @@ def demo(
     out: Annotated[Path, typer.Option(help="The run folder; a number is appended if it exists.")] = Path(
         "runs/demo"
     ),
-    steps: Annotated[int | None, typer.Option(help="Training steps; by default the preset's.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps; by default those of the preset.")] = None,
     show: Annotated[bool, typer.Option(help="Open the page in a browser at the end.")] = sys.stdout.isatty(),
     seed: Seed = 0,
 ) -> None:
-    """Train on handwritten digits, three of them held out, and show the result; no data set needed."""
+    """Train on handwritten digits, three of them held out, and show the result; no dataset needed."""
     from bruno.reporting.page import report
     from bruno.reporting.summaries import class_samples_picture, summarise
 

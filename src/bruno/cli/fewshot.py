@@ -17,7 +17,7 @@ def fewshot(
         str, typer.Option(help="Numbers of classes; by default 5,20, or all classes if there are fewer.")
     ] = "",
     shot: Annotated[str, typer.Option(help="Numbers of support elements of each class.")] = "1,5",
-    trials: Annotated[int, typer.Option(help="Trials; each asks for every class once.")] = 20,
+    trials: Annotated[int, typer.Option(help="Number of trials, each with one query of every class.")] = 20,
     threshold: Annotated[
         float | None, typer.Option(help="Use only latent dimensions with a correlation above this.")
     ] = None,
@@ -32,7 +32,7 @@ def fewshot(
         typer.Option("--rotated-decoys", help="Other classes may be rotations of the query's class."),
     ] = False,
 ) -> None:
-    """Measure n-shot k-way accuracy, beside nearest neighbours in pixels or columns on the same episodes."""
+    """Measure n-shot k-way accuracy, compared with nearest neighbours on the same episodes."""
     ways, shots = parse_numbers("--way", way) if way else None, parse_numbers("--shot", shot)
     for option, value, least in (
         ("--way", min(ways or (2,)), 2),

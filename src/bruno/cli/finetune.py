@@ -18,17 +18,17 @@ def finetune(
         int | None, typer.Option(help="Classes in an episode; by default 20, or all if there are fewer.")
     ] = None,
     shot: Annotated[int, typer.Option(help="Support elements of each class.")] = 1,
-    episodes: Annotated[int, typer.Option(help="Episodes in a step.")] = 16,
+    episodes: Annotated[int, typer.Option(help="Episodes per step.")] = 16,
     generative: Annotated[
-        float, typer.Option(help="Weight of bits/dim beside the cross-entropy of episodes; 0 for none.")
+        float, typer.Option(help="Weight of bits/dim relative to the cross-entropy of episodes; 0 for none.")
     ] = 1.0,
     split: Annotated[
         str | None,
-        typer.Option(help="Where the models before and after are compared; by default unseen classes."),
+        typer.Option(help="The split to compare both models on; by default unseen classes."),
     ] = None,
     trials: Annotated[int, typer.Option(help="Few-shot trials of the comparison; 0 for none.")] = 5,
 ) -> None:
-    """Train a model further on k-way n-shot episodes, beside its density, into a new run folder."""
+    """Train a model further, on k-way n-shot episodes and on its density, into a new run folder."""
     settings = run.overrides
     settings.setdefault("train", {}).setdefault("seed", model.seed)
     with (

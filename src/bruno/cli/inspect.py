@@ -15,7 +15,7 @@ def inspect(
     data: DataOptions,
     sets: Annotated[int, typer.Option(help="Sets to draw for predictions by position.")] = 200,
 ) -> None:
-    """Show what a model has learnt: correlations, degrees of freedom, and gain from conditioning."""
+    """Show the learnt parameters and their effect: correlations, degrees of freedom and conditioning gain."""
     check_number("--sets", sets, 2)
     trained = model.open()
     with progress_bar("sets") as progress:

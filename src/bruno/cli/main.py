@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def _usage_error(error: Any) -> int:
-    """What typer rejects, on one line too; `bruno` without arguments shows its help."""
+    """Print a usage error of typer on one line; `bruno` without arguments shows its help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return int(error.exit_code)

@@ -20,14 +20,22 @@ if TYPE_CHECKING:
 
 _MOST_NUMBERS = 10_000  # that a range may have
 
+
+def check_seed(seed: int | None) -> int | None:
+    """Return the seed if it is valid; unlike limits set in typer, the rule does not clutter --help."""
+    if seed is not None and not 0 <= seed < 2**63:
+        raise ValueError(f"`--seed` must be from 0 to 2**63 - 1; got {seed}.")
+    return seed
+
+
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="A run folder, a model file, or a pretrained model.")
 ]
 DataDir = Annotated[
-    Path | None, typer.Option(help="The folder of published data sets; $BRUNO_DATA by default.")
+    Path | None, typer.Option(help="The folder of published datasets; $BRUNO_DATA by default.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:NUMBER, or auto for a GPU if there is one.")]
-Seed = Annotated[int, typer.Option(help="The seed of all random numbers.", min=0, max=2**63 - 1)]
+Seed = Annotated[int, typer.Option(help="The seed of all random numbers.", callback=check_seed)]
 Invert = Annotated[
     bool | None,
     typer.Option(
@@ -35,12 +43,13 @@ Invert = Annotated[
         help="Your images: turn dark ink on bright paper into bright ink; as in training by default.",
     ),
 ]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip what cannot be read.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip files and rows that cannot be read.")]
 Temperature = Annotated[float, typer.Option(help="Below 1, samples are closer to the mean of the latents.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="section.key=value, as flow.filters=32 (see `bruno presets NAME`); may be repeated."
+        "--set",
+        help="section.key=value, such as flow.filters=32 (see `bruno presets NAME`); may be repeated.",
     ),
 ]
 
@@ -66,7 +75,7 @@ class DataOptions:
 
     data: Annotated[
         str | None,
-        typer.Option(help="Instead of the model's data: a known data set, or a folder of class folders."),
+        typer.Option(help="Instead of the model's data: a known dataset, class folders, or a CSV."),
     ] = None
     split: Annotated[
         str | None, typer.Option(help="train, validation, trainval, all, or test (the default).")
@@ -102,7 +111,7 @@ class RunOptions:
     ] = None
     steps: Annotated[int | None, typer.Option(help="Number of steps; by default the recipe's.")] = None
     minutes: Annotated[
-        float | None, typer.Option(help="Duration instead: the schedule is planned to end on time.")
+        float | None, typer.Option(help="Train for this long instead; the schedule ends on time.")
     ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0
@@ -164,23 +173,23 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def parse_numbers(option: str, text: str) -> tuple[int, ...]:
-    """1,5 or 480-500 as a person types it."""
+    """The numbers in a text such as 1,5 or 480-500."""
     try:
         ranges = [[int(end) for end in part.split("-")] for part in text.split(",")]
         if any(len(part) > 2 or part[-1] < part[0] for part in ranges):
             raise ValueError("a range has two ends, the lower one first")
     except ValueError as error:
-        raise ValueError(f"`{option}` takes numbers, as 1,5 or 480-500; got {text!r}.") from error
+        raise ValueError(f"`{option}` takes numbers, such as 1,5 or 480-500; got {text!r}.") from error
     if sum(part[-1] - part[0] for part in ranges) > _MOST_NUMBERS:
         raise ValueError(f"`{option}` takes at most {_MOST_NUMBERS:,} numbers; got {text!r}.")
     return tuple(n for part in ranges for n in range(part[0], part[-1] + 1))
 
 
 def reject(reason: str, others: Mapping[str, Any]) -> None:
-    """Raise if any of these options is given; `reason` says why it cannot be."""
+    """Raise if any of these options is given; `reason` explains why."""
     given = [name for name, value in others.items() if not (value in (None, "", []) or value is False)]
     if given:
-        raise ValueError(f"{reason} leave out {' and '.join(given)}.")
+        raise ValueError(f"{reason} omit {' and '.join(given)}.")
 
 
 def check_number(option: str, value: float, least: float = -math.inf, most: float = math.inf) -> None:

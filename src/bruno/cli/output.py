@@ -1,4 +1,4 @@
-"""How commands speak: results, progress bars, warnings and log messages on a terminal."""
+"""Terminal output of commands: results, progress bars, warnings and log messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def show(trained: Trained, outcome: Any, seed: int) -> Result:
 
 
 def print_result(result: Result) -> None:
-    """A result's table and note."""
+    """Print the table and the note of a result."""
     if result.rows:
         columns = (Column(column, overflow="fold") for column in result.columns)  # paths are never cut
         table = Table(*columns, title=result.title, title_justify="left")
@@ -57,7 +57,7 @@ def print_result(result: Result) -> None:
 
 @contextmanager
 def to_stderr(wanted: bool = True) -> Iterator[None]:
-    """Send what people read to standard error, so that standard output is for programs alone."""
+    """Send human-readable output to standard error; standard output is then for programs only."""
     console.stderr = wanted
     try:
         yield
@@ -80,7 +80,7 @@ def progress_bar(unit: str) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def training_bar() -> Iterator[Callable[[LogEntry], None]]:
-    """A function to call with each log entry of a training; a bar on a terminal, a summary at the end."""
+    """A function to call with each log entry of training; a bar on a terminal, a summary at the end."""
     last: list[LogEntry] = []
     with progress_bar("steps") as progress:
 
@@ -94,18 +94,18 @@ def training_bar() -> Iterator[Callable[[LogEntry], None]]:
         yield update
     for entry in last:
         steps = f"{entry.index:,} step{'s' * (entry.index != 1)} in {_duration(entry.seconds)}"
-        speed = f"{1000 * entry.step_seconds:.0f} ms a step, {entry.elements_per_second:,.0f} elements/s"
+        speed = f"{1000 * entry.step_seconds:.0f} ms per step, {entry.elements_per_second:,.0f} elements/s"
         console.print(f"{steps}; last: {speed}, {_memory(entry.memory)}")
 
 
 @contextmanager
 def stopped_by_signal(resume: str) -> Iterator[None]:
-    """Say how to resume a training that a signal stopped, and exit with the signal's code."""
+    """Report how to resume training after a signal, and exit with the signal's code."""
     try:
         yield
     except KeyboardInterrupt as error:
         step, number = getattr(error, "step", None), getattr(error, "signal", 0)
-        if step is None:  # not by bruno.train, which finishes its step
+        if step is None:  # raised outside bruno.train, which finishes its step
             raise
         console.print(f"stopped after step {step:,} and saved; resume with {resume}", soft_wrap=True)
         raise typer.Exit(128 + number) from error
@@ -115,7 +115,7 @@ class LogHandler(logging.Handler):
     """Prints the log messages of the package."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One message, one line."""
+        """Print a message on one line."""
         console.print(record.getMessage(), soft_wrap=True, highlight=False)
 
 
@@ -136,13 +136,13 @@ def messages_printed() -> Iterator[None]:
 
 
 def print_warning(message: Warning | str, *where: Any, **further: Any) -> None:
-    """A warning as one line on standard error; takes the place of `warnings.showwarning`."""
+    """Print a warning on one line of standard error; replaces `warnings.showwarning`."""
     if not console.quiet:
         print_message("warning", message, "yellow")
 
 
 def print_message(kind: str, message: object, colour: str) -> None:
-    """One line on standard error, whatever brackets are in it."""
+    """Print one line on standard error, with brackets printed literally."""
     Console(stderr=True).print(Text.assemble((f"{kind}:", colour), f" {message}"), soft_wrap=True)
 
 

@@ -13,7 +13,7 @@ from bruno.cli.output import console
 
 def presets(
     name: Annotated[
-        str | None, typer.Argument(help="A preset or a TOML file: show all its settings.")
+        str | None, typer.Argument(metavar="NAME", help="A preset or a TOML file: show all its settings.")
     ] = None,
 ) -> None:
     """List the recipes that come with the package, or all settings of one with their descriptions."""

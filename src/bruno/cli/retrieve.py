@@ -13,11 +13,11 @@ from bruno.cli.output import progress_bar, show
 
 def search(
     model: ModelOptions,
-    query: Annotated[Path, typer.Option(help="A folder of examples of what to look for.")],
-    collection: Annotated[Path, typer.Option(help="Where to look: a folder of images, or a CSV.")],
+    query: Annotated[Path, typer.Option(help="A folder of examples.")],
+    collection: Annotated[Path, typer.Option(help="The elements to rank: a folder of images, or a CSV.")],
     files: ReadingOptions,
     index: Annotated[
-        Path | None, typer.Option(help="File for the encoded collection; by default beside it.")
+        Path | None, typer.Option(help="The file for the encoded collection; by default beside it.")
     ] = None,
     top: Annotated[int, typer.Option(help="Number of elements to show.")] = 40,
 ) -> None:
@@ -37,7 +37,7 @@ def measure(
     shot: Annotated[str, typer.Option(help="Numbers of examples in a query.")] = "1,5",
     queries: Annotated[int, typer.Option(help="Number of queries.")] = 200,
 ) -> None:
-    """Measure how well the rest of a class is found, beside distances of pixels and latents."""
+    """Measure how well the rest of a class is found, compared with distances of pixels and latents."""
     check_number("--queries", queries, 2)
     trained = model.open()
     with progress_bar("elements") as progress:

@@ -25,14 +25,15 @@ def sample(
     given: Annotated[
         list[Path] | None, typer.Option(help="Your own images or rows, or a folder of them; may be repeated.")
     ] = None,
-    prior: Annotated[bool, typer.Option("--prior", help="Sample from the prior: given nothing.")] = False,
+    prior: Annotated[bool, typer.Option("--prior", help="Sample from the prior, given no elements.")] = False,
     samples: Annotated[int, typer.Option(help="Samples of each set and prefix.")] = 8,
     sets: Annotated[int | None, typer.Option(help="Sets to draw from the data; 1 by default.")] = None,
     set_size: Annotated[
         int | None, typer.Option(help="Elements of each set drawn from the data; 8 by default.")
     ] = None,
     prefixes: Annotated[
-        str, typer.Option(help="Numbers of elements to condition on, as 0,1,5 or 480-500; by default all.")
+        str,
+        typer.Option(help="Numbers of elements to condition on, such as 0,1,5 or 480-500; by default all."),
     ] = "",
     temperature: Temperature = 1.0,
     skip_bad: SkipBad = False,

@@ -17,7 +17,7 @@ def specks(
     given: Annotated[int, typer.Option(help="Number of images of a class to condition each sample on.")] = 5,
     temperature: Temperature = 1.0,
 ) -> None:
-    """Measure the share of samples with an isolated dot of one or two pixels, beside that of the data."""
+    """Measure the fraction of samples with an isolated dot of one or two pixels, and that of the data."""
     check_number("--samples", samples, 2)
     check_number("--given", given, 1)
     check_number("--temperature", temperature, 0)

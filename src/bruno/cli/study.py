@@ -14,7 +14,7 @@ from bruno.cli.output import console, print_result, progress_bar
 
 def study(
     out: Annotated[Path, typer.Option(help="The folder of the results.")] = Path("runs/study"),
-    data: Annotated[str, typer.Option(help="Data sets to train on, as digits,fashion-mnist.")] = "digits",
+    data: Annotated[str, typer.Option(help="Datasets to train on, such as digits,fashion-mnist.")] = "digits",
     steps: Annotated[int, typer.Option(help="Training steps of each of the twelve models.")] = 500,
     data_dir: DataDir = None,
     device: Device = "auto",

@@ -7,16 +7,18 @@ from typing import Annotated
 import typer
 
 import bruno
-from bruno.cli.options import DataDir, Device, RunOptions, SkipBad, check_number
+from bruno.cli.options import DataDir, Device, RunOptions, SkipBad, check_number, check_seed
 from bruno.cli.output import console, stopped_by_signal, training_bar
 
 
 def train(
-    preset: Annotated[str, typer.Argument(help="A preset (see `bruno presets`) or a TOML file.")],
+    preset: Annotated[
+        str, typer.Argument(metavar="PRESET", help="A preset (see `bruno presets`) or a TOML file.")
+    ],
     run: RunOptions,
     seed: Annotated[
         int | None,
-        typer.Option(help="The seed of all random numbers; by default the recipe's.", min=0, max=2**63 - 1),
+        typer.Option(help="The seed of all random numbers; by default the recipe's.", callback=check_seed),
     ] = None,
     validate: Annotated[
         int, typer.Option(help="Validation sets at every checkpoint, to keep the best; 0 for none.")
@@ -25,7 +27,7 @@ def train(
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Train a preset, or a recipe of your own, into a run folder from which it can be resumed."""
+    """Train a preset, or your own recipe, into a run folder from which it can be resumed."""
     check_number("--validate", validate or 2, 2)
     settings = run.overrides
     if seed is not None:
