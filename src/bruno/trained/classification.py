@@ -39,14 +39,14 @@ class ClassificationJobs(TrainedData):
         """Probabilities of your own classes for your own elements, given a few examples of each class.
 
         Args:
-            queries: what to classify: files, folders, arrays.
+            queries: elements to classify: files, folders, arrays.
             support: examples of each class by its name, or a folder of class folders, or a CSV.
             prior: probability of each class, in any unit; uniform by default.
-            temperature: divides the log-probabilities; None to fit it on classes that training has not seen.
+            temperature: divides the log-probabilities; None to fit it on unseen classes.
             data: fit the temperature on this instead of the model's own data.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
-            seed: of the episodes that the temperature is fitted on.
+            seed: seed of the episodes that the temperature is fitted on.
         """
         reading: dict[str, Any] = {"invert": invert, "skip_bad": skip_bad}
         sets = self._support(support, reading)

@@ -47,10 +47,10 @@ class TrainedData:
 
     Attributes:
         model: frozen, on the device it was opened on.
-        recipe: what it was trained from; None for a model file without one.
+        recipe: its training recipe; None for a model file without one.
         folder: where its results go.
         is_pretrained: whether it comes with the package.
-        data_dir: the folder of published data sets; $BRUNO_DATA if None.
+        data_dir: the folder of published datasets; $BRUNO_DATA if None.
     """
 
     model: Bruno
@@ -87,7 +87,7 @@ class TrainedData:
 
     @property
     def unseen(self) -> str:
-        """The split whose classes training has not seen."""
+        """The split of unseen classes."""
         return unseen_split(self.recipe) if self.recipe else "validation"
 
     # --- its data ----------------------------------------------------------------------------------------
@@ -104,13 +104,13 @@ class TrainedData:
 
         Args:
             split: of the data: train, validation, trainval, all, or test, the default.
-            data: use this instead of the model's own data: a known data set, or the path of user data, of
+            data: use this instead of the model's own data: a known dataset, or the path of user data, of
                 which all classes are used.
             invert: turn dark ink into bright ink in user images; as in training by default.
             min_classes: raise if there are fewer classes.
 
         Raises:
-            ValueError: if the model has no data of its own, or the elements do not fit the model.
+            ValueError: if the model has no data, or the elements do not fit the model.
         """
         return self._select(split, data, invert, min_classes).examples
 
@@ -130,7 +130,7 @@ class TrainedData:
     ) -> Elements:
         """Elements from files and folders, from a reader, or from arrays, tensors and PIL images.
 
-        Warns of files that were skipped, and of images unlike those of training. By default, files and PIL
+        Warns about files that were skipped, and of images unlike those of training. By default, files and PIL
         images are inverted as in training; arrays and tensors are taken as they are.
         """
         elements = self._read(source, invert, skip_bad)
@@ -194,11 +194,11 @@ class TrainedData:
         self, split: str | None, data: str | None, invert: bool | None, min_classes: int = 1
     ) -> Selection:
         if invert and not is_path(data):
-            raise ValueError("`invert` is for your own images; name them with `data`, or leave it out.")
+            raise ValueError("`invert` is for your own images; name them with `data`, or omit it.")
         if split is not None and split not in SPLITS:
             raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
         if split and is_path(data):
-            raise ValueError(f"`split` is for known data sets; all of {data} is used. Leave out {split}.")
+            raise ValueError(f"`split` is for known datasets; all of {data} is used. Omit {split}.")
         data, split = self._available(data), split or "test"
         if data is not None:
             examples = self._other_examples(data, split, invert)
@@ -224,7 +224,7 @@ class TrainedData:
     def _available(self, data: str | None) -> str | None:
         """The data asked for, None for the model's own.
 
-        A pretrained model can be tried without its data set: built-in characters take its place.
+        A pretrained model can be tried without its dataset: built-in characters take its place.
         """
         if data is None and self.is_pretrained and self.recipe:
             name = self.recipe.data.name
@@ -288,7 +288,7 @@ def are_paths(source: object) -> bool:
 
 
 def warn_of_unreadable(reader: ElementReader) -> None:
-    """Warn of what a reader skipped."""
+    """Warn about what a reader skipped."""
     if reader.skipped:
         warnings.warn(
             f"skipped {len(reader.skipped)} unreadable element{'s' * (len(reader.skipped) > 1)}, first "

@@ -70,17 +70,17 @@ class DetectionJobs(TrainedData):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> Detector:
-        """A detector of outliers in a stream, calibrated on sets of classes that training has not seen.
+        """A detector of outliers in a stream, calibrated on sets of unseen classes.
 
         Args:
-            rate: of false alarms, the fraction of clean elements that are flagged.
+            rate: false-alarm rate, the fraction of clean elements that are flagged.
             threshold: flag scores below this instead of calibrating.
             keep_out: exclude outliers from the evidence.
             sets: number of clean sets to calibrate on.
-            set_size: of these; later elements of a stream are judged as the last.
+            set_size: size of these sets; later elements of a stream use the last threshold.
             data: calibrate on this instead of the model's own data.
             invert: turn dark ink into bright ink in `data`, if it is user data; as in training by default.
-            seed: of the sets.
+            seed: seed of the sets.
             progress: called as progress(done, total).
         """
         if threshold is not None:
@@ -112,13 +112,13 @@ class DetectionJobs(TrainedData):
 
         Args:
             batch: files, folders, arrays or elements; at least two elements.
-            rate: of false alarms.
+            rate: false-alarm rate.
             threshold: flag scores below this instead of calibrating.
             sets: number of clean sets, as large as the batch, to calibrate on.
             data: calibrate on this instead of the model's own data.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
-            seed: of the sets.
+            seed: seed of the sets.
             progress: called as progress(done, total).
         """
         x, names = self.read(batch, invert=invert, skip_bad=skip_bad)
@@ -152,7 +152,7 @@ class DetectionJobs(TrainedData):
             detector: as from `detector`, or a function that returns it, called once all arguments are valid;
                 by default calibrated at a false-alarm rate of 1 %.
             typical: elements to condition on before the stream begins.
-            state: a file to resume from, if it exists, and to keep the posterior in.
+            state: a file to resume from, if it exists, and to save the posterior to.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
         """
@@ -188,7 +188,7 @@ class DetectionJobs(TrainedData):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> AnomalyEvaluation:
-        """Area under ROC and average precision on contaminated sets, beside methods without a set model."""
+        """Area under ROC and average precision on contaminated sets, compared with other methods."""
         selected = self._select(split, data, invert, min_classes=2)
         found = measure_anomaly(
             self.model,
@@ -202,10 +202,10 @@ class DetectionJobs(TrainedData):
         return AnomalyEvaluation(selected.name, found)
 
     def _clean_examples(self, data: str | None, invert: bool | None) -> Examples:
-        """What to calibrate on: classes that training has not seen.
+        """The examples for calibration: unseen classes.
 
         A table may have only a few of these, which say little about others. Then all sets are used: the small
-        model of a table knows its training sets hardly better.
+        model of a table fits its training sets hardly better than others.
         """
         unseen = None if is_path(data) else self.unseen
         clean = self._select(unseen, data, invert if is_path(data) else None).examples
@@ -229,7 +229,7 @@ class DetectionJobs(TrainedData):
         generator: Generator,
         progress: Progress | None,
     ) -> T:
-        """What `calibrate` or `calibrate_batch` finds on clean sets."""
+        """The result of `calibrate` or `calibrate_batch` on clean sets."""
         if len(clean.names) < _FEW_CLASSES:
             warnings.warn(
                 f"calibrated on {len(clean.names)} class{'es' * (len(clean.names) > 1)} with {len(clean)} "

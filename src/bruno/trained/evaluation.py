@@ -55,7 +55,7 @@ class EvaluationJobs(TrainedData):
             split: see `Trained`, also for `data` and `invert`.
             data: see `split`.
             invert: see `split`.
-            seed: of the sets and the noise.
+            seed: seed of the sets and the noise.
             progress: called as progress(done, total).
         """
         selected = self._select(split, data, invert)
@@ -86,7 +86,7 @@ class EvaluationJobs(TrainedData):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> FewShotEvaluation:
-        """n-shot k-way accuracy, beside nearest neighbours in pixels or columns on the same episodes.
+        """n-shot k-way accuracy, compared with nearest neighbours on the same episodes.
 
         Args:
             ways: numbers k of classes; 5 and 20 by default, or all classes if there are fewer.
@@ -100,7 +100,7 @@ class EvaluationJobs(TrainedData):
             split: see `Trained`, also for `data` and `invert`.
             data: see `split`.
             invert: see `split`.
-            seed: of the episodes and the noise.
+            seed: seed of the episodes and the noise.
             progress: called as progress(done, total).
         """
         selected = self._select(split, data, invert, min_classes=2)

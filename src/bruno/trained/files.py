@@ -23,9 +23,9 @@ def open(
 
     Args:
         path: a run folder, a model file, or the name of a pretrained model.
-        checkpoint: of a run: "last", or "best" on validation.
+        checkpoint: of a run folder: "last", or "best" on validation.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
-        data_dir: the folder of published data sets; $BRUNO_DATA by default.
+        data_dir: the folder of published datasets; $BRUNO_DATA by default.
     """
     name, device, folder = str(path), resolve_device(device), results_folder(path)
     if _is_run(name):
@@ -43,7 +43,7 @@ def export(path: str | Path, out: str | Path, *, half: bool = False, checkpoint:
         path: a run folder, a model file, or the name of a pretrained model.
         out: the file to write.
         half: store the weights of the flow in half precision.
-        checkpoint: of a run: "last", or "best" on validation.
+        checkpoint: of a run folder: "last", or "best" on validation.
     """
     name, out = str(path), Path(out)
     if out.is_dir() or not out.parent.is_dir():
@@ -85,5 +85,5 @@ def _model_file(name: str, checkpoint: str) -> Path:
             f"{name} does not exist."
         )
     if checkpoint != "last":
-        raise ValueError(f"`checkpoint` is for run folders; {name} is one model. Leave it out.")
+        raise ValueError(f"`checkpoint` is for run folders; {name} is one model. Omit it.")
     return path

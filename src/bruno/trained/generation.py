@@ -58,7 +58,7 @@ class GenerationJobs(TrainedData):
         skip_bad: bool = False,
         seed: int = 0,
     ) -> SetSamples:
-        """More of the same: samples after prefixes of a set, of your own or of the data.
+        """More of the same: samples after prefixes of a set, your own or from the data.
 
         Args:
             given: the set to condition on: files, folders, arrays; by default sets of the data.
@@ -71,7 +71,7 @@ class GenerationJobs(TrainedData):
             data: see `split`.
             invert: see `split`.
             skip_bad: skip files that cannot be read.
-            seed: of the sets and the samples.
+            seed: seed of the sets and the samples.
         """
         generator = self._generator(seed)
         x = self._sets(given, sets, set_size, split, data, invert, skip_bad, generator)
@@ -82,7 +82,7 @@ class GenerationJobs(TrainedData):
         return replace(found, samples=self._with_columns(found.samples))
 
     def sample_prior(self, samples: int = 8, *, temperature: float = 1.0, seed: int = 0) -> Samples:
-        """Samples from the prior, each the first element of a set of its own."""
+        """Samples from the prior, each the first element of its own set."""
         generator = self._generator(seed)
         return self._with_columns(
             prior_samples(self.model, samples, generator=generator, temperature=temperature)
@@ -153,7 +153,7 @@ class GenerationJobs(TrainedData):
             split: see `Trained`, also for `data` and `invert`.
             data: see `split`.
             invert: see `split`.
-            seed: of the sets and the samples.
+            seed: seed of the sets and the samples.
             progress: called as progress(done, total).
         """
         selected = self._select(split, data, invert)

@@ -23,11 +23,11 @@ class Retrieved(NumpyResult):
 
     Attributes:
         query: the examples, (n, *shape).
-        names: of the elements found.
-        scores: log p(x | query) − log p(x) of each, in nats.
+        names: names of the elements found.
+        scores: log p(x | query) − log p(x) of each element, in nats.
         found: the elements, (top, *shape); None for rows.
         collection: number of elements that were ranked.
-        kind: of the elements.
+        kind: kind of the elements.
     """
 
     query: Tensor
@@ -63,7 +63,7 @@ class RetrievalJobs(TrainedData):
         """Rank a collection, encoded once, by log p(x | query) − log p(x).
 
         Args:
-            query: examples of what to look for: files, folders, arrays.
+            query: a few examples: files, folders, arrays.
             collection: a folder of images, or a CSV.
             index: file for the encoded collection; by default beside it.
             top: number of elements to return.
@@ -100,7 +100,7 @@ class RetrievalJobs(TrainedData):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> RetrievalEvaluation:
-        """Mean average precision of finding the rest of a class, beside distances of pixels and latents."""
+        """Mean average precision of finding the rest of a class, compared with distances."""
         selected = self._select(split, data, invert, min_classes=2)
         found = measure_retrieval(
             self.model,

@@ -33,12 +33,12 @@ class Watch:
     """Judges the elements of a stream as they arrive; an iterator of `Judged`.
 
     The state is the posterior after the elements so far. As a context manager, a watch saves its state when
-    the stream ends, whatever ends it: what was judged is never lost. An empty stream leaves no state.
+    the stream ends, for any reason: no judgement is lost. An empty stream leaves no state.
 
     Attributes:
         posterior: the state.
-        summary: what was judged so far, in bounded memory.
-        kind: of the elements.
+        summary: the judgements so far, in bounded memory.
+        kind: kind of the elements.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Watch:
         seen = None
         if resumed is None and typical is not None:
             seen = trained.read(typical, invert=invert, skip_bad=skip_bad).x
-        # Calibration may take long: whatever the user may have mistyped is checked before.
+        # Calibration may take long: the arguments are checked first.
         self._detector = detector if isinstance(detector, Detector) else detector()
         if seen is not None:
             resumed = self._conditioned(seen)
@@ -126,7 +126,7 @@ class Watch:
         return posterior
 
     def _warn_of(self, element: Element) -> None:
-        """Warn of the first elements that are unlike training, and once of elements of another group."""
+        """Warn about the first elements that are unlike training, and once of elements of another group."""
         if self.summary.count == 0:
             self._group = element.group
             self._trained.warn_if_unfamiliar(element.x)
@@ -141,7 +141,7 @@ class Watch:
         if element.group != self._group and not self._warned_of_group:
             warnings.warn(
                 f"{element.name}: {self._trained.group} changes from {self._group} to {element.group}; all "
-                "rows are judged as one set. Give each group a stream of its own.",
+                "rows are judged as one set. Use one stream per group.",
                 stacklevel=3,
             )
             self._warned_of_group = True
