@@ -56,6 +56,7 @@ def test_a_study_trains_both_processes_under_each_stress(workplace, monkeypatch)
         return curves
 
     monkeypatch.setattr(stability, "stability_study", train_once)  # the second dataset takes no time
+    monkeypatch.setattr(stability, "_FINAL_SETS", 2)
     digits = load_examples("digits")
     np.savez("mine.npz", images=digits.elements[:, 0], labels=digits.labels)
     run("study", "--out", "study", "--steps", "1", "--device", "cpu", "--data", "digits,mine.npz")
