@@ -67,6 +67,10 @@ END_TO_END |= {"test_run.py", "test_checkpoints.py", "test_clock.py"}
 def pytest_collection_modifyitems(items):
     """Mark end-to-end tests, and those that need a trained model, as slow."""
     for item in items:
-        end_to_end = item.path.name in END_TO_END or item.path.parent.name == "cli"
-        if end_to_end or {"digits_run", "digits_model"} & set(item.fixturenames):
+        if _needs_a_model(item) or item.path.name in END_TO_END or item.path.parent.name == "cli":
             item.add_marker(pytest.mark.slow)
+    items.sort(key=_needs_a_model)  # last: while one worker trains the model, the others have work to do
+
+
+def _needs_a_model(item):
+    return not {"digits_run", "digits_model"}.isdisjoint(item.fixturenames)

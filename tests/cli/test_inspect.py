@@ -48,11 +48,11 @@ def test_an_inspection_needs_two_sets(in_digits):
 
 
 @pytest.mark.slow
-def test_a_study_trains_both_processes_under_each_stress(workplace, monkeypatch):
+def test_a_study_compares_both_processes_on_each_dataset(workplace, monkeypatch):
     curves, train = [], stability.stability_study
 
     def train_once(examples, **settings):
-        curves.extend(() if curves else train(examples, **settings))
+        curves.extend(() if curves else train(examples, variants=stability.VARIANTS[:1], **settings))
         return curves
 
     monkeypatch.setattr(stability, "stability_study", train_once)  # the second dataset takes no time
@@ -62,7 +62,7 @@ def test_a_study_trains_both_processes_under_each_stress(workplace, monkeypatch)
     run("study", "--out", "study", "--steps", "1", "--device", "cpu", "--data", "digits,mine.npz")
     assert Path("study/results/study-mine.json").is_file()
     record = json.loads(Path("study/results/study-digits.json").read_text())
-    assert len(record["rows"]) == len(record["values"]["curves"]) == 12
+    assert len(record["rows"]) == len(record["values"]["curves"]) == 2
     assert Path("study/results/study-digits.png").stat().st_size > 1000
     run("report", "study")
     assert "Stability of training on digits" in Path("study/report.html").read_text()
