@@ -46,15 +46,20 @@ class Samples(NumpyResult):
     columns: tuple[str, ...] = ()
 
     @property
+    def is_images(self) -> bool:
+        """Whether the elements are images."""
+        return self.levels > 0
+
+    @property
     def images(self) -> Tensor:
         """The elements as integers (uint8 for up to 256 levels)."""
-        if not self.levels:
+        if not self.is_images:
             raise ValueError("`images` needs a model of images; this one has levels = 0. Use `x`.")
         return quantise(self.x, self.levels)
 
     def numpy(self) -> dict[str, Any]:
         """The fields by name, tensors as numpy arrays; for images also the integers, as `images`."""
-        return super().numpy() | ({"images": to_numpy(self.images)} if self.levels else {})
+        return super().numpy() | ({"images": to_numpy(self.images)} if self.is_images else {})
 
 
 class Bruno(nn.Module):

@@ -149,7 +149,7 @@ def warn_of_skipped(examples: Examples, data: str | Path) -> None:
 
 def warn_of_far_numbers(rows: Examples) -> None:
     """Warn about columns whose scale depends on a few extreme values, such as −999 for a missing value."""
-    if rows.levels:
+    if rows.is_images:
         return
     ordered, margin = rows.elements.sort(0).values, len(rows) // 20
     central, median = ordered[-1 - margin] - ordered[margin], ordered[len(rows) // 2]

@@ -121,7 +121,7 @@ def stability_study(
     A model that diverges is a result, not an error. `flow`, `train` and `alpha` are common to all models,
     except for the settings of a variant; `progress` counts the steps of all models.
     """
-    if examples.levels == 0 and any(variant.white_every for variant in variants):
+    if not examples.is_images and any(variant.white_every for variant in variants):
         raise ValueError("`examples` must be images for variants with white outliers; got real numbers.")
     sampler = _WhiteSampler(examples, device)
     runs = list(itertools.product(variants, processes, seeds))

@@ -195,7 +195,7 @@ class GenerationJobs(TrainedData):
     def save_samples(self, outcome: Samples | SetSamples | SpreadByRepeats, name: str) -> list[Path]:
         """Write samples as npz, and those of rows as CSV too; returns the paths."""
         samples = outcome if isinstance(outcome, Samples) else outcome.samples
-        arrays: dict[str, Any] = {"samples": samples.images if samples.levels else samples.x, "seen": (0,)}
+        arrays: dict[str, Any] = {"samples": samples.images if samples.is_images else samples.x, "seen": (0,)}
         if not isinstance(outcome, Samples):
             seen = outcome.lengths if isinstance(outcome, SetSamples) else outcome.repeats
             arrays |= {"inputs": outcome.inputs, "seen": seen}
@@ -204,7 +204,7 @@ class GenerationJobs(TrainedData):
         np.savez_compressed(
             paths[0], allow_pickle=False, **{key: np.asarray(to_numpy(part)) for key, part in arrays.items()}
         )
-        if not samples.levels:
+        if not samples.is_images:
             paths.append(folder / f"{name}.csv")
             self._write_rows(paths[-1], samples.x, arrays["seen"])
         return paths

@@ -24,12 +24,12 @@ _SHOWN = 40  # samples in a picture of specks
 def _(outcome: Samples) -> Result:
     values = {"seen": (0,), "clamped": outcome.clamped}
     picture = b""
-    if outcome.levels:
+    if outcome.is_images:
         columns = math.ceil(math.sqrt(len(outcome.x)))
         images = to_uint8(outcome.images, outcome.levels)
         picture = png(grid(images, columns, padding=1, background=BACKGROUND))
     result = Result("samples-prior", "Samples from the prior", values, picture=picture)
-    if outcome.levels:
+    if outcome.is_images:
         return result
     return _with_rows(result, outcome.x[None, None], (0,), outcome.columns)
 
@@ -38,7 +38,7 @@ def _(outcome: Samples) -> Result:
 def _(outcome: SetSamples) -> Result:
     samples, seen = outcome.samples, outcome.lengths
     result = Result("samples", "More of the same", {"seen": seen, "clamped": samples.clamped})
-    if not samples.levels:
+    if not samples.is_images:
         return _with_rows(result, samples.x, seen, samples.columns)
     inputs, drawn = (to_uint8(x, samples.levels) for x in (outcome.inputs, samples.images))
     shown = inputs[:, [n - 1 for n in seen if n]]  # the last element of each prefix
@@ -52,9 +52,9 @@ def _(outcome: SetSamples) -> Result:
 @summarise.register
 def _(outcome: SpreadByRepeats) -> Result:
     samples, repeats, count = outcome.samples, outcome.repeats, len(outcome.inputs)
-    noun, scale = ("image", "pixel, from 0 to 1") if samples.levels else ("row", "column, standardised")
+    noun, scale = ("image", "pixel, from 0 to 1") if samples.is_images else ("row", "column, standardised")
     picture = b""
-    if samples.levels:
+    if samples.is_images:
         first = to_uint8(outcome.inputs[:1], samples.levels).expand(len(repeats), -1, -1, -1)
         drawn = to_uint8(samples.images[0, :, :_ROWS], samples.levels)
         picture = prefix_sheet([(first, drawn)], repeats)
@@ -64,7 +64,7 @@ def _(outcome: SpreadByRepeats) -> Result:
         {"seen": repeats, "variance": outcome.variance, "by_element": outcome.by_element},
         ("times seen", f"mean variance of a {scale}, over {count} {noun}{'s' * (count != 1)}"),
         tuple((str(n), f"{v:.4f}") for n, v in zip(repeats, outcome.variance, strict=True)),
-        "Top: the first image. Below: samples after it was seen that many times." * bool(samples.levels),
+        "Top: the first image. Below: samples after it was seen that many times." * samples.is_images,
         picture,
     )
 
