@@ -52,9 +52,9 @@ class EvaluationJobs(TrainedData):
         Args:
             sets: number of random sets; by default every class is measured equally often.
             set_size: elements in a set; fewer if the smallest class has fewer.
-            split: see `Trained`, also for `data` and `invert`.
-            data: see `split`.
-            invert: see `split`.
+            split: split of the data; test by default.
+            data: a dataset or the path of user data, instead of the model's own data.
+            invert: turn dark ink into bright ink in user images; as in training by default.
             seed: seed of the sets and the noise.
             progress: called as progress(done, total).
         """
@@ -97,9 +97,9 @@ class EvaluationJobs(TrainedData):
                 Prototypical Networks draws them.
             noise: dequantise with fresh noise, as the protocol does; otherwise with ½.
             threshold: use only latent dimensions whose correlation exceeds this.
-            split: see `Trained`, also for `data` and `invert`.
-            data: see `split`.
-            invert: see `split`.
+            split: split of the data; test by default.
+            data: a dataset or the path of user data, instead of the model's own data.
+            invert: turn dark ink into bright ink in user images; as in training by default.
             seed: seed of the episodes and the noise.
             progress: called as progress(done, total).
         """

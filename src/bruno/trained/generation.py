@@ -67,9 +67,9 @@ class GenerationJobs(TrainedData):
             sets: how many to draw from the data, each of another class.
             set_size: elements of each of these; 8 by default.
             temperature: below 1, samples are closer to the mean of the latents.
-            split: see `Trained`, also for `data` and `invert`.
-            data: see `split`.
-            invert: see `split`.
+            split: split of the data; test by default.
+            data: a dataset or the path of user data, instead of the model's own data.
+            invert: turn dark ink into bright ink in user images; as in training by default.
             skip_bad: skip files that cannot be read.
             seed: seed of the sets and the samples.
         """
@@ -150,9 +150,9 @@ class GenerationJobs(TrainedData):
             samples: drawn, each of a random set of one class.
             given: images to condition each sample on.
             temperature: below 1, samples are closer to the mean of the latents.
-            split: see `Trained`, also for `data` and `invert`.
-            data: see `split`.
-            invert: see `split`.
+            split: split of the data; test by default.
+            data: a dataset or the path of user data, instead of the model's own data.
+            invert: turn dark ink into bright ink in user images; as in training by default.
             seed: seed of the sets and the samples.
             progress: called as progress(done, total).
         """
