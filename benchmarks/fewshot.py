@@ -65,9 +65,9 @@ def main() -> None:
     arguments = parser.parse_args()
     gpu = torch.cuda.is_available()
     if gpu:
-        rows = [measured("omniglot", 423, 20, "cuda")]
+        rows = [measured("omniglot-density", 423, 20, "cuda")]
     else:
-        rows = [measured("mnist-dense", 42, 4, "cpu"), measured("omniglot", 42, 2, "cpu")]
+        rows = [measured("mnist-dense", 42, 4, "cpu"), measured("omniglot-density", 42, 2, "cpu")]
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))

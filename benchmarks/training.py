@@ -33,7 +33,7 @@ from bruno.training.trainer import Trainer
 
 RESULTS = Path(__file__).parents[1] / "results"
 SPLINES = ["flow.coupling=spline"]
-COUPLINGS = {  # settings of the preset omniglot
+COUPLINGS = {  # settings of the preset omniglot-density
     "affine": ["flow.coupling=affine"],
     "splines in the first scale": [*SPLINES, "flow.spline_scales=1"],
     "splines in all convolutional couplings": SPLINES,
@@ -118,7 +118,7 @@ def choices_on_cpu(times: int) -> list[dict[str, Any]]:
     """Time of a step by threads, memory format and optimiser, relative to the defaults."""
     rows = []
     all_threads = torch.get_num_threads()
-    for name, batch in (("omniglot-paper", 2), ("omniglot", 4), ("mnist-dense", 32)):
+    for name, batch in (("omniglot-paper", 2), ("omniglot-density", 4), ("mnist-dense", 32)):
         recipe = load_recipe(name)
         default = seconds(trainer(recipe, batch=batch).step, times)
 
@@ -172,7 +172,7 @@ def speed_on_gpu(name: str, preset: str, overrides: list[str], batch: int) -> di
 def gpu_rows() -> list[dict[str, Any]]:
     rows = []
     for model, preset, overrides, batches in (
-        ("squeeze-first, 4 blocks, 512 units", "omniglot", PROTOTYPE, (32, 128)),
+        ("squeeze-first, 4 blocks, 512 units", "omniglot-density", PROTOTYPE, (32, 128)),
         ("the paper's model", "omniglot-paper", [], (32,)),
     ):
         for batch in batches:
@@ -191,7 +191,7 @@ def coupling_rows() -> list[dict[str, Any]]:
     """Speed with splines, relative to affine couplings."""
     rows: list[dict[str, Any]] = []
     for name, settings in COUPLINGS.items():
-        row = speed_on_gpu(name, "omniglot", settings, 32)
+        row = speed_on_gpu(name, "omniglot-density", settings, 32)
         affine = rows[0] if rows else row
         rows.append(
             {**row, "times the affine step": row["milliseconds a step"] / affine["milliseconds a step"]}

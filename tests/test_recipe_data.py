@@ -122,6 +122,19 @@ def test_a_recipe_is_limited_by_the_number_of_classes_and_elements(caplog):
     assert "set size 5 instead of 20: class 'c0' has 5" in caplog.text
 
 
+def test_episodes_are_fitted_to_the_smallest_class():
+    fitted = fitted_to(load_recipe("omniglot"), examples(5, 9, 7)).train
+    assert (fitted.way, fitted.shot, fitted.queries) == (3, 1, 4)
+
+
+def test_only_images_larger_than_those_of_the_model_are_restyled():
+    preset = load_recipe("omniglot")
+    resized = evolve(preset, data=evolve(preset.data, original=False))
+    assert fitted_to(preset, examples(20, 20)).train.restyle == preset.train.restyle > 0
+    assert fitted_to(resized, examples(20, 20)).train.restyle == 0
+    assert fitted_to(resized, examples(20, 20), {"train.restyle"}).train.restyle > 0
+
+
 def test_explicit_settings_are_not_changed():
     preset = load_recipe("digits")
     fitted = fitted_to(preset, examples(5, 9), {"train.way", "train.set_size"})

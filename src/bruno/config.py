@@ -200,7 +200,12 @@ class TrainConfig:
     shift: int = _setting(0, "shift each image by up to this many pixels", _least(0))
     slant: float = _setting(0.0, "initial strength of random linear maps of whole sets", _least(0))
     warp: float = _setting(0.0, "initial strength of random linear maps of single images", _least(0))
-    fade: float = _setting(1.0, "last fraction of the run, in which slant and warp fade; 0: never", _TO_ONE)
+    restyle: float = _setting(
+        0.0, "initial fraction of images with another pen, filter and contrast; needs data.original", _TO_ONE
+    )
+    fade: float = _setting(
+        1.0, "last fraction of the run, in which slant, warp and restyle fade; 0: never", _TO_ONE
+    )
     precision: str = _choice("type of the networks on a GPU", "bfloat16", "float32")
     graph: bool = _setting(True, "on a GPU, compile the step and capture it as one CUDA graph")
     recompute: bool = _setting(False, "activation checkpointing: less memory for more time")

@@ -103,14 +103,18 @@ def with_absolute_path(recipe: Recipe) -> Recipe:
 
 
 def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()) -> Recipe:
-    """The recipe with `way` and `set_size` reduced to the classes and elements that the examples have.
+    """The recipe with `way`, `queries` and `set_size` reduced to the classes and elements of the examples.
 
-    Settings that the user gave, `explicit` such as "train.way", stay; training raises if they do not fit.
+    Also without `restyle`, unless the images are larger than the model's. Settings that the user gave,
+    `explicit` such as "train.way", stay; training raises if they do not fit.
     """
-    train = recipe.train
+    train, smallest = recipe.train, int(examples.counts.min())
     if "train.way" not in explicit:
         train = evolve(train, way=max(2, min(train.way, len(examples.names))))
-    smallest = int(examples.counts.min())
+    if "train.queries" not in explicit:
+        train = evolve(train, queries=max(1, min(train.queries, smallest - train.shot)))
+    if "train.restyle" not in explicit and not recipe.data.original:
+        train = evolve(train, restyle=0.0)
     if smallest < train.set_size and "train.set_size" not in explicit:
         name = examples.names[int(examples.counts.argmin())]
         if smallest < 2:

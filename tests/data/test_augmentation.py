@@ -9,13 +9,16 @@ from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.config import TrainConfig
 from bruno.data import Examples, SetSampler, load_examples
 from bruno.data.augmentation import (
+    FILTERS,
     apply_affine,
     augment_sets,
     downsample,
     random_affines,
+    random_contrast,
     random_mirror,
     random_shears,
     random_shift,
+    widen_strokes,
 )
 from bruno.data.images import decode
 from bruno.training import Trainer, train_steps
@@ -131,6 +134,74 @@ def test_downsampling_agrees_with_the_file_readers(size):
     assert off.float().mean() < 0.01
 
 
+@pytest.mark.parametrize("name", ["bilinear", "box", "bicubic", "lanczos"])
+def test_every_filter_agrees_with_pillow(name):
+    images = np.random.default_rng(0).integers(0, 2, (20, 105, 105), dtype=np.uint8) * 255
+    method = Image.Resampling[name.upper()]
+    expected = np.stack([Image.fromarray(image).resize((28, 28), method) for image in images])
+    filters = torch.full((20, 1), list(FILTERS).index(name))
+    found = downsample(torch.from_numpy(images).unsqueeze(1), (28, 28), filters)[:, 0]
+    off = (found.int() - torch.from_numpy(expected).int()).abs()
+    assert off.max() <= 1
+    assert off.float().mean() < 0.02
+
+
+def test_filters_differ_in_sharpness_and_preserve_ink():
+    line = torch.zeros(len(FILTERS), 1, 105, 105, dtype=torch.uint8)
+    line[:, :, 20:85, 50:53] = 255
+    small = downsample(line, (28, 28), torch.arange(len(FILTERS)).unsqueeze(1)).float()
+    ink = small.sum((1, 2, 3)) / line.float().sum((1, 2, 3)) * (105 / 28) ** 2
+    assert (ink - 1).abs().max() < 0.2  # clamped lobes add ink
+    brightest = dict(zip(FILTERS, small.amax((1, 2, 3)).tolist(), strict=True))
+    assert brightest["blurred"] < brightest["soft"] < brightest["bilinear"] < brightest["lanczos"]
+
+
+def test_strokes_widen_by_the_radius_on_each_side():
+    point = torch.zeros(4, 1, 11, 11, dtype=torch.uint8)
+    point[..., 5, 5] = 200
+    wide = widen_strokes(point, torch.arange(4))
+    assert wide.dtype == torch.uint8
+    assert torch.equal(wide[0], point[0])
+    assert (wide[:, 0, 5] > 0).sum(1).tolist() == [1, 3, 5, 7]
+    assert (wide[:, 0, :, 5] > 0).sum(1).tolist() == [1, 3, 5, 7]
+    assert (wide > 0).sum((1, 2, 3)).tolist() == [1, 5, 21, 37]  # octagons, not squares
+
+
+def test_contrast_of_chosen_images_changes_and_their_background_stays():
+    x = torch.zeros(40, 1, 6, 6, dtype=torch.uint8)
+    x[..., 2, :], x[..., 3, :] = 255, 100
+    chosen = torch.arange(40) < 20
+    changed = random_contrast(x, chosen, seeded())
+    assert torch.equal(changed[20:], x[20:])
+    assert (changed[..., 0, :] == 0).all()
+    bright, middle = changed[:20, 0, 2, 0].float(), changed[:20, 0, 3, 0].float()
+    assert bright.min() >= 0.6 * 255 - 1
+    assert len(bright.unique()) > 15
+    assert len((middle / bright).unique()) > 15
+
+
+def test_the_given_fraction_of_images_is_restyled():
+    strokes = torch.zeros(60, 5, 1, 84, 84, dtype=torch.uint8)
+    strokes[..., 20:60, 36:40] = 255
+    plain = augment_sets(strokes, (28, 28), seeded())
+
+    def changed(fraction: float) -> int:
+        x = augment_sets(strokes, (28, 28), seeded(), restyle=torch.tensor(fraction))
+        return int((x != plain).flatten(2).any(2).sum())
+
+    assert changed(0.0) == 0
+    assert 110 < changed(0.5) < 190
+    assert changed(1.0) > 295  # now and then a restyled image has the published style
+
+
+def test_restyling_needs_images_larger_than_those_of_the_model():
+    images = torch.zeros((40, 1, 8, 8), dtype=torch.uint8)
+    sampler = SetSampler(Examples(images, torch.arange(40) // 10, tuple("abcd")))
+    model = Bruno.from_config(ModelConfig((1, 8, 8), flow=FlowConfig("dense", couplings=2, units=8)))
+    with pytest.raises(ValueError, match=r"`train.restyle` .*got 0.5.*`data.original`"):
+        Trainer(model, sampler, TrainConfig(set_size=5, restyle=0.5))
+
+
 def test_images_are_not_blurred_before_they_are_downsampled():
     bar = torch.zeros(40, 5, 1, 84, 84, dtype=torch.uint8)
     bar[..., 20:60, 36:48] = 255
@@ -230,7 +301,9 @@ def test_slants_and_warps_fade_to_zero_at_the_end_of_a_run(name):
     assert early > 10 * late > 0
 
 
-@pytest.mark.parametrize("settings", [{"shift": 1}, {"mirror": True}, {"slant": 0.1}, {"warp": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"shift": 1}, {"mirror": True}, {"slant": 0.1}, {"warp": 0.1}, {"restyle": 0.1}], ids=str
+)
 def test_augmentation_is_rejected_for_rows(settings):
     rows = Examples(torch.randn(20, 4), torch.arange(20) // 10, ("a", "b"))
     model = Bruno.from_config(ModelConfig((4,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))

@@ -1,4 +1,4 @@
-"""Augmentation of training sets: whole sets are mirrored or sheared, single images moved or warped.
+"""Augmentation of training sets: whole sets are mirrored or sheared, single images moved, warped or restyled.
 
 Images may be larger than those of the model. They are warped first and downsampled last: strokes that are
 downsampled first and then warped look unlike real ones.
@@ -7,11 +7,40 @@ downsampled first and then warped look unlike real ones.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Bool, Float, Int, Real
 from torch import Generator, Tensor
 from torch.nn import functional as F
+
+_PENS = 4  # pens of restyled images: strokes wider by 0 to 3 pixels on each side
+_LEAST_GAIN = 0.6  # the brightness of restyled images, as a factor, is between this and 1
+_GAMMA_SPREAD = 0.3  # standard deviation of the logarithm of their gamma
+
+
+def _cubic(d: Tensor) -> Tensor:
+    """Keys' cubic convolution kernel with a = −0.5, as in Pillow."""
+    d = d.abs()
+    near = (1.5 * d - 2.5) * d * d + 1
+    far = ((-0.5 * d + 2.5) * d - 4) * d + 2
+    return torch.where(d < 1, near, torch.where(d < 2, far, 0.0))
+
+
+def _gaussian(sigma: float) -> Callable[[Tensor], Tensor]:
+    return lambda d: torch.exp(-0.5 * (d / sigma) ** 2)
+
+
+# Reduction filters: the weight of a pixel by its signed distance from the centre, in pixels of the result.
+FILTERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "bilinear": lambda d: (1 - d.abs()).clamp(min=0),
+    "box": lambda d: ((d > -0.5) & (d <= 0.5)).float(),
+    "bicubic": _cubic,
+    "lanczos": lambda d: torch.where(d.abs() < 3, torch.sinc(d) * torch.sinc(d / 3), 0.0),
+    "sharp": _gaussian(0.3),
+    "soft": _gaussian(0.6),
+    "blurred": _gaussian(0.9),
+}
 
 
 def random_mirror(x: Real[Tensor, "sets n channels height width"], generator: Generator) -> Tensor:
@@ -78,21 +107,91 @@ def apply_affine(
     return moved if x.is_floating_point() else moved.round().to(x.dtype)
 
 
-def downsample(x: Real[Tensor, "*batch height width"], size: tuple[int, int]) -> Tensor:
-    """Reduce images to (height, width) with Pillow's bilinear filter, which the file readers use.
+def downsample(
+    x: Real[Tensor, "*batch height width"],
+    size: tuple[int, int],
+    filters: Int[Tensor, "*batch"] | None = None,
+) -> Tensor:
+    """Reduce images to (height, width): first along rows, then along columns.
 
-    A pixel is the mean of the pixels around its centre with triangular weights: first along rows, then along
-    columns, rounded after each if pixels are integers.
+    By default with Pillow's bilinear filter, which the file readers use: a pixel is the mean of the pixels
+    around its centre with triangular weights. Integers are rounded after each axis and clamped to their type.
+
+    Args:
+        x: the images.
+        size: (height, width) of the result.
+        filters: the index in `FILTERS` of each image's filter.
     """
     for axis, length in ((-1, size[1]), (-2, size[0])):
-        scale = x.shape[axis] / length
-        centres = (torch.arange(length, device=x.device) + 0.5) * scale
-        pixels = torch.arange(x.shape[axis], device=x.device) + 0.5
-        weights = (1 - (pixels - centres[:, None]).abs() / scale).clamp(min=0)
-        weights = weights / weights.sum(1, keepdim=True)
-        y = (weights @ x.float().transpose(axis, -2)).transpose(axis, -2)
-        x = y if x.is_floating_point() else y.round().to(x.dtype)
+        kernels = [FILTERS["bilinear"]] if filters is None else FILTERS.values()
+        weights = [_filter_weights(kernel, x.shape[axis], length, x.device) for kernel in kernels]
+        chosen = weights[0] if filters is None else torch.stack(weights)[filters]
+        y = (chosen @ x.float().transpose(axis, -2)).transpose(axis, -2)
+        if not x.is_floating_point():
+            y = y.round().clamp(0, torch.iinfo(x.dtype).max).to(x.dtype)
+        x = y
     return x
+
+
+def _filter_weights(
+    kernel: Callable[[Tensor], Tensor], inputs: int, outputs: int, device: torch.device
+) -> Float[Tensor, "outputs inputs"]:
+    """The weights of the pixels of a line in each pixel of the reduced line; the weights of each sum to 1."""
+    scale = inputs / outputs
+    centres = (torch.arange(outputs, device=device) + 0.5) * scale
+    pixels = torch.arange(inputs, device=device) + 0.5
+    weights = kernel((pixels - centres[:, None]) / scale)
+    return weights / weights.sum(1, keepdim=True)
+
+
+def widen_strokes(
+    x: Real[Tensor, "images channels height width"], radii: Int[Tensor, "images"]
+) -> Real[Tensor, "images channels height width"]:
+    """Widen the bright strokes of each image by up to `_PENS` − 1 pixels on each side.
+
+    Dilates by a cross and by a square in turn, which makes a pen an octagon.
+    """
+    wide = x.float()
+    for radius in range(1, _PENS):
+        if radius % 2:
+            wider = torch.maximum(
+                F.max_pool2d(wide, (3, 1), 1, (1, 0)), F.max_pool2d(wide, (1, 3), 1, (0, 1))
+            )
+        else:
+            wider = F.max_pool2d(wide, 3, 1, 1)
+        wide = torch.where((radii >= radius).view(-1, 1, 1, 1), wider, wide)
+    return wide.to(x.dtype)
+
+
+def random_contrast(
+    x: Real[Tensor, "images channels height width"], chosen: Bool[Tensor, "images"], generator: Generator
+) -> Tensor:
+    """Change brightness and gamma of the chosen images: x -> gain · x^gamma for x in [0, 1]."""
+    uniform = torch.rand((len(x), 1, 1, 1), generator=generator, device=x.device)
+    normal = torch.randn((len(x), 1, 1, 1), generator=generator, device=x.device)
+    gain, gamma = _LEAST_GAIN + (1 - _LEAST_GAIN) * uniform, (_GAMMA_SPREAD * normal).exp()
+    top = 1.0 if x.is_floating_point() else float(torch.iinfo(x.dtype).max)
+    changed = top * gain * (x.float() / top) ** gamma
+    changed = changed if x.is_floating_point() else changed.round()
+    return torch.where(chosen.view(-1, 1, 1, 1), changed, x.float()).to(x.dtype)
+
+
+def restyle_and_downsample(
+    x: Real[Tensor, "images channels height width"],
+    size: tuple[int, int],
+    fraction: float | Tensor,
+    generator: Generator,
+) -> Tensor:
+    """Downsample images; a random fraction gets another pen, filter and contrast than the published ones.
+
+    A model that has only seen one way to make an image takes every other way for another class.
+    """
+    chosen = torch.rand(len(x), generator=generator, device=x.device) < fraction
+    pens = torch.randint(_PENS, (len(x),), generator=generator, device=x.device)
+    filters = torch.randint(len(FILTERS), (len(x),), generator=generator, device=x.device)
+    x = widen_strokes(x, pens * chosen)
+    per_channel = (filters * chosen).unsqueeze(1).expand(-1, x.shape[1])
+    return random_contrast(downsample(x, size, per_channel), chosen, generator)
 
 
 def augment_sets(
@@ -104,6 +203,7 @@ def augment_sets(
     shift: int = 0,
     slant: Tensor | None = None,
     warp: Tensor | None = None,
+    restyle: Tensor | None = None,
 ) -> Tensor:
     """Augment the sets of a training step and downsample them: (sets, n, channels, *size).
 
@@ -115,6 +215,8 @@ def augment_sets(
         shift: move images by up to this many pixels of the result; larger images move by fractions of that.
         slant: strength of `random_shears`; a tensor, so that a captured CUDA graph can change it.
         warp: strength of `random_affines`; a tensor for the same reason.
+        restyle: fraction of the images with another pen, filter and contrast; needs images larger than
+            `size`; a tensor for the same reason.
     """
     x = random_mirror(x, generator) if mirror else x
     reduce = x.shape[-2:] != size
@@ -124,4 +226,7 @@ def augment_sets(
     maps += [] if warp is None else [random_affines(x.shape[0] * x.shape[1], warp, generator)]
     if maps:
         x = apply_affine(x.flatten(0, 1), functools.reduce(torch.matmul, maps), sharp=reduce).view(x.shape)
+    if restyle is not None:
+        small = restyle_and_downsample(x.flatten(0, 1), size, restyle, generator)
+        return small.view(*x.shape[:3], *size)
     return downsample(x, size) if reduce else x

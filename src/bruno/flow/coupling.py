@@ -154,7 +154,8 @@ class Coupling(Bijection):
         short = self.network_dtype
         with torch.autocast(fixed.device.type, short) if short else nullcontext():
             if self.recompute and torch.is_grad_enabled():
-                output = checkpoint(self.network, fixed, use_reentrant=False)
+                # The networks draw no random numbers; reading the random state would end a graph's capture.
+                output = checkpoint(self.network, fixed, use_reentrant=False, preserve_rng_state=False)
             else:
                 output = self.network(fixed)
         return output.to(fixed.dtype)  # type: ignore[no-any-return]

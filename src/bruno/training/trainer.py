@@ -88,14 +88,15 @@ class Trainer:
         self.average: MovingAverage | None = None
         self._parameters = list(model.parameters())
         # Values that change from step to step are tensors, where a captured step reads them.
-        self._factor, self._keep, self._slant, self._warp, self._discriminative = torch.zeros(
-            5, device=self.device
+        self._factor, self._keep, self._slant, self._warp, self._restyle, self._discriminative = torch.zeros(
+            6, device=self.device
         ).unbind()
         self._augmentation: dict[str, Any] = {
             "mirror": config.mirror,
             "shift": config.shift,
             "slant": self._slant if config.slant else None,
             "warp": self._warp if config.warp else None,
+            "restyle": self._restyle if config.restyle else None,
         }
         self._initialised = False
         self._run: Callable[[], Tensor] | None = None
@@ -214,6 +215,7 @@ class Trainer:
         self._discriminative.fill_(cross_entropy_weight(config, progress))
         self._slant.fill_(config.slant * distortion)
         self._warp.fill_(config.warp * distortion)
+        self._restyle.fill_(config.restyle * distortion)
         # The average decays faster at first: the first weights are far from good.
         self._keep.fill_(min(config.ema, self.index / (self.index + 9)))
         return config.rate * self.scale * factor
@@ -281,7 +283,7 @@ class Trainer:
     def _check_elements(self) -> None:
         """Raise unless the elements have the model's shape, or are larger images with the same channels."""
         drawn, shape = tuple(self.sampler.elements.shape[1:]), self.model.shape
-        augmented = ("mirror", "shift", "slant", "warp")
+        augmented = ("mirror", "shift", "slant", "warp", "restyle")
         if len(shape) != 3 and any(getattr(self.config, name) for name in augmented):
             raise ValueError(
                 f"{', '.join(f'`train.{name}`' for name in augmented)} are for images; "
@@ -291,6 +293,11 @@ class Trainer:
         if drawn != shape and not (images and drawn[1] >= shape[1] and drawn[2] >= shape[2]):
             raise ValueError(
                 f"`sampler` must have elements of the model's shape {shape}, or larger images; got {drawn}."
+            )
+        if self.config.restyle and drawn == shape:
+            raise ValueError(
+                f"`train.restyle` must be 0 for images of the model's size; got {self.config.restyle}. "
+                "Train on larger images (`data.original`)."
             )
 
     def _check_divisible(self, name: str, size: int) -> None:
