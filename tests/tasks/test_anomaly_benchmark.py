@@ -116,7 +116,7 @@ def test_with_rotations_all_elements_of_a_set_have_the_same_rotation(
             rotations.append([k for k in range(4) if bytes_of <= known[k]])
         return encode(x)
 
-    monkeypatch.setattr(digits_model, "encode", watched)
+    monkeypatch.setitem(vars(digits_model), "encode", watched)
     settings = {"rates": (0.3,), "set_size": 6, "sets": 40, "baselines": ()}
     measure_anomaly(digits_model, unseen_digits, **settings, generator=seeded())
     assert all(found == [0] for found in rotations)

@@ -249,7 +249,7 @@ def test_each_trial_has_fresh_noise_and_encodes_an_image_once(digits_model, monk
         seen.append(encoded.z)
         return encoded
 
-    monkeypatch.setattr(digits_model, "encode", watched)
+    monkeypatch.setitem(vars(digits_model), "encode", watched)
     measure_few_shot(digits_model, few, FewShotProtocol((2,), (1,), trials=40), generator=seeded())
     assert all(len(z) <= 5 for z in seen)
     whole = torch.stack([z for z in seen if len(z) == 5])

@@ -311,7 +311,7 @@ def test_results_of_each_number_of_shots_are_independent_with_one_encoding(
         encoded.append(len(x))
         return encode(x, generator)
 
-    monkeypatch.setattr(digits_model, "encode", watched)
+    monkeypatch.setitem(vars(digits_model), "encode", watched)
     assert measured(4, 1) == alone
     assert [result.shots for result in alone] == [4, 1]
     assert sum(encoded) == len(unseen_digits)
