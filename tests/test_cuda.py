@@ -69,6 +69,16 @@ def test_model_in_bf16_trains_and_in_float32_inverts(coupling):
     assert samples.images.shape == (3, 4, 1, 28, 28)
 
 
+def test_elements_may_be_on_the_cpu():
+    model = Bruno.from_config(
+        ModelConfig((4,), levels=0, flow=FlowConfig("dense", couplings=2, units=8))
+    ).cuda()
+    x = torch.randn(3, 5, 4)
+    torch.testing.assert_close(model.log_prob(x), model.log_prob(x.cuda()))
+    posterior = model.condition(x[0])
+    torch.testing.assert_close(posterior.score(x[1]), posterior.score(x[1].cuda()))
+
+
 def trainer(size: int = 28, coupling: str = "affine", **settings) -> Trainer:
     torch.manual_seed(0)
     flow = FlowConfig(filters=8, blocks=1, units=32, squeeze_first=True, coupling=coupling)

@@ -175,7 +175,7 @@ class Bruno(nn.Module):
         self, x: ArrayLike, generator: Generator | None = None, *, batch_size: int = 256
     ) -> Float[Tensor, "*batch dim"]:
         """Latents of any number of elements (*batch, *shape), on any device, encoded in batches."""
-        x = self._elements(x, any_device=True)
+        x = self._elements(x, move=False)
         check_at_least("batch_size", batch_size, 1)
         parts = x.reshape(-1, *self.shape).split(batch_size)
         z = torch.cat([self.encode(part.to(self.device), generator).z for part in parts])
@@ -186,7 +186,7 @@ class Bruno(nn.Module):
 
         The result lies on the device of `x`.
         """
-        x = self._elements(x, any_device=True)
+        x = self._elements(x, move=False)
         if self.kind.is_images:
             return x / self.levels
         flat = x.reshape(-1, *self.shape).to(self.device)
@@ -251,8 +251,11 @@ class Bruno(nn.Module):
             )
         return x
 
-    def _elements(self, x: ArrayLike, *, any_device: bool = False) -> Tensor:
-        """Elements (*batch, *shape) as a tensor of a shape and type that the model takes."""
+    def _elements(self, x: ArrayLike, *, move: bool = True) -> Tensor:
+        """Elements (*batch, *shape) as a tensor of a shape and type that the model takes.
+
+        Unless `move`, a tensor stays on its device.
+        """
         x = as_tensor(x, device=self.device, kind=self.kind)
         axes = len(self.shape)
         if x.shape[x.ndim - axes :] != self.shape or x.ndim < axes:
@@ -267,14 +270,12 @@ class Bruno(nn.Module):
             )
         if x.dtype == torch.bool or x.is_complex():
             raise TypeError(f"`x` must be integers or floating point; got {x.dtype}.")
-        if x.device != self.device and not any_device:
-            raise ValueError(f"`x` must be on the device of the model, {self.device}; got {x.device}.")
         if not x.is_floating_point() and not self.kind.is_images:
             raise TypeError(
                 f"`x` must be floating point for a model of rows; got {x.dtype}. Use x.double(), or "
                 "x.astype(float) for an array."
             )
-        return x
+        return x.to(self.device) if move else x
 
     def _batch_of(self, x: Tensor) -> torch.Size:
         """The batch axes of elements."""

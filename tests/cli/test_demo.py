@@ -46,6 +46,7 @@ def test_a_stopped_demo_reports_how_to_resume_it(workplace, monkeypatch):
         return original(self, count, progress)
 
     monkeypatch.setattr(Trainer, "advance", advance)
+    monkeypatch.setattr("bruno.training.run._STEPS_PER_ENTRY_ON_A_GPU", 1)
     output = run("demo", "--no-show", "--seed", "3", "--out", "run", code=130)
     command = "bruno train digits --seed 3 --out run --resume"
     assert f"`{command}`" in output

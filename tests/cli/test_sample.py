@@ -33,7 +33,7 @@ def test_samples_after_each_image_of_a_folder(in_digits):
 def test_the_command_saves_the_samples_of_the_library(in_digits):
     run("sample", "run", "--given", "support/2", "--samples", "3", "--seed", "5")
     samples = bruno.open("run").sample("support/2", samples=3, seed=5).samples
-    np.testing.assert_array_equal(saved(in_digits, "samples")["samples"], samples.images.numpy())
+    np.testing.assert_array_equal(saved(in_digits, "samples")["samples"], samples.images.cpu().numpy())
 
 
 def test_samples_after_some_prefixes_of_a_long_set(in_digits):
