@@ -1,6 +1,6 @@
 """Reproduce results/omniglot/ from the published data: `make omniglot BRUNO_DATA=DIR`, on a GPU.
 
-Trains two runs at a time with `bruno`, measures each model on the test characters (future pretrained models
+Trains two or three runs at a time with `bruno`, measures each model on the test characters (future pretrained models
 also in half precision), and draws samples. A run that was stopped is resumed, and finished work is not
 repeated. Pictures of Omniglot's characters stay in the run folders; results/ gets numbers, and samples given
 synthetic characters of this project. The first run of each kind becomes a pretrained
@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from math import isnan, nan
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -31,50 +32,63 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "omniglot"
 PAGE = ROOT / "docs" / "omniglot.md"  # the page with the table
 WEIGHTS = ROOT / "src" / "bruno" / "weights"
-BUDGET = ["--minutes", "22"]
-HARDWARE = "one NVIDIA H200, which two runs shared"  # for the cards of the pretrained models
+BUDGET = ["--minutes", "22.5"]
+HARDWARE = "one NVIDIA H200, which three runs shared"  # for the cards of the pretrained models
 GAUSSIAN = ["--set", "process.kind=gaussian"]
 RUNS = {
     "omniglot": ["omniglot", *BUDGET],
-    "omniglot-fewshot": ["omniglot-fewshot", *BUDGET],
+    "omniglot-density": ["omniglot-density", *BUDGET],
+    "omniglot-small": ["omniglot-small", *BUDGET],
     "omniglot-seed1": ["omniglot", *BUDGET, "--seed", "1"],
-    "omniglot-fewshot-seed1": ["omniglot-fewshot", *BUDGET, "--seed", "1"],
+    "omniglot-density-seed1": ["omniglot-density", *BUDGET, "--seed", "1"],
     "omniglot-gaussian": ["omniglot", *BUDGET, *GAUSSIAN],
-    "omniglot-fewshot-gaussian": ["omniglot-fewshot", *BUDGET, *GAUSSIAN],
+    "omniglot-density-gaussian": ["omniglot-density", *BUDGET, *GAUSSIAN],
     "omniglot-paper": ["omniglot-paper", "--steps", "5000"],
 }
 TOGETHER = (  # trained at the same time on one GPU
-    ("omniglot", "omniglot-fewshot"),
-    ("omniglot-seed1", "omniglot-fewshot-seed1"),
-    ("omniglot-gaussian", "omniglot-fewshot-gaussian"),
+    ("omniglot", "omniglot-density", "omniglot-small"),
+    ("omniglot-seed1", "omniglot-density-seed1"),
+    ("omniglot-gaussian", "omniglot-density-gaussian"),
     ("omniglot-paper",),
 )
 ALL_CHARACTERS = ["--set", "data.split=trainval"]  # including validation: all choices are made
-SHOWN = {"the paper's": "omniglot-paper", "ours": "omniglot"}  # runs whose learning curves are compared
+SHOWN = {
+    "the paper's": "omniglot-paper",
+    "ours": "omniglot-density",
+}  # runs whose learning curves are compared
 NOT_COPIED = ("samples", "toy-comparison")  # about pictures of Omniglot's characters, or not about a model
 POINTS = 100  # maximum number of points of a learning curve
 MAX_BITS = 2.5  # bits/dim at the top of the plot: the first steps are far above all others
 ACCURACY = {f"{way}-way {shot}-shot": ".1f" for way in (5, 20) for shot in (1, 5)}  # columns and their format
-MEASURED = {**ACCURACY, "bits/dim": ".3f", "first position": ".3f"}
+MEASURED = {**ACCURACY, "bits/dim": ".3f", "first position": ".3f", "specks": ".1f"}
 COLUMNS = {**MEASURED, "minutes": ".0f", "steps": ",.0f"}
 ROWS = {  # rows of the table, each with its runs, which differ in their seed
-    "density alone": ("omniglot", "omniglot-seed1"),
-    "density alone, Gaussian process": ("omniglot-gaussian",),
+    "density alone": ("omniglot-density", "omniglot-density-seed1"),
+    "density alone, affine couplings": ("affine-density", "affine-density-seed1"),
+    "density alone, affine couplings, Gaussian process": ("affine-density-gaussian",),
     "density alone, the paper's network and settings": ("omniglot-paper",),
-    "both losses": ("omniglot-fewshot", "omniglot-fewshot-seed1"),
-    "both losses, Gaussian process": ("omniglot-fewshot-gaussian",),
+    "both losses": ("omniglot", "omniglot-seed1"),
+    "both losses, small model": ("omniglot-small",),
+    "both losses, affine couplings": ("affine", "affine-seed1"),
+    "both losses, affine couplings, Gaussian process": ("affine-gaussian",),
 }
 PUBLISHED = {  # rows of other papers, above the row of ours to compare with
-    "density alone": {"*BRUNO* (2018)": [86.3, 95.6, 69.2, 87.7, 0.988, 1.007]},
+    "density alone": {
+        "*BRUNO* (2018)": [86.3, 95.6, 69.2, 87.7, 0.988, 1.007],
+        "*Neural Statistician* (2017)": [98.1, 99.5, 93.2, 98.1],
+    },
     "both losses": {
         "*BRUNO* (2018), fine-tuned": [97.1, 99.4, 91.3, 97.8],
         "*Matching Networks* (2016)": [98.1, 98.9, 93.8, 98.5],
         "*Prototypical Networks* (2017)": [98.8, 99.7, 96.0, 98.9],
+        "*SNAIL* (2018)": [99.07, 99.78, 97.64, 99.36],
+        "*MAML++* (2019)": [99.5, 99.9, 97.7, 99.3],
+        "*TapNet* (2019)": [nan, nan, 98.07, 99.49],
     },
 }
 PRETRAINED = {  # how each was trained, for its card
-    "omniglot": "trained as a density only",
-    "omniglot-fewshot": "trained as a density and, in the second half of the run, also to classify",
+    "omniglot": "trained as a density and, in the second half of the run, also to classify",
+    "omniglot-small": "a fifth as large as `omniglot` and trained in the same way",
 }
 CARD = ROOT / "benchmarks" / "model-card.md"
 
@@ -102,6 +116,9 @@ def measurements(name: str, folder: Path) -> Iterator[tuple[Path, list[str]]]:
         yield results / "few-shot-test.json", ["fewshot", str(model)]
     yield of_whole / "few-shot-test-without-noise.json", ["fewshot", str(whole), "--no-noise"]
     yield of_whole / "gain-by-position.json", ["inspect", str(whole), "--sets", "423"]
+    yield of_half / "specks-test.json", ["specks", str(half)]
+    rotated = of_whole / "few-shot-test-rotated-decoys-without-noise.json"
+    yield rotated, ["fewshot", str(whole), "--no-noise", "--rotated-decoys"]
     yield of_whole / "samples.png", ["sample", str(whole), "--set-size", "20", "--samples", "6"]
     drawn = ["--data", "drawn", "--sets", "4", "--prefixes", "0-7", "--samples", "4"]
     yield of_half / "samples.png", ["sample", str(half), *drawn]
@@ -163,7 +180,7 @@ def numbers(name: str, results: Path) -> list[float]:
     bits = json.loads((results / "bits-test.json").read_text())["values"]
     last = read_learning_curve(name)[-1]
     found = accuracy(results / "few-shot-test.json")
-    return [*found, bits["mean"], bits["first"], last["seconds"] / 60, last["index"]]
+    return [*found, bits["mean"], bits["first"], specks(name), last["seconds"] / 60, last["index"]]
 
 
 def read_learning_curve(name: str) -> list[dict[str, Any]]:
@@ -177,11 +194,24 @@ def accuracy(file: Path) -> list[float]:
     return [100 * found["accuracy"] for found in json.loads(file.read_text())["values"]["bruno"]]
 
 
+def specks(name: str) -> float:
+    """The percentage of a run's samples with a speck, measured in half precision; NaN if it was not."""
+    file = RESULTS / name / "half" / "specks-test.json"
+    return 100 * json.loads(file.read_text())["values"]["share"] if file.is_file() else nan
+
+
 def cells(runs: list[list[float]]) -> list[str]:
-    """The mean of runs as a row of the table; measured columns also get half the range."""
+    """The mean of runs as a row of the table; measured columns also get half the range.
+
+    A run without a value in a column does not count there.
+    """
     line = []
-    for (column, digits), values in zip(COLUMNS.items(), zip(*runs, strict=True), strict=False):
-        spread = f" ± {(max(values) - min(values)) / 2:{digits}}" * (len(runs) > 1 and column in MEASURED)
+    for (column, digits), found in zip(COLUMNS.items(), zip(*runs, strict=True), strict=False):
+        values = [value for value in found if not isnan(value)]
+        if not values:
+            line.append("")
+            continue
+        spread = f" ± {(max(values) - min(values)) / 2:{digits}}" * (len(values) > 1 and column in MEASURED)
         line.append(f"{mean(values):{digits}}{spread}")
     return line + [""] * (len(COLUMNS) - len(line))
 

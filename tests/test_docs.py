@@ -23,9 +23,9 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 # All shell lines are parsed. Lines with a placeholder, standard input or these commands are not run:
 PLACEHOLDER = re.compile(r"\b(DIR|FOLDER|FILE|IMAGE)\b")
-SLOW = ("demo", "study", "anomaly measure", "fewshot omniglot-fewshot")
+SLOW = ("demo", "study", "anomaly measure", "fewshot omniglot")
 # Of the lines that use a pretrained model, the first of each command is run.
-PRETRAINED = {"omniglot", "omniglot-fewshot"}
+PRETRAINED = {"omniglot", "omniglot-small"}
 CHEAPER = {  # appended to a line that is run; the last of two equal options counts
     "train": "--steps 3 --validate 0 --out {new}",
     "finetune": "--steps 3 --trials 0 --out {new}",
@@ -220,6 +220,6 @@ def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize("name", ["omniglot", "omniglot-fewshot"])
+@pytest.mark.parametrize("name", ["omniglot", "omniglot-small"])
 def test_cards_of_pretrained_models_match_the_results(omniglot, name):
     assert (ROOT / "src" / "bruno" / "weights" / f"{name}.md").read_text("utf-8") == omniglot["card"](name)
