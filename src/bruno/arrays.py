@@ -157,8 +157,15 @@ def _opaque(image: Image) -> Image:
 
     if not image.has_transparency_data:
         return image
-    drawn = image.convert("RGBA")
-    luminance, alpha = np.asarray(drawn.convert("L"), float), np.asarray(drawn.getchannel("A"), float)
-    ink = (luminance * alpha).sum() / max(1.0, alpha.sum())
-    paper = pil.new("RGBA", drawn.size, "black" if ink > 127 else "white")
+    drawn = image if image.mode == "RGBA" else image.convert("RGBA")
+    paper = pil.new("RGBA", drawn.size, "black" if _mean_luminance(drawn) > 127 else "white")
     return pil.alpha_composite(paper, drawn)
+
+
+def _mean_luminance(image: Image) -> float:
+    """The mean luminance of an RGBA image, weighted by opacity; row by row, which saves memory."""
+    luminance, alpha = np.asarray(image.convert("L")), np.asarray(image.getchannel("A"))
+    ink = sum(
+        int(np.dot(*(part.astype(np.int64) for part in row))) for row in zip(luminance, alpha, strict=True)
+    )
+    return ink / max(1, int(alpha.sum(dtype=np.int64)))

@@ -1,14 +1,25 @@
-"""Atomic writes: a file is complete or does not exist."""
+"""Files: atomic writes, and reads of regular files only."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 from torch import Tensor, contiguous_format, uint8
+
+from bruno import limits
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
 
 
 @contextmanager
@@ -26,6 +37,26 @@ def atomic_write(path: Path) -> Iterator[Path]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def check_regular(path: Path) -> int:
+    """Raise ValueError unless `path` is a regular file; return its size in bytes.
+
+    A named pipe would block, and a device has no end. A missing file raises FileNotFoundError.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise ValueError(
+            f"{path}: must be a regular file; got {kind}. Standard input is read where `-` is accepted."
+        )
+    return status.st_size
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file of at most `limits.FILE`."""
+    limits.FILE.check(check_regular(path), "it")
+    return path.read_bytes()
 
 
 def raw_bytes(tensor: Tensor) -> bytes:

@@ -83,7 +83,7 @@ def test_a_dangling_link_or_a_folder_named_like_an_image_raises_or_is_skipped(tm
     assert read_images(path, skip_bad=True).skipped == ("cats/gone.png",)
     path = as_folder(tmp_path / "folder", FILES)
     (path / "dogs" / "x.png").mkdir()
-    with pytest.raises(ValueError, match=r"dogs/x.png cannot be used: .*directory"):
+    with pytest.raises(ValueError, match=r"dogs/x.png cannot be used: .*got a folder"):
         read_images(path)
     assert read_images(path, skip_bad=True).skipped == ("dogs/x.png",)
 

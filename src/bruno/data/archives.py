@@ -6,23 +6,37 @@ A damaged file raises when it is read, not when it is listed, so that a caller c
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import lzma
+import math
+import os
+import stat
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
 from PIL import Image
 
+from bruno import limits
+from bruno.files import check_regular, read_regular
+
 # Errors that Python and Pillow raise for damaged files. zipfile raises RuntimeError for an encrypted member
-# and NotImplementedError, a subclass, for an unknown compression method; Pillow raises SyntaxError.
+# and NotImplementedError, a subclass, for an unknown compression method; Pillow raises SyntaxError. A damaged
+# size raises MemoryError or OverflowError.
 READ_ERRORS = (
     OSError,
     EOFError,
+    MemoryError,
+    OverflowError,
     RuntimeError,
     SyntaxError,
     struct.error,
@@ -33,6 +47,16 @@ READ_ERRORS = (
     zipfile.BadZipFile,
     Image.DecompressionBombError,
 )
+
+
+_EXTENDED = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+_MAX_EXTENDED_HEADER = 2**20  # bytes
 
 
 class Entry(NamedTuple):
@@ -48,21 +72,71 @@ class Entry(NamedTuple):
 def entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
     """Yield the files of a folder, zip or tar whose names are wanted.
 
-    The files of a folder are sorted; those of an archive keep its order. A truncated or damaged tar ends with
-    an entry for the lost part, whose `read` raises. Raises one of `READ_ERRORS` if `path` cannot be opened.
+    The files of a folder are sorted; those of an archive keep its order. Links in a folder are followed.
+    Whatever cannot be read is an entry whose `read` raises: an unreadable folder, a broken link, a link to a
+    folder that contains it, a second file of the same name in an archive, the lost part of a truncated or
+    damaged tar. Raises one of `READ_ERRORS` or ValueError if `path` cannot be opened.
     """
     if path.is_dir():
-        for file in sorted(path.rglob("*")):
+        for file, problem in _files_below(path):
             name = file.relative_to(path).as_posix()
-            if wanted(name):
-                yield Entry(name, file.read_bytes)
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                if not info.is_dir() and wanted(info.filename):
-                    yield Entry(info.filename, partial(archive.read, info))
-    else:
-        yield from _tar_entries(path, wanted)
+            if problem is not None:
+                yield Entry(name, partial(_fail, problem))
+            elif wanted(name):
+                yield Entry(name, partial(read_regular, file))
+        return
+    check_regular(path)
+    seen: set[str] = set()
+    for entry in _zip_entries(path, wanted) if zipfile.is_zipfile(path) else _tar_entries(path, wanted):
+        if entry.name in seen:
+            entry = Entry(entry.name, partial(_fail, ValueError("the archive has two files of this name")))
+        seen.add(entry.name)
+        yield entry
+
+
+def read_arrays(path: Path, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
+    """Read some arrays of an npz, those that it has. Nothing is unpickled.
+
+    Sizes that the file declares are checked before memory is allocated: all arrays together must be within
+    `limits.MEMORY`. Raises one of `READ_ERRORS` or ValueError if the file is damaged.
+    """
+    check_regular(path)
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            single = file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX
+        raise ValueError("it is a single array, an .npy; use np.savez" if single else "it is not a zip file")
+    arrays: dict[str, NDArray[Any]] = {}
+    with zipfile.ZipFile(path) as archive:
+        members = [(info.filename.removesuffix(".npy"), info) for info in archive.infolist()]
+        found = [(name, info) for name, info in members if name in wanted]
+        if not found:
+            names = ", ".join(f"`{name}`" for name in wanted)
+            others = ", ".join(name for name, _ in members[:8]) or "nothing"
+            raise ValueError(f"it must contain some of {names}; got {others}")
+        if len(dict(found)) < len(found):
+            raise ValueError("it has two arrays of the same name")
+        limits.MEMORY.check(sum(info.file_size for _, info in found), "its arrays")
+        for name, info in found:
+            arrays[name] = _parse_array(archive.read(info), name)
+    return arrays
+
+
+def _parse_array(content: bytes, name: str) -> NDArray[Any]:
+    """The array of an .npy file, without copying its values."""
+    file = io.BytesIO(content)
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"{name} must be of version 1.0 or 2.0; got {version[0]}.{version[1]}")
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran_order, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError(f"{name} must hold numbers or text; got Python objects")
+    values = content[file.tell() :]
+    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != len(values):
+        raise ValueError(f"{name} must have {shape} values of {dtype}; got {len(values)} bytes")
+    if not dtype.itemsize:  # empty text
+        return np.zeros(shape, dtype)
+    return np.frombuffer(values, dtype).reshape(shape, order="F" if fortran_order else "C")
 
 
 def is_hidden(name: str) -> bool:
@@ -73,14 +147,21 @@ def is_hidden(name: str) -> bool:
 def file_stamp(path: Path) -> str:
     """Return a string that changes when the file, or any file below the folder, changes.
 
-    It holds sizes, modification times and paths relative to `path`, so a file or folder may be moved.
-    Raises FileNotFoundError if `path` does not exist.
+    It holds sizes, times and paths relative to `path`, so a file or folder may be moved. Besides the time of
+    modification, which programs set at will, it holds the time of the last change of the file's metadata,
+    which the system sets. Raises FileNotFoundError if `path` does not exist.
     """
     if not path.exists() and not path.is_symlink():
         raise FileNotFoundError(f"{path}: no such file or folder.")
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    facts = ((file, file.stat() if file.exists() else file.lstat()) for file in files)  # dangling links
-    return "\n".join(f"{file.relative_to(path)} {at.st_size} {at.st_mtime_ns}" for file, at in facts)
+    return "\n".join(
+        f"{file.relative_to(path)} {problem or _stamp(file.stat())}"
+        for file, problem in _files_below(path)
+        if problem or not file.is_dir()  # moving a folder changes its time
+    )
+
+
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def reason(error: Exception) -> str:
@@ -88,6 +169,42 @@ def reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"{error} is missing"
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".:")
+
+
+def _files_below(folder: Path) -> Iterator[tuple[Path, OSError | None]]:
+    """Yield the folder, and all files and folders below it, sorted; with an error if one cannot be read.
+
+    Links are followed. Hidden files and folders are left out.
+    """
+    pending: list[tuple[Path, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
+    while pending:
+        path, above = pending.pop()
+        try:
+            status = path.stat()
+            yield path, None
+            if not stat.S_ISDIR(status.st_mode):
+                continue
+            identity = (status.st_dev, status.st_ino)
+            if identity in above:
+                raise OSError(errno.ELOOP, "it is a link to a folder that contains it", str(path))
+            names = sorted(name for name in os.listdir(path) if not is_hidden(name))
+        except OSError as error:
+            yield path, error
+            continue
+        inside = above | {identity}
+        pending += [(path / name, inside) for name in reversed(names)]
+
+
+def _zip_entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if not info.is_dir() and wanted(info.filename):
+                yield Entry(info.filename, partial(_read_zipped, archive, info))
+
+
+def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    limits.FILE.check(info.file_size, "it")
+    return archive.read(info)  # at most `file_size` bytes
 
 
 def _tar_entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
@@ -104,15 +221,28 @@ def _tar_entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
 
 def _open_tar(path: Path) -> tarfile.TarFile:
     try:
-        return tarfile.open(path)
+        return tarfile.open(path, tarinfo=_Member)
     except tarfile.TarError as error:  # its message lists every format that was tried
         raise tarfile.ReadError("it is not an archive") from error
 
 
 def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    limits.FILE.check(member.size, "it")
     file = archive.extractfile(member)
     assert file is not None  # None only for links and folders
     return file.read()
+
+
+class _Member(tarfile.TarInfo):
+    """A member of a tar whose extended header, which `tarfile` reads into memory, has a sane size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Parse a header."""
+        member = super().frombuf(buf, encoding, errors)
+        if member.size < 0 or (member.type in _EXTENDED and member.size > _MAX_EXTENDED_HEADER):
+            raise tarfile.HeaderError(f"a header declares {member.size} bytes")
+        return member
 
 
 def _check_end(archive: tarfile.TarFile) -> None:

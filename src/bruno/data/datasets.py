@@ -18,6 +18,7 @@ from bruno.data.formats import read_cifar10, read_idx, read_npz
 from bruno.data.images import Size, read_images
 from bruno.data.synthetic import draw_characters
 from bruno.data.tables import read_csv
+from bruno.files import check_regular
 
 _FORMAT = 5  # version of the cached files and of how files are parsed: increase it to ignore older caches
 SPLITS = ("train", "validation", "trainval", "test", "all")
@@ -125,6 +126,8 @@ def load_path(
             f"`data` must be one of {', '.join(DATASETS)}, or an existing path; got {str(path)!r}. "
             "Set it (--set data.name=PATH to train, --data PATH for other commands)."
         )
+    if not path.is_dir():
+        check_regular(path)
     kind = path.suffix.lower()
     if kind == ".npz":
         return read_npz(path, size=size, grey=grey)
@@ -256,7 +259,10 @@ def _cached(key: str, stamp: str, parse: Callable[[], Examples]) -> Examples:
 
     Deletes examples that were cached for the same key with another stamp.
     """
-    name, version = (hashlib.sha256(f"{_FORMAT}{text}".encode()).hexdigest()[:16] for text in (key, stamp))
+    name, version = (
+        hashlib.sha256(f"{_FORMAT}{text}".encode(errors="surrogatepass")).hexdigest()[:16]
+        for text in (key, stamp)
+    )
     path = cache_dir() / "parsed" / f"{name}-{version}.npz"
     if path.is_file():
         try:

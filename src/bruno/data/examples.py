@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from bruno.arrays import ArrayLike, as_tensor, image_to_array
-from bruno.data.archives import reason
+from bruno.data.archives import read_arrays, reason
 from bruno.files import atomic_write
 from bruno.kinds import rescale_levels
 
@@ -143,18 +143,15 @@ class Examples:
     def load(cls, path: Path) -> Examples:
         """Read a file that `save` wrote; raises ValueError with its path if it is another file or damaged."""
         try:
-            with path.open("rb") as file:
-                content = np.load(file, allow_pickle=False)
-                if "elements" not in content:
-                    raise ValueError(f"it contains {', '.join(content) or 'nothing'}")
-                return cls(
-                    content["elements"],
-                    content["labels"],
-                    tuple(map(str, content["names"])),
-                    tuple(map(str, content["skipped"])),
-                    int(content["levels"]),
-                    tuple(map(str, content.get("columns", ()))),
-                )
+            content = read_arrays(path, ("elements", "labels", "names", "skipped", "levels", "columns"))
+            return cls(
+                content["elements"],
+                content["labels"],
+                tuple(map(str, content["names"])),
+                tuple(map(str, content["skipped"])),
+                int(content["levels"]),
+                tuple(map(str, content.get("columns", ()))),
+            )
         except Exception as error:  # numpy, zipfile and zlib raise many different errors for damaged files
             raise ValueError(f"{path}: must be a file of `Examples.save`; got: {reason(error)}.") from error
 

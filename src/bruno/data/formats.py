@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import pickle
 import struct
 from pathlib import Path, PurePosixPath
@@ -12,10 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bruno.data.archives import READ_ERRORS, entries, reason
+from bruno import limits
+from bruno.data.archives import READ_ERRORS, entries, read_arrays, reason
 from bruno.data.examples import Examples
 from bruno.data.images import Size, fit_all
 from bruno.data.tables import MAX_NUMBER
+from bruno.files import check_regular
 
 
 def read_idx(images: Path, labels: Path) -> Examples:
@@ -73,15 +76,11 @@ def read_npz(path: Path, *, size: Size | None = None, grey: bool | None = None) 
 def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Return `labels` and `rows` or `images`."""
     try:
-        with path.open("rb") as file:
-            content = np.load(file, allow_pickle=False)
-            if isinstance(content, np.ndarray):
-                raise ValueError("it is a single array, an .npy; use np.savez(FILE, images=…, labels=…)")
-            arrays = {name: content[name] for name in ("images", "rows", "labels") if name in content}
+        arrays = read_arrays(path, ("images", "rows", "labels"))
     except (*READ_ERRORS, ValueError) as error:
         raise ValueError(f"{path}: cannot be read as npz: {reason(error)}.") from error
     if "labels" not in arrays or len(arrays) == 1:
-        found = ", ".join(content) or "nothing"
+        found = ", ".join(arrays)
         raise ValueError(f"{path}: must contain `images` or `rows`, and `labels`; got {found}.")
     return arrays
 
@@ -113,11 +112,15 @@ def _channels_first(path: Path, images: NDArray[Any]) -> NDArray[Any]:
 
 def _read_idx_array(path: Path, dimensions: int) -> NDArray[np.uint8]:
     expected = 0x800 + dimensions  # 0x08 for unsigned bytes, then the number of dimensions
+    check_regular(path)
+    shape: tuple[int, ...] = ()
     try:
         with gzip.open(path) as file:
-            content = file.read()
-        (magic,) = struct.unpack(">I", content[:4])
-        shape = struct.unpack(f">{dimensions}I", content[4 : 4 * dimensions + 4]) if magic == expected else ()
+            (magic,) = struct.unpack(">I", file.read(4))
+            if magic == expected:
+                shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+                limits.MEMORY.check(math.prod(shape), f"{path}: the array")
+                content = file.read(math.prod(shape) + 1)
     except READ_ERRORS as error:
         raise ValueError(
             f"{path}: must be a gzipped idx file; it is not, or is truncated: {reason(error)}."
@@ -126,12 +129,10 @@ def _read_idx_array(path: Path, dimensions: int) -> NDArray[np.uint8]:
         raise ValueError(
             f"{path}: must be an idx file of {dimensions} dimensions (magic number {expected}); got {magic}."
         )
-    pixels = np.frombuffer(content, np.uint8, offset=4 * dimensions + 4)
-    if pixels.size != np.prod(shape, dtype=np.int64):
-        raise ValueError(
-            f"{path}: must contain {'×'.join(map(str, shape))} bytes; got {pixels.size}. It is truncated."
-        )
-    return pixels.reshape(shape)
+    if len(content) != math.prod(shape):
+        found = "more" if len(content) > math.prod(shape) else f"{len(content)}. It is truncated"
+        raise ValueError(f"{path}: must contain {'×'.join(map(str, shape))} bytes; got {found}.")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _file_name(name: str) -> str:

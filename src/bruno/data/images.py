@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from bruno import limits
 from bruno.arrays import image_to_array
 from bruno.data.archives import READ_ERRORS, entries, is_hidden, reason
 from bruno.data.examples import Examples
@@ -30,8 +32,8 @@ def read_images(
         path: the folder or archive.
         size: resize to this side or (height, width), bilinear. By default all images must have one size.
         grey: one channel; otherwise three.
-        skip_bad: skip images that cannot be read or differ from the most common size, and the lost part of a
-            damaged archive, instead of raising. `Examples.skipped` names them.
+        skip_bad: skip images and folders that cannot be read, images that differ from the most common size,
+            and the lost part of a damaged archive, instead of raising. `Examples.skipped` names them.
     """
     images, problems = _decode_all(path, size, grey, skip_bad)
     problems |= _size_problems(images)
@@ -53,10 +55,13 @@ def read_images(
 def decode(content: bytes, size: Size | None, grey: bool) -> NDArray[np.uint8]:
     """Decode an image file to uint8 (channels, height, width), resized if `size` is given."""
     try:
-        opened = Image.open(io.BytesIO(content))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower
+            opened = Image.open(io.BytesIO(content))
     except UnidentifiedImageError as error:
         raise ValueError("it is not an image") from error
     with opened as image:
+        limits.PIXELS.check(image.width * image.height, "it")  # before they are decoded
         return image_to_array(image, size, grey)
 
 
@@ -89,10 +94,13 @@ def _decode_all(
     """Return the images and the problems, by file name; stops at the first problem unless `skip_bad`."""
     images: dict[str, NDArray[np.uint8]] = {}
     problems: dict[str, str] = {}
+    amount = 0
     try:
         for name, read in entries(path, _is_in_class_folder):
+            limits.MEMORY.check(amount, f"{path}: the images")
             try:
                 images[name] = decode(read(), size, grey)
+                amount += images[name].nbytes
             except (*READ_ERRORS, ValueError) as error:
                 problems[name] = reason(error)
                 if not skip_bad:

@@ -15,6 +15,7 @@ from torch import Tensor
 from bruno.data.archives import READ_ERRORS, is_hidden, reason
 from bruno.data.images import decode, is_image, is_unreadable_image
 from bruno.data.tables import column_positions, open_text, parse_numbers
+from bruno.files import check_regular, read_regular
 from bruno.kinds import rescale_levels
 
 
@@ -59,7 +60,7 @@ class ImageReader:
 
     def _load(self, path: Path) -> Tensor:
         channels, height, width = self.shape
-        pixels = torch.from_numpy(decode(path.read_bytes(), (height, width), channels == 1).copy())
+        pixels = torch.from_numpy(decode(read_regular(path), (height, width), channels == 1).copy())
         return rescale_levels(255 - pixels if self.invert else pixels, 256, self.levels)
 
 
@@ -188,6 +189,8 @@ class ElementReader:
 
     def _read_file(self, path: Path) -> Iterator[Element]:
         try:
+            if path.exists():
+                check_regular(path)
             yield from self._load(self._source.parse(path))
         except ValueError:
             if not self.skip_bad:

@@ -1,0 +1,63 @@
+"""Limits on sizes that a file or an argument declares, checked before memory is allocated.
+
+A file of a few megabytes may declare terabytes. Each limit has a default, and an environment variable that
+overrides it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The largest size that is accepted.
+
+    Attributes:
+        variable: the environment variable that overrides the default.
+        default: the limit without that variable.
+        unit: "bytes" or "pixels".
+    """
+
+    variable: str
+    default: int
+    unit: str
+
+    @property
+    def value(self) -> int:
+        """The limit: that of the environment variable, if it is set."""
+        text = os.environ.get(self.variable, "")
+        if text and not (text.isascii() and text.isdigit()):
+            raise ValueError(
+                f"`{self.variable}` must be a whole number of {self.unit}; got {text!r}. "
+                f"Its default is {self.default}."
+            )
+        return int(text or self.default)
+
+    def check(self, amount: int, subject: str) -> None:
+        """Raise ValueError if `amount` is above the limit; `subject` is the first word of the message."""
+        if amount > self.value:
+            raise ValueError(
+                f"{subject} must have at most {self._readable(self.value)}; got {self._readable(amount)}. "
+                f"Set {self.variable} to change this limit, by default {self.default} {self.unit}."
+            )
+
+    def check_argument(self, name: str, value: object, amount: int) -> None:
+        """Raise ValueError if an argument of this value needs more than the limit."""
+        if amount > self.value:
+            raise ValueError(
+                f"`{name}` must need at most {self._readable(self.value)}; got {value}, which needs "
+                f"{self._readable(amount)}. Reduce it, or set {self.variable} to change this limit, by "
+                f"default {self.default} {self.unit}."
+            )
+
+    def _readable(self, amount: int) -> str:
+        if self.unit != "bytes":
+            return f"{amount:,} {self.unit}"
+        return f"{amount / 2**30:,.1f} GiB" if amount >= 2**30 else f"{amount / 2**20:,.1f} MiB"
+
+
+FILE = Limit("BRUNO_MAX_FILE", 2**28, "bytes")  # one file of a folder or archive
+PIXELS = Limit("BRUNO_MAX_PIXELS", 50_000_000, "pixels")  # one image
+MEMORY = Limit("BRUNO_MAX_MEMORY", 2**32, "bytes")  # all elements of a dataset, of a step, or of a result
