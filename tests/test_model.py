@@ -486,3 +486,12 @@ class TestMistakes:
         a, b = trained(MODELS["dense image"]), trained(MODELS["dense image"])
         with pytest.raises(ValueError, match=r"posterior of the same model"):
             a.prior().merge(b.prior())
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [FlowConfig(couplings=1000, units=2**14), FlowConfig(filters=2**14), FlowConfig("dense", units=2**16)],
+)
+def test_a_model_that_does_not_fit_into_memory_is_not_built(flow):
+    with pytest.raises(ValueError, match=r"`flow` .*BRUNO_MAX_MEMORY"):
+        Bruno.from_config(ModelConfig((1, 28, 28), flow=flow))

@@ -7,6 +7,7 @@ dictionary, or directly in Python.
 import difflib
 import json
 import math
+import sys
 import tomllib
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -16,11 +17,23 @@ from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
+from bruno import limits
+
 T = TypeVar("T")
 Field: TypeAlias = Any  # an attrs.Attribute, which cannot be subscripted at run time
 Check = Callable[[str, Any], None]  # takes the name and the value of a setting
 
 _PRESETS = Path(__file__).parent / "presets"
+# Upper limits of settings, far above any use: a larger value would exhaust memory or never end.
+_MOST_COUPLINGS = 1000
+_MOST_BLOCKS = 100
+_MOST_UNITS = 2**16
+_MOST_ELEMENTS = 2**20
+_MOST_STEPS = 10**9
+_MOST_PIXELS = 10_000  # height or width of an image
+_MOST_LEVELS = 2**16
+_LARGEST = 1e9  # any other number
+
 _RENAMED = {"train.length": "set_size"}  # settings of files written by version 0.1
 
 
@@ -40,6 +53,20 @@ def check_at_least(name: str, value: float, least: float) -> None:
         raise ValueError(f"`{name}` must be at least {least}; got {value}.")
 
 
+def check_levels(levels: int) -> None:
+    """Raise unless images can have this number of grey values; 0 stands for rows of real numbers."""
+    if levels == 1 or not 0 <= levels <= _MOST_LEVELS:
+        raise ValueError(
+            f"`levels` must be at least 2 and at most {_MOST_LEVELS}, or 0 for real numbers; got {levels}."
+        )
+
+
+def check_count(name: str, value: int, least: int = 1) -> None:
+    """Raise unless a number of things to draw or to measure is from `least` to `limits.COUNT`."""
+    check_at_least(name, value, least)
+    limits.COUNT.check_argument(name, value, value)
+
+
 def _setting(default: Any, description: str, check: Check | None = None) -> Any:
     """A field of a config: its default, its description, and the check of its value."""
 
@@ -56,8 +83,14 @@ def _choice(description: str, *choices: str) -> Any:
     return _setting(choices[0], f"{description}: {words}", partial(check_choice, choices=choices))
 
 
-def _least(least: float) -> Check:
-    return partial(check_at_least, least=least)
+def _check_between(name: str, value: float, least: float, most: float) -> None:
+    check_at_least(name, value, least)
+    if value > most:
+        raise ValueError(f"`{name}` must be at most {most}; got {value}.")
+
+
+def _from(least: float, most: float) -> Check:
+    return partial(_check_between, least=least, most=most)
 
 
 def _check_range(name: str, value: float, rule: str, holds: Callable[[float], bool]) -> None:
@@ -67,7 +100,9 @@ def _check_range(name: str, value: float, rule: str, holds: Callable[[float], bo
 
 _UP_TO_ONE = partial(_check_range, rule="from 0 up to 1", holds=lambda value: 0 <= value < 1)
 _TO_ONE = partial(_check_range, rule="from 0 to 1", holds=lambda value: 0 <= value <= 1)
-_ABOVE_ZERO = partial(_check_range, rule="above 0", holds=lambda value: value > 0)
+_ABOVE_ZERO = partial(
+    _check_range, rule=f"above 0 and at most {_LARGEST:g}", holds=lambda value: 0 < value <= _LARGEST
+)
 _BINS = partial(_check_range, rule="from 2 to 128", holds=lambda value: 2 <= value <= 128)
 _SEED = partial(_check_range, rule="from 0 to 2**63 - 1", holds=lambda value: 0 <= value < 2**63)
 
@@ -114,15 +149,17 @@ class FlowConfig:
     """The bijection between elements and latents: "conv" for images, "dense" for rows and small images."""
 
     kind: str = _choice("couplings", "conv", "dense")
-    scales: int = _setting(2, "scales of the convolutional couplings, each half as large", _least(1))
-    filters: int = _setting(64, "filters of a convolution", _least(1))
-    blocks: int = _setting(8, "residual blocks of a convolutional coupling", _least(0))
+    scales: int = _setting(2, "scales of the convolutional couplings, each half as large", _from(1, 16))
+    filters: int = _setting(64, "filters of a convolution", _from(1, _MOST_UNITS))
+    blocks: int = _setting(8, "residual blocks of a convolutional coupling", _from(0, _MOST_BLOCKS))
     squeeze_first: bool = _setting(False, "run the first couplings at half the resolution, which is faster")
-    couplings: int = _setting(6, "dense couplings; after the convolutional ones, if any", _least(0))
-    units: int = _setting(1024, "hidden units of a dense coupling", _least(1))
+    couplings: int = _setting(
+        6, "dense couplings; after the convolutional ones, if any", _from(0, _MOST_COUPLINGS)
+    )
+    units: int = _setting(1024, "hidden units of a dense coupling", _from(1, _MOST_UNITS))
     weight_norm: bool = _setting(True, "normalise the weights and initialise their scale from data")
     coupling: str = _choice("map of a coupling; a spline is followed by an affine map", "affine", "spline")
-    spline_scales: int = _setting(0, "number of scales with splines, from the first; 0: all", _least(0))
+    spline_scales: int = _setting(0, "number of scales with splines, from the first; 0: all", _from(0, 16))
     spline_dense: bool = _setting(False, "also use splines in the dense couplings after convolutional ones")
     bins: int = _setting(8, "bins of a spline", _BINS)
     interval: float = _setting(5.0, "a spline is the identity outside [-interval, interval]", _ABOVE_ZERO)
@@ -144,7 +181,9 @@ class ProcessConfig:
     dof: float = _setting(1000.0, "initial degrees of freedom")
     variance: float = _setting(1.0, "initial variance of a latent")
     correlation: float = _setting(0.1, "initial correlation of two elements of a set")
-    leading: int = _setting(0, "number of leading dimensions: they start at another correlation", _least(0))
+    leading: int = _setting(
+        0, "number of leading dimensions: they start at another correlation", _from(0, sys.maxsize)
+    )
     leading_correlation: float = _setting(0.9, "initial correlation of the leading dimensions")
 
 
@@ -163,8 +202,8 @@ class ModelConfig:
         """Check the settings without a range."""
         if not self.shape or any(size < 1 for size in self.shape):
             raise ValueError(f"`shape` must be positive sizes such as (1, 28, 28) or (7,); got {self.shape}.")
-        if self.levels == 1 or self.levels < 0:
-            raise ValueError(f"`levels` must be at least 2, or 0 for real numbers; got {self.levels}.")
+        limits.MEMORY.check_argument("shape", self.shape, 4 * math.prod(self.shape))
+        check_levels(self.levels)
 
 
 @attrs.frozen(slots=False, field_transformer=_typed)
@@ -175,31 +214,37 @@ class TrainConfig:
     shape as one limited by steps.
     """
 
-    steps: int = _setting(1000, "optimiser steps", _least(1))
-    minutes: float = _setting(0.0, "train for this long instead of `steps`; 0: by steps", _least(0))
-    batch: int = _setting(32, "sets per step", _least(1))
-    set_size: int = _setting(20, "set size: elements per set", _least(1))
-    generative: float = _setting(1.0, "weight of bits/dim in the loss", _least(0))
-    discriminative: float = _setting(0.0, "weight of the episodes' cross-entropy in the loss", _least(0))
+    steps: int = _setting(1000, "optimiser steps", _from(1, _MOST_STEPS))
+    minutes: float = _setting(
+        0.0, "train for this long instead of `steps`; 0: by steps", _from(0, _MOST_STEPS)
+    )
+    batch: int = _setting(32, "sets per step", _from(1, _MOST_ELEMENTS))
+    set_size: int = _setting(20, "set size: elements per set", _from(1, _MOST_ELEMENTS))
+    generative: float = _setting(1.0, "weight of bits/dim in the loss", _from(0, _LARGEST))
+    discriminative: float = _setting(
+        0.0, "weight of the episodes' cross-entropy in the loss", _from(0, _LARGEST)
+    )
     onset: float = _setting(0.0, "fraction of the run before cross-entropy starts", _UP_TO_ONE)
-    episodes: int = _setting(8, "few-shot episodes per step", _least(1))
-    way: int = _setting(20, "classes per episode", _least(2))
-    shot: int = _setting(1, "support elements of each class of an episode", _least(1))
-    queries: int = _setting(1, "query elements of each class of an episode", _least(1))
+    episodes: int = _setting(8, "few-shot episodes per step", _from(1, _MOST_ELEMENTS))
+    way: int = _setting(20, "classes per episode", _from(2, _MOST_ELEMENTS))
+    shot: int = _setting(1, "support elements of each class of an episode", _from(1, _MOST_ELEMENTS))
+    queries: int = _setting(1, "query elements of each class of an episode", _from(1, _MOST_ELEMENTS))
     shared: bool = _setting(False, "compute bits/dim on the episodes' elements instead of on separate sets")
     optimiser: str = _choice("optimiser", "adamw", "adam", "rmsprop")
-    rate: float = _setting(1e-3, "learning rate of the flow", _least(0))
-    process_rate: float = _setting(3.0, "learning rate of the process, as a multiple of `rate`", _least(0))
-    weight_decay: float = _setting(0.0, "weight decay of the flow", _least(0))
+    rate: float = _setting(1e-3, "learning rate of the flow", _from(0, _LARGEST))
+    process_rate: float = _setting(
+        3.0, "learning rate of the process, as a multiple of `rate`", _from(0, _LARGEST)
+    )
+    weight_decay: float = _setting(0.0, "weight decay of the flow", _from(0, _LARGEST))
     warmup: float = _setting(0.02, "fraction of the run in which the learning rate warms up", _UP_TO_ONE)
     decay: str = _choice("schedule of the learning rate", "linear", "cosine", "exponential", "none")
     final_rate: float = _setting(0.0, "final learning rate, as a fraction of `rate`", _UP_TO_ONE)
-    clip: float = _setting(0.0, "gradient clipping: largest norm; 0: none", _least(0))
+    clip: float = _setting(0.0, "gradient clipping: largest norm; 0: none", _from(0, _LARGEST))
     ema: float = _setting(0.0, "decay of the moving average of the weights; 0: none", _UP_TO_ONE)
     mirror: bool = _setting(False, "mirror every second set as a whole")
-    shift: int = _setting(0, "shift each image by up to this many pixels", _least(0))
-    slant: float = _setting(0.0, "initial strength of random linear maps of whole sets", _least(0))
-    warp: float = _setting(0.0, "initial strength of random linear maps of single images", _least(0))
+    shift: int = _setting(0, "shift each image by up to this many pixels", _from(0, _MOST_PIXELS))
+    slant: float = _setting(0.0, "initial strength of random linear maps of whole sets", _from(0, _LARGEST))
+    warp: float = _setting(0.0, "initial strength of random linear maps of single images", _from(0, _LARGEST))
     restyle: float = _setting(
         0.0, "initial fraction of images with another pen, filter and contrast; needs data.original", _TO_ONE
     )
@@ -246,7 +291,9 @@ class DataConfig:
     rotations: bool = _setting(False, "use every class four times, rotated by multiples of 90 degrees")
     original: bool = _setting(False, "augment images at their original size and downsample them last")
     classes: tuple[str, ...] = _setting((), "use only these classes; empty: all")
-    size: int = _setting(0, "user images: resize to this height and width; 0: do not resize", _least(0))
+    size: int = _setting(
+        0, "user images: resize to this height and width; 0: do not resize", _from(0, _MOST_PIXELS)
+    )
     colour: bool = _setting(False, "user images: three channels instead of one")
     invert: bool = _setting(False, "user images: turn dark ink on bright paper into bright ink")
     group: str = _setting("", "CSV: the group column, which names the set of a row")

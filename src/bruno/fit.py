@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from bruno.config import Recipe, check_same, from_dict, load_recipe, to_dict
+from bruno.config import Recipe, check_count, check_same, from_dict, load_recipe, to_dict
 from bruno.data import Examples, SetSampler
 from bruno.devices import process_group, resolve_device
 from bruno.model import Bruno
@@ -90,8 +90,7 @@ def train(
         TrainingInterrupted: after SIGINT or SIGTERM, once a checkpoint is saved.
         TrainingFailedError: if gradients stay non-finite even at smaller learning rates.
     """
-    if validation_sets < 0 or validation_sets == 1:
-        raise ValueError(f"`validation_sets` must be at least 2, or 0 for none; got {validation_sets}.")
+    check_count("validation_sets", validation_sets or 2, 2)
     if not isinstance(recipe, Recipe | str | Path):
         raise TypeError(
             f"`recipe` must be a Recipe, a preset or the path of a TOML file; got {type(recipe).__name__}."
@@ -177,10 +176,7 @@ def finetune(
         settings: override those of the model's recipe, as in `train`; ``data={"name": "folder"}`` fine-tunes
             on user data, resized to the model's shape.
     """
-    if trials < 0 or trials == 1:
-        raise ValueError(
-            f"`trials` must be at least 2 to estimate a standard error, or 0 for none; got {trials}."
-        )
+    check_count("trials", trials or 2, 2)  # to estimate a standard error
     before = open_trained(trained) if isinstance(trained, str) else trained
     if before.recipe is None:
         raise ValueError(f"`trained` must have a recipe; {before.folder} has none.")

@@ -17,7 +17,7 @@ class Limit:
     Attributes:
         variable: the environment variable that overrides the default.
         default: the limit without that variable.
-        unit: "bytes" or "pixels".
+        unit: "bytes", "pixels" or "draws".
     """
 
     variable: str
@@ -40,16 +40,19 @@ class Limit:
         if amount > self.value:
             raise ValueError(
                 f"{subject} must have at most {self._readable(self.value)}; got {self._readable(amount)}. "
-                f"Set {self.variable} to change this limit, by default {self.default} {self.unit}."
+                f"Set {self.variable} to change this limit, by default {self.default}."
             )
 
     def check_argument(self, name: str, value: object, amount: int) -> None:
         """Raise ValueError if an argument of this value needs more than the limit."""
         if amount > self.value:
+            most, needed = f"need at most {self._readable(self.value)}", self._readable(amount)
+            rule = f"be at most {self.value:,}; got {value}"
+            if amount != value:
+                rule = f"{most}; got {value}, which needs {needed}"
             raise ValueError(
-                f"`{name}` must need at most {self._readable(self.value)}; got {value}, which needs "
-                f"{self._readable(amount)}. Reduce it, or set {self.variable} to change this limit, by "
-                f"default {self.default} {self.unit}."
+                f"`{name}` must {rule}. Reduce it, or set {self.variable} to change this limit, by default "
+                f"{self.default}."
             )
 
     def _readable(self, amount: int) -> str:
@@ -61,3 +64,4 @@ class Limit:
 FILE = Limit("BRUNO_MAX_FILE", 2**28, "bytes")  # one file of a folder or archive
 PIXELS = Limit("BRUNO_MAX_PIXELS", 50_000_000, "pixels")  # one image
 MEMORY = Limit("BRUNO_MAX_MEMORY", 2**32, "bytes")  # all elements of a dataset, of a step, or of a result
+COUNT = Limit("BRUNO_MAX_COUNT", 1_000_000, "draws")  # sets, samples, queries or trials

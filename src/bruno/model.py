@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
+from bruno import limits
 from bruno.arrays import ArrayLike, Arrays, NumpyResult, as_tensor, to_numpy
-from bruno.config import ModelConfig, check_at_least
+from bruno.config import ModelConfig, check_at_least, check_count
 from bruno.files import raw_bytes
 from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, SplineCoupling, Splines, initialise
 from bruno.flow.preprocessing import Gaussianise, Logit, Pixels, Standardise, dequantise, quantise
@@ -119,6 +120,7 @@ class Bruno(nn.Module):
     def from_config(cls, config: ModelConfig) -> Bruno:
         """Build a model with fresh weights."""
         check_type("config", config, ModelConfig)
+        _check_size(config)
         return cls(config.shape, _flow(config), _process(config), _preprocessing(config), config)
 
     @property
@@ -176,7 +178,7 @@ class Bruno(nn.Module):
     ) -> Float[Tensor, "*batch dim"]:
         """Latents of any number of elements (*batch, *shape), on any device, encoded in batches."""
         x = self._elements(x, move=False)
-        check_at_least("batch_size", batch_size, 1)
+        check_count("batch_size", batch_size)
         parts = x.reshape(-1, *self.shape).split(batch_size)
         z = torch.cat([self.encode(part.to(self.device), generator).z for part in parts])
         return z.reshape(*self._batch_of(x), self.dim)
@@ -282,6 +284,15 @@ class Bruno(nn.Module):
         return x.shape[: x.ndim - len(self.shape)]
 
 
+def _check_size(config: ModelConfig) -> None:
+    """Raise if the weights are too large for the limit of memory; estimated within a factor of about two."""
+    flow, dim = config.flow, math.prod(config.shape)
+    outputs = 2 + (3 * flow.bins if flow.coupling == "spline" else 0)
+    dense = flow.couplings * flow.units * (flow.units + dim * (1 + outputs) // 2)
+    convolutions = 6 * flow.scales * (2 * flow.blocks + 1) * 9 * flow.filters**2 if flow.kind == "conv" else 0
+    limits.MEMORY.check_argument("flow", f"{flow.kind} couplings", 4 * (dense + convolutions))
+
+
 def _preprocessing(config: ModelConfig) -> Pixels | Standardise:
     if not config.levels:
         return Standardise(config.shape)
@@ -360,7 +371,7 @@ class Posterior:
             n = operator.index(n)
         except TypeError:
             raise TypeError(f"`n` must be a whole number; got {n!r}.") from None
-        check_at_least("n", n, 1)
+        check_count("n", n)
         check_at_least("temperature", temperature, 0)
         predictive = self.model.process.predictive(self.evidence)
         z = predictive.sample((n,), generator=generator)

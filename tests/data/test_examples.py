@@ -162,3 +162,10 @@ def test_joined_examples_keep_their_classes_separate(examples):
 def test_bad_elements_or_labels_are_named(elements, labels, error, message):
     with pytest.raises(error, match=message):
         Examples(elements, labels, ("a", "b"))
+
+
+@pytest.mark.parametrize("keep", [[2], [0, -1]])
+def test_classes_that_do_not_exist_are_named(keep):
+    examples = Examples(torch.zeros(2, 3), [0, 1], ("a", "b"))
+    with pytest.raises(ValueError, match=rf"`keep` .*from 0 to 1; got {keep[-1]}"):
+        examples.of_classes(keep)

@@ -149,3 +149,19 @@ def test_files_in_another_encoding_raise_or_are_skipped(tmp_path):
     reader = ElementReader((2,), 0, skip_bad=True)
     assert len(reader.read_all([tmp_path])[0]) == 1
     assert reader.skipped == [str(tmp_path / "b.csv")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "levels", "message"),
+    [
+        ((1, 4, 4), 1, r"`levels` .*got 1"),
+        ((1, 4, 4), -2, r"`levels` .*got -2"),
+        ((4, 4), 256, r"`shape` .*got \(4, 4\)"),
+        ((1, 4, 0), 256, r"`shape` .*got \(1, 4, 0\)"),
+        ((), 0, r"`shape` .*got \(\)"),
+        ((1, 4, 4), 0, r"`shape` .*got \(1, 4, 4\)"),
+    ],
+)
+def test_a_shape_and_levels_that_no_element_has_are_rejected(shape, levels, message):
+    with pytest.raises(ValueError, match=message):
+        ElementReader(shape, levels)

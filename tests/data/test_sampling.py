@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -164,11 +165,28 @@ def test_outliers_are_of_other_classes_and_have_the_given_rate(examples):
         (lambda s: s.episodes(2, 3, 4, seeded()), r"`shot \+ 1` .*from 1 to 4.*got 5"),
         (lambda s: s.episodes(2, 6, 1, seeded()), r"`way` .*from 2 to .*5.*got 6"),
         (lambda s: s.contaminated(2, 3, 1.0, seeded()), r"`rate` .*got 1.0"),
+        (lambda s: s.episodes(2, 3, 0, seeded()), r"`shot` .*at least 1; got 0"),
+        (lambda s: s.sets(-1, 2, seeded()), r"`batch` .*at least 1; got -1"),
+        (lambda s: s.tasks(1, 6, 2, seeded()), r"`way` .*from 1 to 5.*got 6"),
+        (lambda s: s.sets_of([5], 2, seeded()), r"`classes` .*from 0 to 4; got 5"),
+        (lambda s: s.sets_of([0, -1], 2, seeded()), r"`classes` .*from 0 to 4; got -1"),
+        (lambda s: s.at([31]), r"`indices` .*from 0 to 30; got 31"),
+        (lambda s: s.sets(10**12, 2, seeded()), r"`batch` .*got 1000000000000.*BRUNO_MAX_MEMORY"),
+        (lambda s: s.contaminated(10**12, 2, 0.1, seeded()), r"`batch` .*got 1000000000000"),
     ],
 )
 def test_arguments_out_of_range_are_named(examples, draw, message):
     with pytest.raises(ValueError, match=message):
         draw(SetSampler(examples))
+
+
+def test_classes_may_be_a_list_or_an_array(examples):
+    sampler = SetSampler(examples)
+    expected = sampler.sets_of(torch.tensor([3, 1]), 2, seeded())
+    for classes in ([3, 1], np.array([3, 1])):
+        assert torch.equal(sampler.sets_of(classes, 2, seeded()), expected)
+    with pytest.raises(TypeError, match=r"`classes` .*got torch.float"):
+        sampler.sets_of(np.array([0.5]), 2, seeded())
 
 
 def test_rotations_need_square_images():

@@ -397,3 +397,11 @@ def test_a_threshold_is_a_number_or_the_result_of_a_calibration(digits_model):
     with pytest.raises(ValueError, match=r"`threshold` .*got nan"):
         Detector(digits_model, math.nan)
     Detector(digits_model, torch.tensor(1.5))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("floor", [math.nan, math.inf])
+def test_a_floor_that_no_element_can_be_compared_with_is_rejected(floor):
+    model = Bruno.from_config(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))
+    with pytest.raises(ValueError, match=rf"`floor` .*got {floor}"):
+        Detector(model, floor=floor)

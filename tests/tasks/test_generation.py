@@ -209,3 +209,13 @@ IMAGES = torch.zeros((3, 1, 8, 8), dtype=torch.uint8)
 def test_invalid_arguments_raise(digits_model, ask, message):
     with pytest.raises(ValueError, match=message):
         ask(digits_model)
+
+
+@pytest.mark.parametrize("samples", [10**9, 10**15])
+def test_more_samples_than_fit_into_memory_are_rejected(samples, monkeypatch):
+    model = Bruno.from_config(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))
+    with pytest.raises(ValueError, match=rf"`samples` .*got {samples}.*BRUNO_MAX_COUNT.* 1000000"):
+        prior_samples(model, samples)
+    monkeypatch.setenv("BRUNO_MAX_COUNT", str(10**16))
+    with pytest.raises(ValueError, match=rf"`samples` .*got {samples}, which .*BRUNO_MAX_MEMORY"):
+        prior_samples(model, samples)

@@ -241,3 +241,15 @@ def test_elements_of_another_shape_are_rejected(sampler):
     model = fresh(ModelConfig((1, 9, 9), flow=TINY.flow))
     with pytest.raises(ValueError, match=r"`sampler` must .*\(1, 9, 9\).*got \(1, 8, 8\)"):
         Trainer(model, sampler, TrainConfig(batch=4, set_size=5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shift": 8}, r"`train.shift` .*8 × 8; got 8"),
+        ({"batch": 2**20, "set_size": 20}, r"`train.batch` .*got 20971520 elements .*BRUNO_MAX_MEMORY"),
+    ],
+)
+def test_a_step_that_does_not_fit_into_memory_is_rejected(sampler, settings, message):
+    with pytest.raises(ValueError, match=message):
+        Trainer(fresh(), sampler, TrainConfig(**settings))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 import bruno
+from bruno import limits
 from bruno.config import parse_settings
 
 if TYPE_CHECKING:
@@ -193,7 +194,9 @@ def reject(reason: str, others: Mapping[str, Any]) -> None:
 
 
 def check_number(option: str, value: float, least: float = -math.inf, most: float = math.inf) -> None:
-    """Raise unless an option's number is finite and within its limits."""
+    """Raise unless an option's number is finite and within its limits; a count has an upper limit."""
+    if isinstance(value, int):
+        limits.COUNT.check_argument(option, value, value)
     if not (math.isfinite(value) and least <= value <= most):
-        limits = [f"at least {least:g}"] * (least > -math.inf) + [f"at most {most:g}"] * (most < math.inf)
-        raise ValueError(f"`{option}` must be {' and '.join(limits) or 'a finite number'}; got {value}.")
+        rules = [f"at least {least:g}"] * (least > -math.inf) + [f"at most {most:g}"] * (most < math.inf)
+        raise ValueError(f"`{option}` must be {' and '.join(rules) or 'a finite number'}; got {value}.")

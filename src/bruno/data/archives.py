@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.lib import format as npy
@@ -237,7 +237,7 @@ class _Member(tarfile.TarInfo):
     """A member of a tar whose extended header, which `tarfile` reads into memory, has a sane size."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
         """Parse a header."""
         member = super().frombuf(buf, encoding, errors)
         if member.size < 0 or (member.type in _EXTENDED and member.size > _MAX_EXTENDED_HEADER):

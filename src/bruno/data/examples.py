@@ -99,6 +99,9 @@ class Examples:
     def of_classes(self, keep: Iterable[int]) -> Examples:
         """Return the examples of some classes, which are renumbered in the given order."""
         order = list(keep)
+        for index in order:
+            if not 0 <= index < len(self.names):
+                raise ValueError(f"`keep` must be from 0 to {len(self.names) - 1}; got {index}.")
         position = torch.full((len(self.names),), -1)
         position[order] = torch.arange(len(order))
         labels = position[self.labels]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bruno.config import check_levels
 from bruno.data.archives import READ_ERRORS, is_hidden, reason
 from bruno.data.images import decode, is_image, is_unreadable_image
 from bruno.data.tables import column_positions, open_text, parse_numbers
@@ -142,6 +143,10 @@ class ElementReader:
         group: str = "",
         columns: Sequence[str] = (),
     ) -> None:
+        check_levels(levels)
+        if len(shape) != (3 if levels else 1) or min(shape) < 1:
+            wanted = "(channels, height, width) for images" if levels else "(dim,) for rows"
+            raise ValueError(f"`shape` must be {wanted}; got {tuple(shape)}.")
         self.invert, self.skip_bad = invert, skip_bad
         self.group, self.columns = group, tuple(columns)
         self.skipped: list[str] = []

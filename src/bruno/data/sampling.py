@@ -8,6 +8,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Generator, Tensor
 
+from bruno import limits
+from bruno.arrays import Arrays, as_tensor
+from bruno.config import check_at_least
 from bruno.data.examples import Examples
 
 _MAX_KEYS = 2**13  # largest class that is sampled with a random key for each element
@@ -63,10 +66,11 @@ class SetSampler:
 
     def sets(self, batch: int, n: int, generator: Generator) -> Tensor:
         """Draw sets (batch, n, *shape): a class uniformly for each set, then n different elements of it."""
+        self.check_draw("batch", batch, n, elements=True)
         classes = torch.randint(self.classes, (batch,), generator=generator, device=self.counts.device)
         return self.sets_of(classes, n, generator)
 
-    def sets_of(self, classes: Int[Tensor, " sets"], n: int, generator: Generator) -> Tensor:
+    def sets_of(self, classes: Int[Tensor, " sets"] | Arrays, n: int, generator: Generator) -> Tensor:
         """Draw n different elements of each given class: (sets, n, *shape).
 
         Classes are numbered from 0 to `classes` − 1. Class c, rotated t times by 90 degrees, has number
@@ -75,19 +79,29 @@ class SetSampler:
         return self.at(self.indices_of(classes, n, generator))
 
     def indices_of(
-        self, classes: Int[Tensor, " sets"], n: int, generator: Generator
+        self, classes: Int[Tensor, " sets"] | Arrays, n: int, generator: Generator
     ) -> Int[Tensor, "sets n"]:
         """Draw the indices of the elements that `sets_of` returns, for `at`.
 
         An index encodes an element and its rotation: t · (number of elements) + element.
         """
+        classes = as_tensor(classes, "classes", device=self.counts.device)
+        if classes.ndim != 1 or classes.is_floating_point():
+            raise TypeError(
+                f"`classes` must be a list of whole numbers; got {classes.dtype} of shape "
+                f"{tuple(classes.shape)}."
+            )
         self.check_set_size(n, "n")
+        self.check_draw("classes", len(classes), n)
+        _check_indices("classes", classes, self.classes)
         unrotated = len(self.counts)
         offset = classes // unrotated * len(self.elements)
         return self.distinct(classes % unrotated, n, generator) + offset.unsqueeze(1)
 
-    def at(self, indices: Int[Tensor, "*batch"]) -> Tensor:
+    def at(self, indices: Int[Tensor, "*batch"] | Arrays) -> Tensor:
         """Return the elements at these indices of `indices_of`, rotated: (*batch, *shape)."""
+        indices = as_tensor(indices, "indices", device=self.counts.device)
+        _check_indices("indices", indices, len(self.elements) * (4 if self.rotations else 1))
         turns = indices // len(self.elements) if self.rotations else None
         return self.rotated(self.elements[indices % len(self.elements)], turns)
 
@@ -102,6 +116,11 @@ class SetSampler:
 
         A task never contains two rotations of one class.
         """
+        check_at_least("batch", batch, 1)
+        self.check_set_size(n, "n")
+        if not 1 <= way <= len(self.counts):
+            raise ValueError(f"`way` must be from 1 to {len(self.counts)}, the number of classes; got {way}.")
+        self.check_draw("batch", batch * way, n, elements=True)
         keys = torch.rand((batch, len(self.counts)), generator=generator, device=self.counts.device)
         classes = keys.topk(way, 1).indices
         index = self.distinct(classes.flatten(), n, generator).view(batch, way, n)
@@ -114,6 +133,7 @@ class SetSampler:
         if len(self.counts) < 2:
             raise ValueError(f"`examples` must have at least two classes; got {len(self.counts)}.")
         self.check_set_size(n, "n")
+        self.check_draw("batch", batch, n, elements=True)
         device = self.counts.device
         classes = torch.randint(len(self.counts), (batch,), generator=generator, device=device)
         index = self.distinct(classes, n, generator)
@@ -130,6 +150,8 @@ class SetSampler:
 
         `prefix` precedes the names of the arguments in messages.
         """
+        check_at_least(f"{prefix}shot", shot, 1)
+        check_at_least(f"{prefix}queries", queries, 1)
         self.check_set_size(shot + queries, f"{prefix}shot + {queries}")
         if not 2 <= way <= len(self.counts):
             raise ValueError(
@@ -172,6 +194,26 @@ class SetSampler:
             raise ValueError(
                 f"`{name}` must be from 1 to {self.min_count}, the size of class {smallest!r}; got {n}."
             )
+
+    def check_draw(self, name: str, sets: int, n: int, *, elements: bool = False) -> None:
+        """Raise unless a draw of sets of n elements fits into memory: its random keys and its elements.
+
+        `name` is the name of the number of sets in the message; `elements` counts the elements.
+        """
+        check_at_least(name, sets, 1)
+        keys = self.max_count if self.max_count <= _MAX_KEYS else n
+        size = self.elements[:1].nbytes if elements else 8
+        limits.MEMORY.check_argument(name, sets, sets * (8 * keys + n * size))
+
+
+def _check_indices(name: str, indices: Tensor, count: int) -> None:
+    """Raise unless indices are from 0 to count − 1; on a GPU, torch checks them without waiting."""
+    if indices.is_cuda or not indices.numel():
+        return
+    lowest, highest = int(indices.min()), int(indices.max())
+    if lowest < 0 or highest >= count:
+        wrong = lowest if lowest < 0 else highest
+        raise ValueError(f"`{name}` must be from 0 to {count - 1}; got {wrong}.")
 
 
 def _largest_keys(

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from bruno.config import check_count
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
@@ -185,8 +186,7 @@ def log_prob_by_position(
 
     Draws the same sets as `measure_bits_per_dim` from the same generator. `progress` counts sets.
     """
-    if sets < 2:
-        raise ValueError(f"`sets` must be at least 2 to estimate a standard error; got {sets}.")
+    check_count("sets", sets, 2)  # to estimate a standard error
     log_probs, gains = [], []
     for begin in range(0, sets, batch_size):
         count = min(batch_size, sets - begin)

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, as_tensor
-from bruno.config import check_at_least
+from bruno.config import check_at_least, check_count
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
@@ -161,7 +161,6 @@ def calibrate_batch(
 ) -> float:
     """The threshold for leave-one-out scores of a batch of this size, with a chosen false-alarm rate."""
     _check_rate_and_set_size(rate, set_size)
-    check_at_least("sets", sets, 1)
     scores = _scores_of_clean_sets(
         leave_one_out_from_latents, model, sampler, set_size, sets, generator, progress
     )
@@ -201,6 +200,8 @@ def _scores_of_clean_sets(
     progress: Progress | None,
 ) -> Float[Tensor, "sets set_size"]:
     """Scores of the elements of clean sets; each element is encoded once, even if several sets share it."""
+    check_count("sets", sets)
+    sampler.check_draw("sets", sets, set_size)
     classes = torch.randint(sampler.classes, (sets,), generator=generator, device=generator.device)
     used, which = sampler.indices_of(classes, set_size, generator).unique(return_inverse=True)
     latents = []
@@ -290,10 +291,9 @@ class Detector:
                 raise ValueError(rule)
         except TypeError:
             raise TypeError(rule) from None
-        if self.warm_up < 1:
-            raise ValueError(
-                f"`warm_up` must be at least 1, as the first element has no evidence; got {self.warm_up}."
-            )
+        check_at_least("warm_up", self.warm_up, 1)  # the first element has no evidence
+        if math.isnan(self.floor) or self.floor == math.inf:
+            raise ValueError(f"`floor` must be a number, or -inf for none; got {self.floor}.")
 
     @torch.no_grad()
     def condition_on_typical(self, typical: ArrayLike) -> Posterior:

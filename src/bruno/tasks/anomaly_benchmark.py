@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
+from bruno import limits
+from bruno.config import check_count
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
@@ -139,8 +141,8 @@ def _check(
             raise ValueError(f"`rates` must be between 0 and 1, such as 0.05 for one in 20; got {rate}.")
     if not 1 <= warm_up < set_size:
         raise ValueError(f"`warm_up` must be from 1 to {set_size - 1}, below `set_size`; got {warm_up}.")
-    if sets < 2:
-        raise ValueError(f"`sets` must be at least 2 to estimate a standard error; got {sets}.")
+    check_count("sets", sets, 2)  # to estimate a standard error
+    limits.MEMORY.check_argument("sets", sets, 8 * _RESAMPLES * sets)
     if examples.shape != model.shape:
         raise ValueError(
             f"`examples` must have the shape of the model's elements, {model.shape}; got {examples.shape}."

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from bruno.config import check_at_least
+from bruno.config import check_count
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.tasks.metrics import mean_and_error
@@ -74,9 +74,9 @@ def measure_bits_per_dim(
         batch_size: sets to encode at a time.
         progress: called as progress(done, total), in sets.
     """
-    if sets is not None and sets < 2:
-        raise ValueError(f"`sets` must be at least 2 to estimate a standard error, or None; got {sets}.")
-    check_at_least("sets_per_class", sets_per_class, 1)
+    if sets is not None:
+        check_count("sets", sets, 2)  # to estimate a standard error
+    check_count("sets_per_class", sets_per_class)
     number = sets_per_class * sampler.classes if sets is None else sets
     parts = []
     for begin in range(0, number, batch_size):

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from bruno.config import check_at_least
+from bruno.config import check_at_least, check_count
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
@@ -57,8 +57,8 @@ class FewShotProtocol:
             object.__setattr__(self, name, numbers)
         if self.rotated_decoys and not self.rotations:
             raise ValueError("`rotated_decoys` needs `rotations`; got rotations=False.")
-        check_at_least("trials", self.trials, 2)
-        check_at_least("batch_size", self.batch_size, 1)
+        check_count("trials", self.trials, 2)
+        check_count("batch_size", self.batch_size)
 
     @property
     def settings(self) -> tuple[tuple[int, int], ...]:

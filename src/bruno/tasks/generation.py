@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,9 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from bruno import limits
 from bruno.arrays import ArrayLike, NumpyResult, as_tensor
-from bruno.config import check_at_least
+from bruno.config import check_count
 from bruno.model import Bruno, Posterior, Samples
 from bruno.process import Evidence
 
@@ -77,8 +79,10 @@ def draw_samples(
 
     A temperature below 1 draws latents closer to their mean; 0 draws the mean itself.
     """
-    check_at_least("samples", samples, 1)
+    check_count("samples", samples)
     model, batch = posterior.model, posterior.evidence.batch_shape
+    drawn = math.prod(batch) * samples
+    limits.MEMORY.check_argument("samples", samples, drawn * model.dim * model.process.mean.element_size())
     sets = posterior.evidence.reshape(-1)
     copies = torch.arange(len(sets.count), device=sets.count.device).repeat_interleave(samples)
     parts = [
@@ -149,8 +153,8 @@ def spread_by_repeats(
         )
     if not repeats or min(repeats) < 1:
         raise ValueError(f"`repeats` must be numbers of at least 1; got {tuple(repeats)}.")
-    if samples < 2:
-        raise ValueError(f"`samples` must be at least 2 to estimate a variance; got {samples}.")
+    check_count("samples", samples, 2)  # to estimate a variance
+    limits.MEMORY.check_argument("samples", samples, len(x) * len(repeats) * samples * model.dim * 4)
     seeds = torch.randint(
         2**62, (len(x),), generator=generator, device=generator.device if generator else None
     )

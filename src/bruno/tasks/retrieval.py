@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, NumpyResult, as_tensor
 from bruno.checkpoint import read, write
+from bruno.config import check_count
 from bruno.data import Element, ElementReader, Examples
 from bruno.data.archives import file_stamp
 from bruno.data.sampling import with_rotations
@@ -393,8 +394,7 @@ def _collection_sizes(
             f"`shots` must be from 1 to {min_count - 1}, so that one of the {min_count} elements of class "
             f"{examples.names[int(counts.argmin())]!r} is left to find; got {wrong[0] if wrong else 'none'}."
         )
-    if queries < 2:
-        raise ValueError(f"`queries` must be at least 2 to estimate a standard error; got {queries}.")
+    check_count("queries", queries, 2)  # to estimate a standard error
     rotated = 4 * len(examples) - 3 * int(counts.max())
     sizes = [(rotated if rotations else len(examples)) - shot for shot in shots]
     for k in at:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from bruno.arrays import NumpyResult
-from bruno.config import check_at_least
+from bruno.config import check_count
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
@@ -79,8 +79,8 @@ def measure_specks(
     """
     if not model.kind.is_images:
         raise ValueError(f"`model` must be a model of images; got one of {model.kind.plural}.")
-    check_at_least("samples", samples, 2)
-    check_at_least("batch_size", batch_size, 1)
+    check_count("samples", samples, 2)
+    check_count("batch_size", batch_size)
     sampler = SetSampler(examples, device=model.device)
     sampler.check_set_size(given, "given")
     parts: list[Tensor] = []

@@ -14,6 +14,7 @@ import torch
 from torch import Generator, Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bruno import limits
 from bruno.config import TrainConfig
 from bruno.data.augmentation import augment_sets
 from bruno.data.sampling import SetSampler
@@ -76,6 +77,7 @@ class Trainer:
         self.index, self.scale, self.seconds = 0, 1.0, 0.0
         self.rank, self.processes = rank_and_processes()
         self._check_elements()
+        self._check_memory()
         if config.generative and not config.shared:
             sampler.check_set_size(config.set_size, "train.set_size")
             self._check_divisible("batch", config.batch)
@@ -299,6 +301,22 @@ class Trainer:
                 f"`train.restyle` must be 0 for images of the model's size; got {self.config.restyle}. "
                 "Train on larger images (`data.original`)."
             )
+
+    def _check_memory(self) -> None:
+        """Raise if the elements of a step, shifted, do not fit into the limit of memory."""
+        config, drawn = self.config, tuple(self.sampler.elements.shape[1:])
+        if len(drawn) == 3:
+            if config.shift >= min(self.model.shape[-2:]):
+                raise ValueError(
+                    f"`train.shift` must be below the height and width of the images, "
+                    f"{self.model.shape[-2]} × {self.model.shape[-1]}; got {config.shift}."
+                )
+            ratio = max(have / want for have, want in zip(drawn[1:], self.model.shape[1:], strict=True))
+            margin = 2 * round(config.shift * ratio)
+            drawn = (drawn[0], drawn[1] + margin, drawn[2] + margin)
+        limits.MEMORY.check_argument(
+            "train.batch", f"{config.elements} elements in a step", 4 * config.elements * math.prod(drawn)
+        )
 
     def _check_divisible(self, name: str, size: int) -> None:
         if size % self.processes:
