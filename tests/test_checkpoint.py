@@ -1,4 +1,5 @@
 import json
+import math
 import zlib
 
 import pytest
@@ -9,7 +10,8 @@ from test_model import MODELS, elements, trained
 
 import bruno
 from bruno import Bruno, FlowConfig, ModelConfig
-from bruno.checkpoint import load_with_metadata, read, read_about
+from bruno.checkpoint import load_with_metadata, read, read_about, write
+from bruno.config import from_dict
 from bruno.weights import pretrained_names
 
 
@@ -219,8 +221,73 @@ def test_older_files_have_a_checksum_of_their_values_alone(tmp_path):
         read(tmp_path / "damaged", "cpu")
 
 
-def test_a_file_without_a_checksum_is_read_unchecked(tmp_path):
+def test_a_file_without_a_checksum_is_read_only_on_request(tmp_path):
     save_file({"x": torch.ones(2)}, tmp_path / "old", {"bruno": json.dumps({"format": 1, "kind": "other"})})
-    tensors, header = read(tmp_path / "old", "cpu")
+    with pytest.raises(ValueError, match=r"`path` must have a checksum; .*old .*unchecked=True"):
+        read(tmp_path / "old", "cpu")
+    tensors, header = read(tmp_path / "old", "cpu", unchecked=True)
     assert header["kind"] == "other"
     assert torch.equal(tensors["x"], torch.ones(2))
+
+
+TINY = {"shape": [2], "levels": 0, "flow": {"kind": "dense", "couplings": 2, "units": 4}}
+HEADERS = [
+    "[]", "3", '"text"', "null", "[" * 100_000, "{}", '{"format": 1}', '{"format": 1, "kind": []}',
+    '{"format": 1, "kind": "model", "checksum of all": "x"}',
+    '{"format": 1, "kind": "model", "checksum": []}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=lambda header: header[:20])
+def test_an_odd_header_is_an_error_that_names_the_file(tmp_path, header):
+    save_file({"x": torch.ones(2)}, tmp_path / "odd", {"bruno": header})
+    with pytest.raises(ValueError, match=r"`path` .*odd"):
+        bruno.load(tmp_path / "odd")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "header"),
+    [
+        ({}, {"kind": "model"}),
+        ({}, {"kind": "model", "config": 3}),
+        ({}, {"kind": "model", "config": TINY}),
+        ({}, {"kind": "model", "config": {**TINY, "shape": [10**6] * 3}}),
+        ({"process.mean": torch.zeros(2, dtype=torch.int32)}, {"kind": "model", "config": TINY}),
+        ({}, {"kind": "posterior"}),
+        ({}, {"kind": "other"}),
+    ],
+)
+def test_a_model_file_with_other_contents_is_an_error(tmp_path, tensors, header):
+    write(tmp_path / "odd", tensors, header)
+    with pytest.raises(ValueError, match=r"must"):
+        bruno.load(tmp_path / "odd")
+
+
+def test_weights_of_another_shape_are_named(tmp_path):
+    model = Bruno.from_config(from_dict(ModelConfig, TINY))
+    weights = {**model.state_dict(), "process.mean": torch.zeros(3)}
+    write(tmp_path / "odd", weights, {"kind": "model", "config": TINY})
+    with pytest.raises(ValueError, match=r"odd: .*'process.mean'"):
+        bruno.load(tmp_path / "odd")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"mean": torch.tensor([0.0, math.nan])}, "`mean` .*got nan"),
+        ({"scatter": torch.tensor([math.inf, 0.0])}, "`scatter` .*got inf"),
+        ({"scatter": torch.tensor([-1.0, 0.0])}, "`scatter` .*got -1"),
+        ({"count": torch.tensor(-3)}, "`count` .*got -3"),
+        ({"count": torch.tensor(1.5)}, "`count` .*got torch.float32"),
+        ({"count": torch.tensor([1, 2])}, r"`mean` .*\(2, 2\); got .*\(2,\)"),
+        ({"count": torch.tensor(0)}, "`count` .*above 0.*got 0"),
+        ({"mean": torch.zeros(3)}, r"`mean` .*\(2,\); got .*\(3,\)"),
+        ({"extra": torch.zeros(3)}, "count, mean and scatter; got .*extra"),
+    ],
+)
+def test_a_state_that_no_set_has_is_an_error(tmp_path, changed, message):
+    model = Bruno.from_config(from_dict(ModelConfig, TINY))
+    tensors = {"count": torch.tensor(2), "mean": torch.ones(2), "scatter": torch.ones(2), **changed}
+    write(tmp_path / "state", tensors, {"kind": "posterior", "model": model.fingerprint()})
+    with pytest.raises(ValueError, match=rf"state: .*{message}"):
+        bruno.load(tmp_path / "state", model=model)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from bruno.config import ModelConfig, from_dict, to_dict
-from bruno.files import atomic_write, raw_bytes
+from bruno.files import atomic_write, parse_json, raw_bytes
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
 
@@ -56,15 +56,27 @@ def save(
 
 
 @overload
-def load(path: str | Path, *, model: None = None, device: torch.device | str | None = None) -> Bruno: ...
+def load(
+    path: str | Path,
+    *,
+    model: None = None,
+    device: torch.device | str | None = None,
+    unchecked: bool = False,
+) -> Bruno: ...
 
 
 @overload
-def load(path: str | Path, *, model: Bruno, device: torch.device | str | None = None) -> Posterior: ...
+def load(
+    path: str | Path, *, model: Bruno, device: torch.device | str | None = None, unchecked: bool = False
+) -> Posterior: ...
 
 
 def load(
-    path: str | Path, *, model: Bruno | None = None, device: torch.device | str | None = None
+    path: str | Path,
+    *,
+    model: Bruno | None = None,
+    device: torch.device | str | None = None,
+    unchecked: bool = False,
 ) -> Bruno | Posterior:
     """Read a file that `save` wrote: a model or, with `model`, a posterior of it.
 
@@ -75,20 +87,26 @@ def load(
         path: the file.
         model: for a posterior, the model that made it.
         device: where to put the result; by default the CPU, or the device of `model`.
+        unchecked: also load a file without a checksum.
     """
     if model is None:
-        return load_with_metadata(path, device or "cpu").model
-    tensors, header = read(Path(path), device or model.device)
+        return load_with_metadata(path, device or "cpu", unchecked=unchecked).model
+    tensors, header = read(Path(path), device or model.device, unchecked=unchecked)
     if header["kind"] == "model":
         raise ValueError(f"`model` must be omitted to load a model; got one, and {path} is a model.")
     if header["kind"] != "posterior":
         raise _wrong_kind(path, header)
-    if model.fingerprint() != header["model"]:
+    if model.fingerprint() != header.get("model"):
         raise ValueError(
-            f"`model` must be the one that made the posterior {path}, {header['model']}; "
+            f"`model` must be the one that made the posterior {path}, {header.get('model')}; "
             f"got {model.fingerprint()}."
         )
-    return Posterior(model, Evidence(**tensors))
+    if tensors.keys() != {"count", "mean", "scatter"}:
+        raise ValueError(f"{path}: must hold count, mean and scatter; got {', '.join(tensors) or 'nothing'}.")
+    try:
+        return Posterior(model, Evidence.checked(model.dim, **tensors))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 class Loaded(NamedTuple):
@@ -98,25 +116,48 @@ class Loaded(NamedTuple):
     about: dict[str, Any]
 
 
-def load_with_metadata(path: str | Path, device: torch.device | str = "cpu") -> Loaded:
+def load_with_metadata(
+    path: str | Path, device: torch.device | str = "cpu", *, unchecked: bool = False
+) -> Loaded:
     """Read a model file once: the model as `load` returns it, and the `about` that was saved with it."""
-    tensors, header = read(Path(path), device)
+    tensors, header = read(Path(path), device, unchecked=unchecked)
     if header["kind"] == "posterior":
-        raise ValueError(f"`model` must be given to load the posterior {path}, made by {header['model']}.")
+        made_by = header.get("model")
+        raise ValueError(f"`model` must be given to load the posterior {path}, made by {made_by}.")
     if header["kind"] != "model":
         raise _wrong_kind(path, header)
-    model = Bruno.from_config(from_dict(ModelConfig, header["config"]))
-    dtype = tensors["process.mean"].dtype
+    model = Bruno.from_config(from_dict(ModelConfig, header.get("config") or {}))
+    dtype = tensors["process.mean"].dtype if "process.mean" in tensors else torch.float
+    if dtype not in (torch.float, torch.double):
+        raise ValueError(f"{path}: must hold weights in float32 or float64; got {dtype}.")
     tensors |= {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.dtype == torch.half}
     # Assigned, not copied: some buffers have their own precision.
-    model.to(dtype).load_state_dict(tensors, assign=True)
-    return Loaded(model.to(device).requires_grad_(False), header.get("about", {}))
+    load_weights(model.to(dtype), tensors, path, assign=True)
+    about = header.get("about", {})
+    return Loaded(model.to(device).requires_grad_(False), about if isinstance(about, dict) else {})
+
+
+def load_weights(
+    model: Bruno, weights: dict[str, torch.Tensor], path: str | Path, *, assign: bool = False
+) -> None:
+    """Load weights into a model; raises ValueError unless they are the weights of its config."""
+    wanted = model.state_dict()
+    wrong = sorted(wanted.keys() ^ weights.keys()) or [
+        name
+        for name, tensor in weights.items()
+        if tensor.shape != wanted[name].shape
+        or tensor.is_floating_point() != wanted[name].is_floating_point()
+        or tensor.is_complex()
+    ]
+    if wrong:
+        raise ValueError(f"{path}: must hold the weights of its config; {wrong[0]!r} is not one of them.")
+    model.load_state_dict(weights, assign=assign)
 
 
 def read_about(path: str | Path) -> dict[str, Any]:
     """The metadata that was saved with a model; to load the model as well, use `load_with_metadata`."""
-    about: dict[str, Any] = read(Path(path), "cpu")[1].get("about", {})
-    return about
+    about = read(Path(path), "cpu")[1].get("about", {})
+    return about if isinstance(about, dict) else {}
 
 
 def _wrong_kind(path: str | Path, header: dict[str, Any]) -> ValueError:
@@ -154,20 +195,30 @@ def _checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any] | None) -
     return result
 
 
-def read(path: Path, device: torch.device | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors and the header that `write` wrote."""
+def read(
+    path: Path, device: torch.device | str, *, unchecked: bool = False
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors and the header that `write` wrote; `unchecked` also accepts a file without a checksum."""
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a file that bruno.save wrote; {path} does not exist.")
     try:
         with safe_open(path, "pt", device=str(device)) as file:
-            header = json.loads((file.metadata() or {}).get("bruno", "null"))
+            header = parse_json((file.metadata() or {}).get("bruno", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"`path` must be a file that bruno.save wrote; {path}: {error}.") from error
-    if header is None or header.get("format") != _FORMAT:
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise ValueError(f"`path` must be a file that bruno.save wrote, of format {_FORMAT}; {path} is not.")
+    if not isinstance(header.get("kind"), str):
+        raise ValueError(f"`path` must be a file that bruno.save wrote; {path} has no kind.")
     covered = header if _CHECKSUM in header else None
     expected = header.pop(_CHECKSUM, header.get(_CHECKSUM_OF_BYTES))
+    if expected is None and not unchecked:
+        raise ValueError(
+            f"`path` must have a checksum; {path} has none. If you trust it, load it with unchecked=True."
+        )
     if expected not in (None, _checksum(tensors, covered)):
         raise ValueError(f"`path` must be as bruno.save wrote it; {path} is damaged: its checksum is wrong.")
     return tensors, header

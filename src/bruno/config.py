@@ -348,10 +348,11 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         raise ValueError(f"`preset` must be a preset or a .toml file; got {name!r}, {hint}")
     try:
         values = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of undecodable text, numbers and nesting
         raise ValueError(f"{path}: is not TOML: {error}.") from error
     for name, value in parse_settings(overrides).items():
-        values[name] = values.get(name, {}) | value if isinstance(value, dict) else value
+        before = values.get(name, {})
+        values[name] = before | value if isinstance(value, dict) and isinstance(before, dict) else value
     return from_dict(Recipe, values)
 
 
@@ -372,17 +373,19 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"`--set` must be section.key=value, such as train.steps=500; got {setting!r}.")
         try:
             section[last] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             section[last] = text.strip()
     return nested
 
 
-def from_dict(cls: type[T], values: dict[str, Any]) -> T:
+def from_dict(cls: type[T], values: Any) -> T:
     """A config from nested dictionaries; the error for an unknown key names the nearest known one."""
+    if not isinstance(values, dict):
+        raise ValueError(f"`{cls.__name__}` must be a table of settings; got {values!r:.80}.")
     known, path = attrs.fields_dict(typing.cast(Any, cls)), _key(cls, "")
     arguments: dict[str, Any] = {}
     for key, value in values.items():
-        name = _RENAMED.get(f"{path}{key}", key)
+        name = str(_RENAMED.get(f"{path}{key}", key))
         if name not in known:
             hint = _nearest(name, sorted(known), f"`{path}{{}}`", "the settings are")
             raise ValueError(f"`{path}{name}` is not a setting of {cls.__name__}; {hint}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from torch import Tensor, contiguous_format, uint8
@@ -57,6 +59,28 @@ def read_regular(path: Path) -> bytes:
     """The content of a regular file of at most `limits.FILE`."""
     limits.FILE.check(check_regular(path), "it")
     return path.read_bytes()
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file or folder in `folder`; raises ValueError if a link leads out of it.
+
+    A run folder may come from someone else. Its links must not let a command read or write elsewhere.
+    """
+    path = folder / name
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise ValueError(
+            f"{path}: must be within {folder}; got a link to {os.path.realpath(path)}. "
+            "Replace the link by a copy."
+        )
+    return path
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; every problem is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def raw_bytes(tensor: Tensor) -> bytes:

@@ -114,6 +114,27 @@ class Evidence:
         """Shape of the batch of sets."""
         return self.mean.shape[:-1]
 
+    @classmethod
+    def checked(cls, dim: int, count: Tensor, mean: Tensor, scatter: Tensor) -> Evidence:
+        """The evidence in these tensors; raises ValueError unless sets of `dim` dimensions can have it."""
+        if count.is_floating_point() or count.is_complex() or count.dtype == torch.bool:
+            raise ValueError(f"`count` must be whole numbers; got {count.dtype}.")
+        for name, values in (("mean", mean), ("scatter", scatter)):
+            if not values.is_floating_point() or values.shape != (*count.shape, dim):
+                raise ValueError(
+                    f"`{name}` must be floating point of shape {(*count.shape, dim)}; got {values.dtype} of "
+                    f"shape {tuple(values.shape)}."
+                )
+            if not values.isfinite().all():
+                raise ValueError(f"`{name}` must be finite; got {values[~values.isfinite()][0].item()}.")
+        for name, values in (("count", count), ("scatter", scatter)):
+            if (values < 0).any():
+                raise ValueError(f"`{name}` must be at least 0; got {values[values < 0][0].item():g}.")
+        empty = (count == 0).unsqueeze(-1) & ((mean != 0) | (scatter != 0))
+        if empty.any():
+            raise ValueError("`count` must be above 0 where `mean` or `scatter` is not 0; got 0.")
+        return cls(count, mean, scatter)
+
     def add(self, z: Float[Tensor, "..."] | Arrays) -> Evidence:
         """Add observations: one for each set, ``(*batch, dim)``, or several, ``(*batch, n, dim)``."""
         return self.merge(Evidence.of(self._as_sets(z)))

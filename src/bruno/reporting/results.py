@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bruno.files import atomic_write
+from bruno.files import atomic_write, inside, parse_json, read_regular
 from bruno.provenance import provenance
 
 _FOLDER = "results"
@@ -49,7 +49,7 @@ class Result:
 
         Replaces an earlier result of the same name, its picture included.
         """
-        folder = run / _FOLDER
+        folder = inside(run, _FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
         picture, path = folder / f"{self.name}.png", folder / f"{self.name}.json"
         if self.picture:
@@ -75,11 +75,11 @@ class Result:
 def read_results(run: Path) -> list[Result]:
     """All results of a run folder, oldest first. Files that are not results are skipped with a warning."""
     results = []
-    for path in (run / _FOLDER).glob("*.json"):
+    for path in inside(run, _FOLDER).glob("*.json"):
         try:
-            # RecursionError: JSON may be nested deeper than Python can read.
+            inside(run, f"{_FOLDER}/{path.name}")
             results.append((path.stat().st_mtime_ns, path.name, _read(path)))
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             warnings.warn(f"{path}: is not a result ({error}); skipped.", stacklevel=2)
     return [result for *_, result in sorted(results, key=lambda entry: entry[:2])]
 
@@ -102,7 +102,7 @@ def mark_outdated(results: Sequence[Result], fingerprints: Collection[str]) -> l
 
 
 def _read(path: Path) -> Result:
-    record = json.loads(path.read_text("utf-8"))
+    record = parse_json(read_regular(path))
     _check(isinstance(record, dict), "the file", "an object")
     record = {"model": "", **record}  # older files lack it
     for name in ("title", "note", "model"):
@@ -127,7 +127,7 @@ def _read(path: Path) -> Result:
 
 def _read_picture(path: Path) -> bytes:
     """PNG bytes; empty without a picture. Warns about a damaged picture and returns empty bytes."""
-    picture = path.read_bytes() if path.is_file() else b""
+    picture = read_regular(inside(path.parent, path.name)) if path.is_file() else b""
     if picture and not picture.startswith(_PNG):
         warnings.warn(f"{path}: is not a PNG; skipped.", stacklevel=4)
         return b""

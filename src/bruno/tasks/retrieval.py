@@ -101,7 +101,12 @@ class Index:
         tensors, header = read(Path(path), model.device if model else "cpu")
         if header["kind"] != "index":
             raise ValueError(f"`path` must be an index; {path} is a {header['kind']}.")
-        index = cls(tensors["latents"], tuple(header["names"]), header["model"], header.get("source", ""))
+        latents, names = tensors.get("latents"), header.get("names")
+        if latents is None or latents.ndim != 2 or not latents.is_floating_point():
+            raise ValueError(f"`path` must hold latents (n, dim); {path} does not.")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"`path` must hold the names of its elements; {path} does not.")
+        index = cls(latents, tuple(names), str(header.get("model")), str(header.get("source", "")))
         if model is not None:
             index.check_model(model)
         return index

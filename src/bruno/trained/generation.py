@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from bruno.arrays import to_numpy
 from bruno.data import SetSampler
-from bruno.files import atomic_write
+from bruno.files import atomic_write, inside
 from bruno.model import Samples
 from bruno.tasks import Progress
 from bruno.tasks.generation import (
@@ -199,11 +199,13 @@ class GenerationJobs(TrainedData):
         if not isinstance(outcome, Samples):
             seen = outcome.lengths if isinstance(outcome, SetSamples) else outcome.repeats
             arrays |= {"inputs": outcome.inputs, "seen": seen}
-        folder = self.folder / "results"
+        folder = inside(self.folder, "results")
+        folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{name}.npz"]
-        np.savez_compressed(
-            paths[0], allow_pickle=False, **{key: np.asarray(to_numpy(part)) for key, part in arrays.items()}
-        )
+        with atomic_write(paths[0]) as beside, beside.open("wb") as file:
+            np.savez_compressed(
+                file, allow_pickle=False, **{key: np.asarray(to_numpy(part)) for key, part in arrays.items()}
+            )
         if not samples.is_images:
             paths.append(folder / f"{name}.csv")
             self._write_rows(paths[-1], samples.x, arrays["seen"])

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bruno.checkpoint import read, write
+from bruno.checkpoint import load_weights, read, write
 from bruno.config import ModelConfig, check_choice, from_dict, to_dict
-from bruno.files import atomic_write
+from bruno.files import atomic_write, inside
 from bruno.model import Bruno
 from bruno.provenance import provenance
 from bruno.training.trainer import Trainer
@@ -43,7 +43,8 @@ class Checkpoints:
     @property
     def paths(self) -> list[Path]:
         """All checkpoints but the best, oldest first."""
-        return sorted(self.folder.glob("checkpoint-*.safetensors"))
+        found = sorted(self.folder.glob("checkpoint-*.safetensors"))
+        return [inside(self.folder, path.name) for path in found]
 
     def save(self, trainer: Trainer, metrics: dict[str, float] | None = None) -> Path:
         """Write a checkpoint atomically, then delete those no longer needed."""
@@ -101,14 +102,15 @@ class Checkpoints:
             raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no checkpoint.")
         _, tensors, header = _newest_readable(paths, device)
         part = "average." if any(name.startswith("average.") for name in tensors) else "model."
-        model = Bruno.from_config(from_dict(ModelConfig, header["config"])).to(device)
-        model.load_state_dict({n.removeprefix(part): t for n, t in tensors.items() if n.startswith(part)})
+        model = Bruno.from_config(from_dict(ModelConfig, header.get("config") or {})).to(device)
+        weights = {n.removeprefix(part): t for n, t in tensors.items() if n.startswith(part)}
+        load_weights(model, weights, self.folder)
         return model.requires_grad_(False), header
 
     def _read_lowest(self) -> float:
         """Bits/dim of the best checkpoint; infinity if none can be read."""
         try:
-            return float(read(self.best, "cpu")[1]["metrics"]["validation"])
+            return float(_read_training(self.best, "cpu").header["metrics"]["validation"])
         except FileNotFoundError:
             return math.inf
         except ValueError as error:
@@ -116,10 +118,21 @@ class Checkpoints:
             return math.inf
 
 
+def _read_training(path: Path, device: torch.device | str) -> Checkpoint:
+    """Read a checkpoint; raises ValueError if the file is damaged, or is not a checkpoint."""
+    tensors, header = read(inside(path.parent, path.name), device)
+    kinds = {"train": dict, "metrics": dict, "provenance": dict, "seconds": int | float}
+    wrong = [name for name, kind in kinds.items() if not isinstance(header.get(name), kind)]
+    validation = header["metrics"].get("validation", 0.0) if "metrics" not in wrong else 0.0
+    if header["kind"] != "training" or wrong or not isinstance(validation, int | float):
+        raise ValueError(f"{path}: must be a checkpoint of a training; it is of kind {header['kind']!r}.")
+    return Checkpoint(path, tensors, header)
+
+
 def _newest_readable(paths: list[Path], device: torch.device | str) -> Checkpoint:
     for path in reversed(paths):
         try:
-            return Checkpoint(path, *read(path, device))
+            return _read_training(path, device)
         except ValueError as error:
             warnings.warn(f"{error} Using the checkpoint before it.", stacklevel=3)
     raise ValueError(

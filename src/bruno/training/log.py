@@ -6,10 +6,15 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from bruno.files import inside, parse_json
+
+_LARGEST = 1e30  # larger numbers are not those of a training
+_LOG, _BOARD = "log.jsonl", "tensorboard"
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Log:
     """The files ``log.jsonl`` and ``tensorboard/`` of a run folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._board_folder = folder / "log.jsonl", folder / "tensorboard"
+        self._folder = folder
         self._board: Any = None
 
     def append(self, entry: LogEntry) -> None:
@@ -60,7 +65,7 @@ class Log:
             name: None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN
             for name, value in asdict(entry).items()
         }
-        with self._path.open("ab+") as file:
+        with inside(self._folder, _LOG).open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read() != b"\n":  # a full disk or a crash truncated the last line
@@ -69,7 +74,7 @@ class Log:
         if self._board is None and find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(self._board_folder, purge_step=entry.index)
+            self._board = SummaryWriter(inside(self._folder, _BOARD), purge_step=entry.index)
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, float | int):
@@ -77,7 +82,8 @@ class Log:
 
     def read(self) -> list[dict[str, Any]]:
         """Entries as dicts, without truncated lines and without steps that were later repeated."""
-        lines = self._path.read_bytes().split(b"\n") if self._path.is_file() else []
+        path = inside(self._folder, _LOG)
+        lines = path.read_bytes().split(b"\n") if path.is_file() else []
         return drop_repeated(entry for line in lines if (entry := _parse(line)) is not None)
 
     def close(self) -> None:
@@ -88,12 +94,21 @@ class Log:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """An entry, or None if its line is truncated."""
+    """An entry, or None if its line is truncated or is not one of `append`."""
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except ValueError:
         return None
-    return entry if isinstance(entry, dict) and isinstance(entry.get("index"), int) else None
+    if not isinstance(entry, dict) or not {"index", "seconds"} <= entry.keys():
+        return None
+    required = all(_is_number(entry[name]) and entry[name] >= 0 for name in ("index", "seconds"))
+    numbers = (entry.get(field.name) for field in fields(LogEntry) if field.name != "note")
+    valid = required and isinstance(entry["index"], int)
+    return entry if valid and all(value is None or _is_number(value) for value in numbers) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def drop_repeated(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from bruno.checkpoint import save
 from bruno.config import Recipe, check_same, from_dict, to_dict
-from bruno.files import atomic_write
+from bruno.files import atomic_write, inside, parse_json, read_regular
 from bruno.model import Bruno
 from bruno.signals import StopSignal
 from bruno.training.checkpoints import Checkpoint, Checkpoints
@@ -82,9 +82,10 @@ class Run:
         if not path.is_file():
             raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no {_RECIPE}.")
         try:
-            return from_dict(Recipe, json.loads(path.read_text("utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            values = parse_json(read_regular(inside(self.folder, _RECIPE)))
+        except ValueError as error:
             raise ValueError(f"{path}: is not JSON: {error}.") from error
+        return from_dict(Recipe, values)
 
     def model(self, which: str = "last", device: torch.device | str = "cpu") -> Bruno:
         """The frozen model at the "last" or the "best" checkpoint, with averaged weights if it has them."""
@@ -179,7 +180,12 @@ class Run:
         found = on_first_process(lambda: self._read_newest(trainer))
         if found is None:
             return False
-        trainer.restore(found.tensors)
+        try:
+            trainer.restore(found.tensors)
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"{found.path}: must hold the state of this training; it does not: {error}."
+            ) from error
         trainer.seconds = found.header["seconds"]
         self._measured = "validation" in found.header["metrics"]
         return True
@@ -227,6 +233,7 @@ class Run:
 
     def _acquire(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        inside(self.folder, ".lock")
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:
