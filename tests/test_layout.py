@@ -14,7 +14,7 @@ SOURCE = Path(bruno.__file__).parent
 LAYOUT = """
     bruno.threads
     bruno
-    bruno.limits bruno.provenance bruno.files bruno.signals
+    bruno.text bruno.limits bruno.provenance bruno.files bruno.signals
     bruno.kinds bruno.arrays
     bruno.config
     bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from types import FrameType
 
 
 def main() -> None:
-    """Run the command line, or exit with the name of a missing package."""
+    """Run the command line, or exit with the name of a missing package.
+
+    At a signal the exit code is 128 + its number, at any time.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)  # nothing to clean up while modules are imported
     try:
         from bruno.cli.main import main as run
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
         sys.exit(f"error: the command line needs {error.name}. Install it with: pip install 'bruno[all]'")
-    run()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        run()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

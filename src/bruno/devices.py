@@ -27,7 +27,7 @@ def resolve_device(name: str) -> str:
     if name == "auto":
         name = "cuda" if count else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
+        name = f"cuda:{_environment_number('LOCAL_RANK')}"
     if name.startswith("cuda:"):
         torch.cuda.set_device(name)  # streams and graphs are created on the current device
     return name
@@ -43,6 +43,8 @@ def process_group(device: str) -> Iterator[None]:
     if "LOCAL_RANK" not in os.environ or distributed.is_initialized():
         yield
         return
+    for variable in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
+        _environment_number(variable)
     # NCCL's watchdog must not query a stream while a step is captured there.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
@@ -51,3 +53,14 @@ def process_group(device: str) -> Iterator[None]:
     finally:
         distributed.destroy_process_group()
         gc.collect()
+
+
+def _environment_number(variable: str) -> int:
+    """A number that torchrun set."""
+    text = os.environ.get(variable, "")
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(
+            f"`{variable}` must be a whole number, as torchrun sets it; got {text!r}. Unset LOCAL_RANK to "
+            "train in one process."
+        )
+    return int(text)

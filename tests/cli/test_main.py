@@ -120,7 +120,7 @@ def test_a_file_that_may_not_be_written_is_reported_by_its_absolute_path(tiny, m
 
     monkeypatch.setattr("bruno.reporting.results.Result.write", denied)
     ended = run_main(capsys, "sample", "run", "--prior")
-    assert ended.code == 1
+    assert ended.code == 2
     assert f"{Path('runs').resolve()}: " in ended.errors
     assert ended.errors.count("\n") == 1
 

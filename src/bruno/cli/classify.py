@@ -62,6 +62,8 @@ def classify(
 
 def _parse_prior(text: str) -> list[float]:
     try:
+        if "_" in text or not text.isascii():
+            raise ValueError
         return [float(number) for number in text.split(",")]
     except ValueError:
         raise ValueError(f"`--prior` takes numbers, such as 0.9,0.1; got {text!r}.") from None

@@ -42,11 +42,13 @@ def demo(
         picture=class_samples_picture(samples),
     )
     few_shot = summarise(trained.few_shot(trials=100, noise=False, rotations=False, seed=seed))
-    for result in (pictured, few_shot, summarise(trained.evaluate(seed=seed))):
+    results = (pictured, few_shot, summarise(trained.evaluate(seed=seed)))
+    for result in results:
         trained.save_result(result, seed)
-        print_result(result)
     page = report(folder)
-    console.print(f"\nAll results on one page: {page}", soft_wrap=True)
+    for result in results:
+        print_result(result)
+    console.print(f"All results on one page: {page}", soft_wrap=True)
     if show:
         webbrowser.open(page.resolve().as_uri())
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bruno.cli.options import DataOptions, ModelOptions, check_number
-from bruno.cli.output import progress_bar, show
+from bruno.cli.output import progress_bar, show_all
 
 
 def inspect(
@@ -20,5 +20,4 @@ def inspect(
     trained = model.open()
     with progress_bar("sets") as progress:
         found = trained.inspect(sets=sets, seed=model.seed, progress=progress, **data.selection)
-    for part in (found.correlations, found.dof, found.toy, found.positions):
-        show(trained, part, model.seed)
+    show_all(trained, [found.correlations, found.dof, found.toy, found.positions], model.seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +31,7 @@ from bruno.cli import (
     train,
 )
 from bruno.cli.options import command
-from bruno.cli.output import messages_printed, print_message
+from bruno.cli.output import messages_printed, prepare_streams, print_message
 
 app = typer.Typer(
     help="Exact, exchangeable deep models of sets: given a few examples, the distribution of the next one.",
@@ -37,6 +39,10 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
+
+
+_CORRECTABLE = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_OUT_OF_MEMORY = re.compile("OutOfMemoryError|allocate memory|not enough memory")
 
 
 def _print_version(wanted: bool) -> bool:
@@ -101,23 +107,33 @@ for _name, (_function, _example) in COMMANDS.items():
 
 def main() -> None:
     """Run the command line; a mistake of the user is one line and exit code 2, not a traceback."""
+    prepare_streams()
     try:
         with messages_printed():
             code = app(standalone_mode=False)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(_error(error, 2))
-    except PermissionError as error:
-        where = Path(error.filename or ".").resolve()
-        sys.exit(_error(f"{where}: permission denied. Choose a folder that you can read and write.", 1))
-    except OSError as error:
-        sys.exit(_error(error, 1))
+        sys.stdout.flush()
     except Exception as error:
-        if type(error).__name__ == "TrainingFailedError":
-            sys.exit(_error(error, 1))
-        if not hasattr(error, "format_message"):
-            raise
-        sys.exit(_usage_error(error))
+        code = _failed(error)
     sys.exit(code or 0)
+
+
+def _failed(error: Exception) -> int:
+    """Print an error on one line, and return the exit code: 2 if the user can correct it, 1 if not."""
+    if isinstance(error, PermissionError):
+        where = Path(error.filename or ".").resolve()
+        return _error(f"{where}: permission denied. Choose a folder that you can read and write.", 2)
+    if isinstance(error, BrokenPipeError):  # whoever read the output has what they wanted
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # Python flushes it at exit
+        return _error("standard output was closed; results are saved before they are printed.", 1)
+    if isinstance(error, (ValueError, *_CORRECTABLE)):
+        return _error(error, 2)
+    if isinstance(error, OSError) or type(error).__name__ == "TrainingFailedError":
+        return _error(error, 1)
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{type(error).__name__} {error}"):
+        return _error("out of memory. Use smaller sets, fewer samples, or a smaller train.batch or flow.", 2)
+    if not hasattr(error, "format_message"):
+        raise error
+    return _usage_error(error)
 
 
 def _usage_error(error: Any) -> int:

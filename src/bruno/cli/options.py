@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -151,6 +153,7 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
                 parameters.append((field.name, own[field.name], default))
         else:
             parameters.append((parameter.name, hints[parameter.name], parameter.default))
+    parameters = [(name, _with_strict_numbers(hint), default) for name, hint, default in parameters]
     # Arguments without a default come first, in the order they are written.
     parameters.sort(key=lambda one: one[2] is not inspect.Parameter.empty)
 
@@ -173,9 +176,38 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
     return flat
 
 
+def _with_strict_numbers(hint: Any) -> Any:
+    """The type of an option; its numbers are parsed by `_whole` or `_real`, stricter than Python."""
+    kinds = [kind for kind in (get_args(get_args(hint)[0]) or get_args(hint)[:1]) if kind in (int, float)]
+    if not kinds:
+        return hint
+    option = copy.copy(hint.__metadata__[0])
+    option.parser, option.metavar = (_whole, "INTEGER") if kinds == [int] else (_real, "FLOAT")
+    return Annotated[get_args(hint)[0], option]
+
+
+def _whole(value: Any) -> int:
+    """A whole number; unlike `int`, not 1_400 and no digits of other scripts."""
+    if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]{1,4000}", value):
+        raise typer.BadParameter(f"{value!r} is not a valid integer.")
+    return int(value)
+
+
+def _real(value: Any) -> float:
+    """A number; unlike `float`, not 1_400 and no digits of other scripts."""
+    try:
+        if isinstance(value, str) and ("_" in value or not value.isascii()):
+            raise ValueError
+        return float(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is not a valid float.") from None
+
+
 def parse_numbers(option: str, text: str) -> tuple[int, ...]:
     """The numbers in a text such as 1,5 or 480-500."""
     try:
+        if not re.fullmatch(r"[0-9, -]*", text):
+            raise ValueError("other characters than digits")
         ranges = [[int(end) for end in part.split("-")] for part in text.split(",")]
         if any(len(part) > 2 or part[-1] < part[0] for part in ranges):
             raise ValueError("a range has two ends, the lower one first")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,37 +23,77 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from bruno.text import printable
+
 if TYPE_CHECKING:
     from bruno.reporting.results import Result
     from bruno.trained import Trained
     from bruno.training import LogEntry
 
+
+class _Console(Console):
+    """A console that prints each string on one line, escaped by `printable`."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print strings and renderables."""
+        super().print(*(printable(part) if isinstance(part, str) else part for part in objects), **options)
+
+
+_rank = os.environ.get("RANK", "0")
 # In a group of processes only the first one prints.
-console = Console(quiet=os.environ.get("RANK", "0") != "0", markup=False)
+console = _Console(quiet=_rank.isdecimal() and int(_rank) > 0, markup=False)
 
 
-def show(trained: Trained, outcome: Any, seed: int) -> Result:
-    """Save the result of a job beside the model, and print it."""
+def show(trained: Trained, outcome: Any, seed: int, *, samples: bool = False) -> None:
+    """Save the result of a job beside the model, with its samples if asked, and print it."""
+    show_all(trained, [outcome], seed, samples=samples)
+
+
+def show_all(trained: Trained, outcomes: Sequence[Any], seed: int, *, samples: bool = False) -> None:
+    """Save several results, with their samples if asked, and print them.
+
+    All are saved before any is printed: standard output may be closed or full.
+    """
     from bruno.reporting.summaries import summarise
 
-    result = summarise(outcome)
-    path = trained.save_result(result, seed)
-    print_result(result)
-    picture = f" and {path.with_suffix('.png').name}" if result.picture else ""
-    console.print(f"written: {path}{picture}", soft_wrap=True)
-    return result
+    results = [summarise(outcome) for outcome in outcomes]
+    paths = [trained.save_result(result, seed) for result in results]
+    saved = [
+        path
+        for outcome, result in zip(outcomes, results, strict=True)
+        if samples
+        for path in trained.save_samples(outcome, result.name)
+    ]
+    for result, path in zip(results, paths, strict=True):
+        print_result(result)
+        picture = f" and {path.with_suffix('.png').name}" if result.picture else ""
+        console.print(f"written: {path}{picture}", soft_wrap=True)
+    for path in saved:
+        console.print(f"samples: {path}", soft_wrap=True)
 
 
 def print_result(result: Result) -> None:
     """Print the table and the note of a result."""
     if result.rows:
-        columns = (Column(column, overflow="fold") for column in result.columns)  # paths are never cut
-        table = Table(*columns, title=result.title, title_justify="left")
+        names = map(printable, result.columns)
+        columns = (Column(name, overflow="fold") for name in names)  # paths are never cut
+        table = Table(*columns, title=printable(result.title), title_justify="left")
         for row in result.rows:
-            table.add_row(*row)
+            table.add_row(*map(printable, row))
         console.print(table)
     if result.note:
         console.print(result.note)
+
+
+def prepare_streams() -> None:
+    """Escape what standard output cannot encode, and read names that are not UTF-8 from standard input."""
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"),
+        (sys.stdout, "backslashreplace"),
+        (sys.stderr, "backslashreplace"),
+    ):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 @contextmanager
@@ -143,7 +184,8 @@ def print_warning(message: Warning | str, *where: Any, **further: Any) -> None:
 
 def print_message(kind: str, message: object, colour: str) -> None:
     """Print one line on standard error, with brackets printed literally."""
-    Console(stderr=True).print(Text.assemble((f"{kind}:", colour), f" {message}"), soft_wrap=True)
+    text = Text.assemble((f"{kind}:", colour), f" {printable(str(message))}")
+    Console(stderr=True).print(text, soft_wrap=True)
 
 
 def _memory(amount: int) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bruno.cli.options import DataOptions, ModelOptions, SkipBad, Temperature, check_number, reject
-from bruno.cli.output import console, show
+from bruno.cli.output import show
 
 
 def repeat(
@@ -42,6 +42,4 @@ def repeat(
         seed=model.seed,
         **data.selection,
     )
-    result = show(trained, outcome, model.seed)
-    for path in trained.save_samples(outcome, result.name):
-        console.print(f"samples: {path}", soft_wrap=True)
+    show(trained, outcome, model.seed, samples=True)

@@ -16,7 +16,7 @@ from bruno.cli.options import (
     parse_numbers,
     reject,
 )
-from bruno.cli.output import console, show
+from bruno.cli.output import show
 
 
 def sample(
@@ -67,6 +67,4 @@ def sample(
             **data.selection,
             **options,
         )
-    result = show(trained, outcome, model.seed)
-    for path in trained.save_samples(outcome, result.name):
-        console.print(f"samples: {path}", soft_wrap=True)
+    show(trained, outcome, model.seed, samples=True)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bruno.text import printable
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -83,7 +85,8 @@ def smoothed(values: Values, width: int) -> np.ndarray:
 
 
 def shortened(text: str, length: int = 17) -> str:
-    """Text shortened in the middle to `length` characters: names often differ at the end."""
+    """Printable text, shortened in the middle to `length` characters: names often differ at the end."""
+    text = printable(text)
     return text if len(text) <= length else f"{text[: length // 2]}…{text[len(text) - (length - 1) // 2 :]}"
 
 
