@@ -90,3 +90,29 @@ def step_log_prob_to_50_digits(dof, v, e, z: list[float]) -> list[float]:
             )
             total, squares = total + x, squares + x * x
         return [float(x) for x in result]
+
+
+def leave_one_out_log_prob_to_50_digits(dof, v, e, z: list[float]) -> list[float]:
+    """log p(z_i | all others) of one dimension in mpmath; an infinite `dof` is a Gaussian process."""
+    with mpmath.workdps(50):
+        v, e, values = mpmath.mpf(v), mpmath.mpf(e), [mpmath.mpf(x) for x in z]
+        r, n = v - e, len(values) - 1
+        total, squares = mpmath.fsum(values), mpmath.fsum(x * x for x in values)
+        w = e + n * r
+        k = e * (v + n * r) / w
+        result = []
+        for x in values:
+            before = total - x
+            residual = x - r * before / w
+            if dof == mpmath.inf:
+                result.append(-(residual**2 / k + mpmath.log(2 * mpmath.pi * k)) / 2)
+                continue
+            beta = (squares - x * x - r * before**2 / w) / e
+            spread, nu = k * (mpmath.mpf(dof) - 2 + beta), mpmath.mpf(dof) + n
+            result.append(
+                mpmath.loggamma((nu + 1) / 2)
+                - mpmath.loggamma(nu / 2)
+                - mpmath.log(mpmath.pi * spread) / 2
+                - (nu + 1) / 2 * mpmath.log1p(residual**2 / spread)
+            )
+        return [float(x) for x in result]

@@ -1,14 +1,16 @@
 """float32 against 50 digits: errors are a few last bits for all parameters and data."""
 
 import copy
+import math
 
 import pytest
 import torch
-from laws import PROCESSES, step_log_prob_to_50_digits
+from laws import PROCESSES, leave_one_out_log_prob_to_50_digits, step_log_prob_to_50_digits
 
-from bruno import Evidence, StudentTProcess
+from bruno import Evidence, GaussianProcess, StudentTProcess
 
 N = 2000
+ELEMENTS = 20  # of a set from which one is left out
 TOLERANCE = 1e-5
 MORE_DOFS = (3.0, 30.0, 1e6)
 
@@ -40,6 +42,35 @@ def test_steps_are_accurate(dof, correlation):
         error = (row - exact).abs() / (1 + exact.abs())
         worst = int(error.argmax())
         assert error[worst] < TOLERANCE, f"{kind}, step {worst}: {row[worst]}, exact {exact[worst]}"
+
+
+FAR = {
+    **{kind: lambda draw=draw: draw()[:ELEMENTS] for kind, draw in DATA.items() if kind != "one outlier"},
+    "one outlier": lambda: torch.randn(ELEMENTS).index_fill(0, torch.tensor([7]), 300.0),
+    "far from 0": lambda: 1e4 + 0.01 * torch.randn(ELEMENTS),
+    "far from 0, all the same": lambda: torch.full((ELEMENTS,), 1e4),
+    "two elements": lambda: torch.tensor([1e4, 1e4 + 0.01]).repeat(ELEMENTS // 2),
+}
+
+
+@pytest.mark.parametrize("variance", [1e-12, 1.0, 1e6])
+@pytest.mark.parametrize("correlation", [0.0, 0.9, 0.9999, 0.9999996])
+@pytest.mark.parametrize("dof", [2.01, 1e3, 1e8, math.inf])
+def test_leaving_one_out_is_accurate(dof, correlation, variance):
+    settings = {"correlation": correlation, "variance": variance}
+    process = GaussianProcess(1, **settings) if dof == math.inf else StudentTProcess(1, dof=dof, **settings)
+    effective = copy.deepcopy(process.requires_grad_(False)).double()
+    nu = math.inf if dof == math.inf else float(effective.dof)
+    parameters = [nu, float(effective.variance), float(effective.residual_variance)]
+    data = {kind: draw() for kind, draw in FAR.items()}
+    z = torch.stack(list(data.values())).unsqueeze(-1)
+    result = process.leave_one_out_log_prob(z)
+    assert result.dtype == torch.float32
+    for kind, row, sequence in zip(data, result.double(), z.squeeze(-1).tolist(), strict=True):
+        exact = torch.tensor(leave_one_out_log_prob_to_50_digits(*parameters, sequence), dtype=torch.double)
+        error = (row - exact).abs() / (1 + exact.abs())
+        worst = int(error.argmax())
+        assert error[worst] < TOLERANCE, f"{kind}, element {worst}: {row[worst]}, exact {exact[worst]}"
 
 
 def test_steps_are_accurate_where_the_papers_recurrence_is_not():

@@ -212,7 +212,9 @@ class ExchangeableProcess(nn.Module):
         others = Evidence.prefixes(z, validate=False) + after
         if evidence is not None:
             others = others + evidence.unsqueeze()
-        return self._predictive(others, z.dtype).log_prob(z) @ weight
+        # In float64: far from 0 or with c close to 1, z − location is the small difference of large numbers.
+        density = self._predictive(others, torch.double).log_prob(z.double())
+        return (density @ weight.double()).to(z.dtype)
 
     def _steps(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Float[Tensor, "*batch n"]:
         parameters = self._parameters_in_double()
