@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
 import os
+import platform
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,9 +33,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary file that replaces `path` at the end: a crash leaves the old file or the new one.
 
     So does a power cut, since the contents are synced to disk first. The temporary name is unique, so several
-    processes may write the same file at once.
+    processes may write the same file at once. Temporary files of killed processes are deleted.
     """
-    beside = path.with_name(f".{path.name}.{uuid4().hex}")
+    _delete_abandoned(path)
+    beside = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid4().hex[:8]}")
     try:
         yield beside
         with beside.open("rb+") as written:
@@ -39,6 +44,31 @@ def atomic_write(path: Path) -> Iterator[Path]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _delete_abandoned(path: Path) -> None:
+    """Delete the temporary files that processes of this machine, no longer running, left for `path`."""
+    for other in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        owner = re.fullmatch(rf"{_machine()}-([0-9]+)-[0-9a-f]{{8}}", other.name[len(path.name) + 2 :])
+        if owner and not _is_running(int(owner[1])):
+            other.unlink(missing_ok=True)
+
+
+def _machine() -> str:
+    """A short hash of the name of this machine: processes of another one may share the folder."""
+    return hashlib.sha256(platform.node().encode(errors="surrogatepass")).hexdigest()[:8]
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # there, signal 0 is not a test
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 def check_regular(path: Path) -> int:

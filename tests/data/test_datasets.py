@@ -40,6 +40,7 @@ def test_digits_are_installed_with_scikit_learn():
     assert len(train) + len(test) == 1797
 
 
+@pytest.mark.filterwarnings("ignore:.*SHA-256")
 def test_files_are_found_and_parsed_once(tmp_path, cache, monkeypatch):
     folder = tmp_path / "data"
     (folder / "mnist").mkdir(parents=True)
@@ -64,6 +65,7 @@ def test_saved_examples_replace_the_published_files(tmp_path):
     assert len(load_examples("mnist", "test", data_dir=str(tmp_path))) == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*SHA-256")
 def test_images_are_returned_in_their_original_size_on_request(tmp_path, cache):
     folder = tmp_path / "data"
     (folder / "omniglot").mkdir(parents=True)
@@ -190,6 +192,7 @@ def test_a_foreign_file_in_place_of_saved_examples_is_named(tmp_path):
         load_examples("mnist", data_dir=tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:.*SHA-256")
 def test_a_foreign_archive_in_place_of_omniglot_is_named(tmp_path):
     (tmp_path / "omniglot").mkdir()
     for remote in DATASETS["omniglot"].files:
@@ -289,6 +292,7 @@ def test_omniglot_splits_are_the_published_ones(monkeypatch):
 
 
 @needs_omniglot
+@pytest.mark.filterwarnings("ignore:.*SHA-256")
 def test_ink_of_omniglot_is_bright(tmp_path):
     (tmp_path / "omniglot").mkdir()
     for remote, first in zip(DATASETS["omniglot"].files, OMNIGLOT_FIRST, strict=True):
@@ -308,3 +312,15 @@ def test_optional_dependencies_are_imported_only_where_they_are_needed():
         names = {alias.name for node in statements if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module for node in statements if isinstance(node, ast.ImportFrom)}
         assert not {name.split(".")[0] for name in names} & optional, path.name
+
+
+def test_files_that_differ_from_the_published_ones_are_reported_once(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    for remote in DATASETS["mnist"].files:
+        array = np.zeros((4, 2, 2), np.uint8) if "images" in remote.path else np.arange(4, dtype=np.uint8)
+        (tmp_path / remote.path).write_bytes(as_idx(array))
+    with pytest.warns(UserWarning, match=r"SHA-256 is .*; got ") as reported:
+        load_examples("mnist", data_dir=tmp_path)
+    assert len(reported) == 4
+    assert "train-images-idx3-ubyte.gz: " in str(reported[0].message)
+    load_examples("mnist", data_dir=tmp_path)  # from the cache

@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import itertools
 
@@ -248,3 +249,20 @@ def test_batches_can_be_stacked_and_reshaped():
         for name in ("count", "mean", "scatter"):
             assert torch.equal(getattr(same, name), getattr(whole, name))
     assert whole.unsqueeze().batch_shape == (6, 1)
+
+
+def test_removing_a_huge_observation_warns_that_digits_are_lost():
+    z = torch.randn(5, 3, dtype=torch.double)
+    for size, lost in ((1e3, False), (1e12, True)):
+        huge = torch.full((3,), size, dtype=torch.double)
+        grown = Evidence.of(z).add(huge)
+        with pytest.warns(UserWarning, match=r"`remove` lost") if lost else contextlib.nullcontext():
+            rest = grown.remove(huge)
+        if not lost:
+            torch.testing.assert_close(rest.scatter, Evidence.of(z).scatter, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0, 0.0, 1.0], [1.7, 1.7, 1.7, 2.7], [1e-20, 2e-20, 3e-20]])
+def test_removing_a_usual_observation_does_not_warn(values):
+    z = torch.tensor(values, dtype=torch.double).unsqueeze(-1)
+    assert Evidence.of(z).remove(z[-1]).count == len(values) - 1

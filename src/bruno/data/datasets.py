@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -209,7 +210,25 @@ def _parsed(name: str, source: Dataset, data_dir: Path | None, download: bool, o
         _find(remote.path, data_dir) or _fetch(name, remote, data_dir, download) for remote in source.files
     ]
     stamp = "".join(f"{path.resolve()} {file_stamp(path)}" for path in paths)
-    return _cached(f"{name} {larger}", stamp, lambda: read(paths))
+
+    def parse() -> Examples:
+        for path, remote in zip(paths, source.files, strict=True):
+            _warn_unless_published(path, remote)
+        return read(paths)
+
+    return _cached(f"{name} {larger}", stamp, parse)
+
+
+def _warn_unless_published(path: Path, remote: RemoteFile) -> None:
+    """Warn if a file differs from the published one: numbers on it cannot be compared with others."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != remote.sha256:
+        warnings.warn(
+            f"{path}: differs from the published file, whose SHA-256 is {remote.sha256[:12]}…; got "
+            f"{digest[:12]}…. It may only be compressed again. To be sure, delete it to download it.",
+            stacklevel=2,
+        )
 
 
 def _folders(data_dir: Path | None) -> list[Path]:

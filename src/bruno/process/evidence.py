@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,6 +163,8 @@ class Evidence:
     def __sub__(self, other: Evidence) -> Evidence:
         """The evidence of a set without a part of it: the inverse of `merge`.
 
+        Warns if the part is so much larger than the rest that the rest has lost its digits.
+
         Raises:
             ValueError: if the part is larger than the set or contradicts it (the rest would have a negative
                 scatter, or a positive one with fewer than two observations).
@@ -194,6 +197,15 @@ class Evidence:
             )
         alive = (rest > 0).unsqueeze(-1)
         scatter = torch.where((rest > 1).unsqueeze(-1), scatter.clamp(min=0), 0.0)
+        lost = torch.where(alive, torch.finfo(torch.double).eps * taken, 0.0)
+        left = (1 + mean.square() + scatter / rest.clamp(min=1).unsqueeze(-1)).amax(-1, keepdim=True)
+        if (lost > _TOLERANCE * left).any():
+            warnings.warn(
+                "`remove` lost the digits of the other observations: their scatter is off by about "
+                f"{lost.max().item():.1g}, since the removed ones are larger by orders of magnitude. Compute "
+                "the evidence of the others again.",
+                stacklevel=3,
+            )
         return Evidence(rest.expand(mean.shape[:-1]), torch.where(alive, mean, 0.0), scatter)
 
     def __getitem__(self, index: Any) -> Evidence:

@@ -1,0 +1,60 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bruno.files import atomic_write, inside, parse_json
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from bruno.files import atomic_write
+with atomic_write(Path(sys.argv[1])) as beside:
+    beside.write_text("half")
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_temporary_files_of_a_killed_process_are_deleted(tmp_path):
+    path = tmp_path / "a[1].json"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)])
+    assert killed.returncode == -9
+    assert len(list(tmp_path.iterdir())) == 1
+    with atomic_write(path) as beside:
+        beside.write_text("whole")
+    assert [file.name for file in tmp_path.iterdir()] == ["a[1].json"]
+
+
+def test_temporary_files_of_running_processes_and_of_other_names_stay(tmp_path):
+    path = tmp_path / "a"
+    with atomic_write(path) as first:
+        first.write_text("1")
+        others = [tmp_path / ".a.b", tmp_path / ".a", first.with_name(first.name.replace(".a.", ".b."))]
+        for other in others:
+            other.touch()
+        with atomic_write(path) as second:
+            second.write_text("2")
+        assert first.is_file()
+    assert path.read_text() == "1"
+    assert all(other.is_file() for other in others)
+
+
+def test_a_path_inside_a_folder_may_be_a_link_within_it(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "link").symlink_to("file")
+    (tmp_path / "run" / "loop").symlink_to("loop")
+    (tmp_path / "run" / "out").symlink_to("../secret")
+    (tmp_path / "linked").symlink_to("run")
+    for folder in (tmp_path / "run", tmp_path / "linked"):
+        for name in ("new", "link", "loop"):
+            assert inside(folder, name) == folder / name
+        for name in ("out", "../secret", os.devnull):
+            with pytest.raises(ValueError, match=r"must be within .*; got a link to "):
+                inside(folder, name)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "", "\x00", b"\xff", "9" * 10_000])
+def test_what_is_not_json_is_a_value_error(text):
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse_json(text)
