@@ -9,10 +9,20 @@ import torch
 from PIL import Image
 
 from bruno import Bruno, FlowConfig, ModelConfig
+from bruno.tasks.analysis import toy_comparison
 from bruno.tasks.anomaly import Detector, judge_batch, leave_one_out_scores, online_scores
-from bruno.tasks.classification import classify
+from bruno.tasks.classification import best_temperature, classify
 from bruno.tasks.generation import samples_by_prefix, spread_by_repeats
+from bruno.tasks.metrics import (
+    average_precision,
+    calibration_error,
+    log_loss,
+    mean_and_error,
+    precision_at_k,
+    roc_auc,
+)
 from bruno.tasks.retrieval import Index, rank
+from bruno.tasks.specks import has_speck
 
 IMAGES = torch.randint(0, 256, (6, 1, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
@@ -55,3 +65,32 @@ def test_sets_and_rows_can_be_arrays(tiny_model):
     found = classify(model, [rows[:3], rows[3:6].tolist()], rows[6:])
     assert found.probabilities.shape == (2, 2)
     assert isinstance(found.queries, torch.Tensor)
+
+
+TARGET, SCORE = torch.tensor([True, False, True, False]), torch.tensor([0.4, 0.1, 0.9, 0.8])
+LABELS, LOG_SCORES = torch.tensor([0, 1, 1]), torch.tensor([[0.2, 0.1], [0.3, 0.9], [0.5, 0.4]])
+METRICS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "area": (roc_auc, (TARGET, SCORE, SCORE + 1)),
+    "average precision": (average_precision, (TARGET, SCORE)),
+    "precision": (lambda target, score: precision_at_k(target, score, 2), (TARGET, SCORE)),
+    "log loss": (log_loss, (LABELS, LOG_SCORES)),
+    "calibration": (calibration_error, (LABELS, LOG_SCORES)),
+    "temperature": (best_temperature, (LABELS, LOG_SCORES)),
+    "mean": (lambda values: mean_and_error(values).error, (SCORE,)),
+    "toy": (lambda z: toy_comparison(z).gaussian.mean, (SCORE,)),
+    "specks": (has_speck, (IMAGES,)),
+}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_metrics_of_arrays_and_lists_are_those_of_tensors(metric):
+    function, arguments = METRICS[metric]
+    expected = function(*arguments)
+    for convert in (torch.Tensor.numpy, torch.Tensor.tolist):
+        found = function(*map(convert, arguments))
+        torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), check_dtype=False)
+
+
+def test_targets_that_are_not_true_or_false_are_rejected():
+    with pytest.raises(ValueError, match=r"`target` .*got torch.int64"):
+        roc_auc([1, 0, 1, 0], SCORE)

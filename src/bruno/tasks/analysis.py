@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from bruno.arrays import Arrays, as_tensor
 from bruno.config import check_count
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
@@ -118,7 +119,7 @@ def toy_observations(
 
 @torch.no_grad()
 def toy_comparison(
-    observations: Float[Tensor, " n"],
+    observations: Float[Tensor, " n"] | Arrays,
     *,
     dofs: Sequence[float] = (10.0, 1000.0),
     variance: float = 1.0,
@@ -130,7 +131,7 @@ def toy_comparison(
     Student-t process adapts to that, a Gaussian process cannot. The paper does not state the two ν of its
     plots. The defaults are 1000, from which its models start, for "high degrees of freedom", and a low value.
     """
-    z = observations.double().cpu().unsqueeze(1)
+    z = as_tensor(observations, "observations").double().cpu().unsqueeze(1)
     c = covariance / variance
     student_t = (
         StudentTProcess(1, dof=dof, variance=variance, correlation=c, dtype=torch.double) for dof in dofs

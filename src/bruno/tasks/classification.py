@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from bruno.arrays import ArrayLike, NumpyResult, as_tensor
+from bruno.arrays import ArrayLike, Arrays, NumpyResult, as_tensor
 from bruno.data import Examples
 from bruno.kinds import Kind
 from bruno.model import Bruno
@@ -178,11 +178,14 @@ def fit_temperature(
     )
 
 
-def best_temperature(labels: Int[Tensor, " queries"], log_scores: Float[Tensor, "queries classes"]) -> float:
+def best_temperature(
+    labels: Int[Tensor, " queries"] | Arrays, log_scores: Float[Tensor, "queries classes"] | Arrays
+) -> float:
     """The T > 0 that minimises the `log_loss` of softmax(log_scores/T).
 
     The loss is convex in 1/T with slope E_softmax[log_scores] − log_scores[label]; bisection finds its zero.
     """
+    labels, log_scores = as_tensor(labels, "labels"), as_tensor(log_scores, "log_scores")
     gaps = log_scores.double() - log_scores.double().gather(1, labels.unsqueeze(1))
     low, high = -math.log(_HOTTEST), -math.log(_COLDEST)  # of log 1/T
     for _ in range(60):

@@ -10,11 +10,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from bruno.arrays import Arrays, as_tensor
+
 # --- rankings --------------------------------------------------------------------------------------------
 
 
 def roc_auc(
-    target: Bool[Tensor, " n"], score: Float[Tensor, " n"], weight: Float[Tensor, "*batch n"] | None = None
+    target: Bool[Tensor, " n"] | Arrays,
+    score: Float[Tensor, " n"] | Arrays,
+    weight: Float[Tensor, "*batch n"] | Arrays | None = None,
 ) -> Float[Tensor, "*batch"]:
     """Area under the ROC curve; NaN if all or no elements are positive.
 
@@ -32,7 +36,9 @@ def roc_auc(
 
 
 def average_precision(
-    target: Bool[Tensor, " n"], score: Float[Tensor, " n"], weight: Float[Tensor, "*batch n"] | None = None
+    target: Bool[Tensor, " n"] | Arrays,
+    score: Float[Tensor, " n"] | Arrays,
+    weight: Float[Tensor, "*batch n"] | Arrays | None = None,
 ) -> Float[Tensor, "*batch"]:
     """Mean over the positives of the precision at their score; NaN if there is no positive.
 
@@ -43,8 +49,9 @@ def average_precision(
     return (hits.diff() * precision[..., 1:]).sum(-1) / hits[..., -1]
 
 
-def precision_at_k(target: Bool[Tensor, " n"], score: Float[Tensor, " n"], k: int) -> float:
+def precision_at_k(target: Bool[Tensor, " n"] | Arrays, score: Float[Tensor, " n"] | Arrays, k: int) -> float:
     """Fraction of positives among the k elements with the highest scores; ties go to the first."""
+    target, score = as_tensor(target, "target"), as_tensor(score, "score")
     if not 1 <= k <= len(score):
         raise ValueError(f"`k` must be from 1 to {len(score)}, the number of elements; got {k}.")
     best = score.argsort(descending=True, stable=True)[:k]
@@ -58,10 +65,19 @@ class _Counts(NamedTuple):
     alarms: Float[Tensor, "*batch thresholds"]
 
 
-def _cumulative_counts(target: Tensor, score: Tensor, weight: Tensor | None) -> _Counts:
+def _cumulative_counts(
+    target: Tensor | Arrays, score: Tensor | Arrays, weight: Tensor | Arrays | None
+) -> _Counts:
+    target, score = as_tensor(target, "target"), as_tensor(score, "score")
+    if target.dtype != torch.bool or target.shape != score.shape:
+        raise ValueError(
+            f"`target` must be true or false for each score; got {target.dtype} of shape "
+            f"{tuple(target.shape)} for scores of shape {tuple(score.shape)}."
+        )
     score, order = score.sort(descending=True)
     target = target[order]
-    weight = torch.ones_like(score, dtype=torch.double) if weight is None else weight[..., order].double()
+    given = torch.ones_like(score, dtype=torch.double) if weight is None else as_tensor(weight, "weight")
+    weight = given if weight is None else given[..., order].double()
     ends = torch.cat([score[1:] != score[:-1], target.new_ones(1)])  # a tie is one threshold
     hits, alarms = (F.pad((weight * part).cumsum(-1)[..., ends], (1, 0)) for part in (target, ~target))
     return _Counts(hits, alarms)
@@ -71,18 +87,21 @@ def _cumulative_counts(target: Tensor, score: Tensor, weight: Tensor | None) -> 
 
 
 def log_loss(
-    labels: Int[Tensor, " queries"], log_scores: Float[Tensor, "queries classes"], temperature: float = 1.0
+    labels: Int[Tensor, " queries"] | Arrays,
+    log_scores: Float[Tensor, "queries classes"] | Arrays,
+    temperature: float = 1.0,
 ) -> float:
     """Mean −log of the probability that softmax(log_scores/T) gives the true class, in nats.
 
     Uniform probabilities over k classes give log k.
     """
+    labels, log_scores = as_tensor(labels, "labels"), as_tensor(log_scores, "log_scores")
     return F.cross_entropy(log_scores.double() / temperature, labels).item()
 
 
 def calibration_error(
-    labels: Int[Tensor, " queries"],
-    log_scores: Float[Tensor, "queries classes"],
+    labels: Int[Tensor, " queries"] | Arrays,
+    log_scores: Float[Tensor, "queries classes"] | Arrays,
     temperature: float = 1.0,
     bins: int = 15,
 ) -> float:
@@ -91,6 +110,7 @@ def calibration_error(
     Queries are binned by the probability of their most probable class, in bins of equal width. The error is
     the gap between mean probability and accuracy, averaged over bins weighted by their number of queries.
     """
+    labels, log_scores = as_tensor(labels, "labels"), as_tensor(log_scores, "log_scores")
     confidence, predicted = (log_scores.double() / temperature).softmax(1).max(1)
     place = (confidence * bins).long().clamp(max=bins - 1)
     gaps = torch.zeros(bins, dtype=torch.double, device=confidence.device)
@@ -108,8 +128,9 @@ class MeanAndError(NamedTuple):
     error: Float[Tensor, "*rest"]
 
 
-def mean_and_error(values: Float[Tensor, "n *rest"]) -> MeanAndError:
+def mean_and_error(values: Float[Tensor, "n *rest"] | Arrays) -> MeanAndError:
     """Mean over the first axis and its standard error, s/√n; n must be at least 2."""
+    values = as_tensor(values, "values")
     if len(values) < 2:
         raise ValueError(f"`values` must have at least 2 to estimate a standard error; got {len(values)}.")
     deviation, mean = torch.std_mean(values, 0)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Integer
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from bruno.arrays import NumpyResult
+from bruno.arrays import Arrays, NumpyResult, as_tensor
 from bruno.config import check_count
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
@@ -110,7 +110,7 @@ def measure_specks(
 
 
 def has_speck(
-    images: Integer[Tensor, "*batch channels height width"], levels: int = 256
+    images: Integer[Tensor, "*batch channels height width"] | Arrays, levels: int = 256
 ) -> Bool[Tensor, "*batch"]:
     """Whether an image has a connected component of one or two bright pixels, 8-connected.
 
@@ -118,6 +118,7 @@ def has_speck(
     no other pixel of its 3 × 3 patch is bright. Two pixels are a component if the patch of each has only
     these two.
     """
+    images = as_tensor(images, "images")
     bright = (images > _BRIGHT * (levels - 1) // 255).any(-3, keepdim=True)
     bright = bright.reshape(-1, *bright.shape[-3:]).float()
     around = _patch_sum(bright)
