@@ -4,7 +4,7 @@ BIN    := .venv/bin
 
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test test-fast test-long lint format bench omniglot clean
+.PHONY: demo test test-fast test-long fuzz lint format bench omniglot clean
 
 demo: .venv/.ready ## install, train on digits and show the results
 	@$(BIN)/python -m bruno demo
@@ -18,6 +18,10 @@ test-fast: .venv/.ready ## only the tests that take less than about 2 seconds ea
 
 test-long: .venv/.ready ## all tests, including those marked long
 	$(PYTEST) -m ''
+
+MINUTES ?= 10
+fuzz: .venv/.ready ## mutated files for every reader, for MINUTES=10
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

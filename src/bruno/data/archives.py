@@ -13,6 +13,7 @@ import math
 import os
 import stat
 import struct
+import sys
 import tarfile
 import zipfile
 import zlib
@@ -124,11 +125,12 @@ def read_arrays(path: Path, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
 def _parse_array(content: bytes, name: str) -> NDArray[Any]:
     """The array of an .npy file, without copying its values."""
     file = io.BytesIO(content)
-    version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"{name} must be of version 1.0 or 2.0; got {version[0]}.{version[1]}")
-    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran_order, dtype = read_header(file)
+    try:
+        version = npy.read_magic(file)
+        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+        shape, fortran_order, dtype = read_header(file)
+    except Exception as error:  # numpy parses the header as Python, which can raise anything
+        raise ValueError(f"{name} must have a header of version 1.0 or 2.0; got {reason(error)}") from error
     if dtype.hasobject:
         raise ValueError(f"{name} must hold numbers or text; got Python objects")
     values = content[file.tell() :]
@@ -136,6 +138,8 @@ def _parse_array(content: bytes, name: str) -> NDArray[Any]:
         raise ValueError(f"{name} must have {shape} values of {dtype}; got {len(values)} bytes")
     if not dtype.itemsize:  # empty text
         return np.zeros(shape, dtype)
+    if dtype.kind == "U" and np.frombuffer(values, dtype.byteorder + "u4").max(initial=0) > sys.maxunicode:
+        raise ValueError(f"{name} must be text; got numbers that are no characters")
     return np.frombuffer(values, dtype).reshape(shape, order="F" if fortran_order else "C")
 
 
@@ -198,7 +202,7 @@ def _files_below(folder: Path) -> Iterator[tuple[Path, OSError | None]]:
 def _zip_entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
-            if not info.is_dir() and wanted(info.filename):
+            if not info.filename.endswith("/") and wanted(info.filename):
                 yield Entry(info.filename, partial(_read_zipped, archive, info))
 
 

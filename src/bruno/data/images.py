@@ -53,16 +53,23 @@ def read_images(
 
 
 def decode(content: bytes, size: Size | None, grey: bool) -> NDArray[np.uint8]:
-    """Decode an image file to uint8 (channels, height, width), resized if `size` is given."""
+    """Decode an image file to uint8 (channels, height, width), resized if `size` is given.
+
+    Raises ValueError or OSError if the file is damaged.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower
             opened = Image.open(io.BytesIO(content))
+        with opened as image:
+            limits.PIXELS.check(image.width * image.height, "it")  # before they are decoded
+            return image_to_array(image, size, grey)
     except UnidentifiedImageError as error:
         raise ValueError("it is not an image") from error
-    with opened as image:
-        limits.PIXELS.check(image.width * image.height, "it")  # before they are decoded
-        return image_to_array(image, size, grey)
+    except OSError:
+        raise
+    except READ_ERRORS as error:
+        raise ValueError(reason(error)) from error
 
 
 def fit_all(images: NDArray[np.uint8], size: Size | None, grey: bool | None) -> NDArray[np.uint8]:

@@ -1,0 +1,414 @@
+"""Every reader of the package, with valid files to mutate."""
+
+import gzip
+import io
+import json
+import lzma
+import pickle
+import random
+import shutil
+import struct
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+import bruno
+from bruno import Bruno, FlowConfig, ModelConfig, Posterior
+from bruno.checkpoint import write
+from bruno.config import load_recipe, to_dict
+from bruno.data import ElementReader, Examples, load_path
+from bruno.data.formats import read_cifar10, read_idx, read_npz
+from bruno.data.images import decode, read_images
+from bruno.reporting.page import page
+from bruno.reporting.results import Result, read_results
+from bruno.tasks.retrieval import Index
+from bruno.training.run import Run
+from fuzz.mutations import mutated, mutated_value
+
+Case = Callable[[Path, random.Random], Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader under test.
+
+    Attributes:
+        prepare: writes a mutated file into a folder and returns a function that reads it.
+        cases: number of files in `make test`.
+    """
+
+    prepare: Case
+    cases: int
+
+
+def of_bytes(
+    suffix: str,
+    contents: list[bytes],
+    read: Callable[[Path], Any],
+    wrap: Callable[[bytes], bytes] = bytes,
+) -> Case:
+    """Mutate one of some contents, then wrap it, and read it from a file."""
+
+    def prepare(folder: Path, random: random.Random) -> Callable[[], Any]:
+        path = folder / f"file{suffix}"
+        path.write_bytes(wrap(mutated(random.choice(contents), random)))
+        return lambda: read(path)
+
+    return prepare
+
+
+# --- images and archives --------------------------------------------------------------------------------
+
+
+def images() -> dict[str, bytes]:
+    """Small images in every format."""
+    pixels = np.arange(6 * 7 * 4, dtype=np.uint8).reshape(6, 7, 4)
+    made = {}
+    for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"):
+        for mode in ("L", "RGB", "RGBA", "P", "I;16"):
+            image = Image.fromarray(pixels).convert(mode if mode != "I;16" else "I")
+            image = image.convert("I;16") if mode == "I;16" else image
+            file = io.BytesIO()
+            try:
+                image.save(file, kind)
+            except (OSError, KeyError):  # a mode that the format lacks
+                continue
+            made[f"{kind} {mode}"] = file.getvalue()
+    return made
+
+
+def with_checksums(content: bytes) -> bytes:
+    """A PNG with the right checksum of every chunk, so that mutations reach the decoder."""
+    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return content
+    result, place = bytearray(content[:8]), 8
+    while place + 8 <= len(content):
+        (size,) = struct.unpack(">I", content[place : place + 4])
+        body = content[place + 4 : place + 8 + size]
+        result += content[place : place + 4] + body + struct.pack(">I", zlib.crc32(body))
+        place += 12 + size
+    return bytes(result)
+
+
+def tar(kind: int) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=kind) as archive:
+        for name, content in archived().items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def zipped(files: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def archived() -> dict[str, bytes]:
+    long = "x" * 120  # needs an extended header
+    return {f"a/{long}.png": images()["PNG L"], "b/1.png": images()["PNG RGB"], "b/é.png": images()["PNG L"]}
+
+
+def read_archive(path: Path) -> None:
+    for skip_bad in (False, True):
+        read_images(path, size=4, skip_bad=skip_bad)
+
+
+# --- arrays, tables, datasets ---------------------------------------------------------------------------
+
+
+def arrays(**parts: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **parts)
+    return file.getvalue()
+
+
+def saved_examples() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.npz"
+        Examples(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), [0, 0, 1, 1], ("a", "b")).save(path)
+        with np.load(path) as content:
+            return arrays(**content)
+
+
+def rezipped(folder: Path, random: random.Random) -> Callable[[], Any]:
+    """One array of an npz is mutated inside the zip, whose checksums stay right."""
+    parts = {
+        "images": np.zeros((3, 4, 4), np.uint8),
+        "rows": np.ones((3, 2)),
+        "labels": np.array(["a", "b", "a"]),
+    }
+    del parts[random.choice(("images", "rows"))]
+    files = {}
+    for name, array in parts.items():
+        file = io.BytesIO()
+        np.save(file, array)
+        files[f"{name}.npy"] = file.getvalue()
+    chosen = random.choice(sorted(files))
+    files[chosen] = mutated(files[chosen], random)
+    path = folder / "file.npz"
+    path.write_bytes(zipped(files, random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))))
+    return lambda: read_npz(path)
+
+
+TABLE = 'g,a,b\nx,1.5,2\nx,-3e2,4\ny,5,6\n"y",7,8\n'
+
+
+def read_table(path: Path) -> None:
+    for skip_bad in (False, True):
+        load_path(path, group="g", skip_bad=skip_bad)
+
+
+def read_rows(path: Path) -> None:
+    for skip_bad in (False, True):
+        list(ElementReader((2,), 0, group="g", skip_bad=skip_bad).read([path]))
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">{array.ndim + 1}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
+
+
+def read_idx_pair(path: Path) -> None:
+    labels = path.with_name("labels.gz")
+    labels.write_bytes(gzip.compress(idx(np.arange(3, dtype=np.uint8))))
+    read_idx(path, labels)
+    read_idx(labels, path)
+
+
+def cifar(folder: Path, random: random.Random) -> Callable[[], Any]:
+    batch = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
+    files = {
+        f"c/{name}": pickle.dumps(batch, 2)
+        for name in ("test_batch", *(f"data_batch_{i}" for i in range(1, 6)))
+    }
+    files["c/batches.meta"] = pickle.dumps({b"label_names": [b"a", b"b"]}, 2)
+    chosen = random.choice(sorted(files))
+    files[chosen] = mutated(files[chosen], random)
+    path, file = folder / "cifar.tar.gz", io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    path.write_bytes(file.getvalue())
+    return lambda: read_cifar10(path, train=random.random() < 0.5)
+
+
+# --- recipes, results, models ---------------------------------------------------------------------------
+
+
+def as_toml(values: dict[str, Any]) -> str:
+    lines = []
+    for name, section in values.items():
+        if isinstance(section, dict):
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+        else:
+            lines.insert(0, f"{name} = {json.dumps(section)}")
+    return "\n".join(lines)
+
+
+def recipe_toml(folder: Path, random: random.Random) -> Callable[[], Any]:
+    values, path = to_dict(load_recipe("digits")), folder / "recipe.toml"
+    if random.random() < 0.5:
+        text = as_toml(values).encode()
+        path.write_bytes(mutated(text, random))
+    else:
+        changed = mutated_value(json.loads(json.dumps(values)), random)
+        text = as_toml(changed) if isinstance(changed, dict) else str(changed)
+        path.write_bytes(text.encode(errors="replace"))
+    return lambda: load_recipe(str(path))
+
+
+def recipe_json(folder: Path, random: random.Random) -> Callable[[], Any]:
+    values = json.loads(json.dumps(to_dict(load_recipe("digits"))))
+    (folder / "recipe.json").write_bytes(mutated_json(values, random))
+    return lambda: Run(folder).recipe
+
+
+def mutated_json(values: Any, random: random.Random) -> bytes:
+    """JSON of mutated values, or mutated JSON."""
+    if random.random() < 0.5:
+        return mutated(json.dumps(values).encode(), random)
+    return json.dumps(mutated_value(values, random)).encode()
+
+
+def results(folder: Path, random: random.Random) -> Callable[[], Any]:
+    if not (folder / "results").exists():
+        Result("a", "Title", {"x": 1.5}, ("c", "d"), (("1", "2"),), "note").write(folder, config={}, seed=0)
+        (folder / "valid.json").write_bytes((folder / "results" / "a.json").read_bytes())
+    record = json.loads((folder / "valid.json").read_text())
+    (folder / "results" / "a.json").write_bytes(mutated_json(record, random))
+    return lambda: page("title", "lead", read_results(folder))
+
+
+def log(folder: Path, random: random.Random) -> Callable[[], Any]:
+    entry = {"index": 3, "loss": 1.0, "bits_per_dim": 1.5, "accuracy": None, "seconds": 2.0, "note": ""}
+    lines = [mutated_json({**entry, "index": index}, random) for index in range(4)]
+    (folder / "log.jsonl").write_bytes(b"\n".join(lines))
+
+    def read() -> None:
+        for one in Run(folder).read_log():  # what the learning curve does with them
+            f"{one['index']:,} {one['seconds']:,.0f}"
+            float(one.get("bits_per_dim") or 0), float(one.get("validation") or 0)
+
+    return read
+
+
+@cache
+def model() -> Bruno:
+    torch.manual_seed(0)
+    made = Bruno.from_config(ModelConfig((3,), levels=0, flow=FlowConfig("dense", couplings=1, units=2)))
+    made.initialise(torch.randn(8, 3))
+    return made.requires_grad_(False)
+
+
+def saved(thing: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        thing.save(path) if isinstance(thing, Index) else bruno.save(thing, path)
+        return path.read_bytes()
+
+
+def posterior() -> Posterior:
+    return model().condition(torch.randn(4, 3))
+
+
+def index() -> Index:
+    return Index.of(model(), torch.randn(4, 3))
+
+
+def with_right_checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any], read) -> Case:
+    """Mutate the header and the tensors of a file that `write` then gives a valid checksum."""
+
+    def prepare(folder: Path, random: random.Random) -> Callable[[], Any]:
+        parts = {name: _mutated_tensor(tensor, random) for name, tensor in tensors.items()}
+        if random.random() < 0.2:
+            del parts[random.choice(sorted(parts))]
+        changed = mutated_value(json.loads(json.dumps(header)), random) if random.random() < 0.7 else header
+        path = folder / "file.safetensors"
+        write(path, parts, changed if isinstance(changed, dict) else header)
+        return lambda: read(path)
+
+    return prepare
+
+
+def _mutated_tensor(tensor: torch.Tensor, random: random.Random) -> torch.Tensor:
+    chance = random.random()
+    if chance < 0.8:
+        return tensor
+    if chance < 0.85:
+        return tensor.to(
+            random.choice((torch.int32, torch.bool, torch.complex64, torch.half, torch.bfloat16))
+        )
+    if chance < 0.9:
+        return tensor.flatten()[:-1].clone()
+    if chance < 0.95:
+        return torch.full_like(tensor, random.choice((-1, 0, 2**30)))
+    return tensor.double() * random.choice((float("nan"), float("inf"), -1.0))
+
+
+def checkpoint(folder: Path, random: random.Random) -> Callable[[], Any]:
+    state = {f"model.{name}": tensor for name, tensor in model().state_dict().items()}
+    header = {"kind": "training", "config": to_dict(model().config), "step": 1, "seconds": 1.0}
+    header |= {"train": {}, "metrics": {}, "provenance": {}}
+    with_right_checksum(state, header, None)(folder, random)
+    (folder / "file.safetensors").rename(folder / "checkpoint-00000001.safetensors")
+    return lambda: Run(folder).model()
+
+
+PICTURES, FILES = images(), archived()
+PNGS = [content for name, content in PICTURES.items() if name.startswith("PNG")]
+TARS = [tar(tarfile.GNU_FORMAT), tar(tarfile.PAX_FORMAT)]
+NPZ = arrays(images=np.zeros((2, 3, 3), np.uint8), labels=[0, 1])
+IDX = idx(np.zeros((3, 2, 2), np.uint8))
+WEIGHTS, CONFIG = model().state_dict(), to_dict(model().config)
+EVIDENCE = {name: getattr(posterior().evidence, name) for name in ("count", "mean", "scatter")}
+FINGERPRINT = model().fingerprint()
+INDEX_HEADER = {"kind": "index", "model": FINGERPRINT, "names": list("abcd"), "source": ""}
+
+
+def compressed(content: bytes) -> bytes:
+    return gzip.compress(content, 1)
+
+
+def read_image(path: Path) -> None:
+    list(ElementReader((1, 4, 4), 256).read([path]))
+
+
+def read_state(path: Path) -> None:
+    bruno.load(path, model=model()).score(torch.zeros(3))
+
+
+READERS: dict[str, Reader] = {
+    "images": Reader(
+        of_bytes(".img", list(PICTURES.values()), lambda path: decode(path.read_bytes(), 4, grey=True)), 600
+    ),
+    "PNG": Reader(of_bytes(".png", PNGS, read_image, with_checksums), 300),
+    "zip": Reader(of_bytes(".zip", [zipped(FILES)], read_archive), 300),
+    "zip, deflated": Reader(of_bytes(".zip", [zipped(FILES, zipfile.ZIP_DEFLATED)], read_archive), 300),
+    "tar": Reader(of_bytes(".tar", TARS, read_archive), 600),
+    "tar.gz": Reader(of_bytes(".tgz", TARS, read_archive, compressed), 200),
+    "tar.gz, damaged": Reader(of_bytes(".tgz", [compressed(TARS[0])], read_archive), 200),
+    "tar.xz": Reader(of_bytes(".txz", [lzma.compress(TARS[0])], read_archive), 100),
+    "npz": Reader(of_bytes(".npz", [NPZ], read_npz), 400),
+    "npz, inside": Reader(rezipped, 600),
+    "saved examples": Reader(of_bytes(".npz", [saved_examples()], Examples.load), 300),
+    "CSV": Reader(of_bytes(".csv", [TABLE.encode()], read_table), 200),
+    "rows": Reader(of_bytes(".csv", [TABLE.encode(), b"1,2\n3,4\n"], read_rows), 400),
+    "idx": Reader(of_bytes(".gz", [IDX], read_idx_pair, compressed), 300),
+    "idx, damaged": Reader(of_bytes(".gz", [compressed(IDX)], read_idx_pair), 300),
+    "CIFAR-10": Reader(cifar, 100),
+    "recipe.toml": Reader(recipe_toml, 300),
+    "recipe.json": Reader(recipe_json, 300),
+    "results": Reader(results, 60),
+    "log": Reader(log, 300),
+    "model": Reader(of_bytes(".safetensors", [saved(model())], bruno.load), 300),
+    "model, right checksum": Reader(
+        with_right_checksum(WEIGHTS, {"kind": "model", "config": CONFIG}, bruno.load), 200
+    ),
+    "checkpoint": Reader(checkpoint, 150),
+    "state": Reader(of_bytes(".state", [saved(posterior())], read_state), 300),
+    "state, right checksum": Reader(
+        with_right_checksum(EVIDENCE, {"kind": "posterior", "model": FINGERPRINT}, read_state), 200
+    ),
+    "index": Reader(of_bytes(".index", [saved(index())], Index.load), 200),
+    "index, right checksum": Reader(
+        with_right_checksum({"latents": index().latents}, INDEX_HEADER, Index.load), 200
+    ),
+}
+
+
+def failures(
+    name: str, seeds: Iterable[int], folder: Path, *, debug: bool = False
+) -> Iterator[tuple[int, Exception]]:
+    """The seeds of files at which a reader raises anything but ValueError and OSError, and the error.
+
+    With `debug`, it is raised.
+    """
+    for seed in seeds:
+        here = folder / str(seed)
+        here.mkdir()
+        read = READERS[name].prepare(here, random.Random(f"{name} {seed}"))
+        try:
+            read()
+        except (ValueError, OSError):
+            pass
+        except Exception as error:
+            if debug:
+                raise
+            yield seed, error
+        shutil.rmtree(here)
