@@ -495,3 +495,11 @@ class TestMistakes:
 def test_a_model_that_does_not_fit_into_memory_is_not_built(flow):
     with pytest.raises(ValueError, match=r"`flow` .*BRUNO_MAX_MEMORY"):
         Bruno.from_config(ModelConfig((1, 28, 28), flow=flow))
+
+
+def test_a_whole_number_as_correlation_does_not_truncate_that_of_the_leading_dimensions():
+    config = ModelConfig(
+        (4,), levels=0, flow=FlowConfig("dense"), process=ProcessConfig(correlation=0, leading=2)
+    )
+    correlation = Bruno.from_config(config).process.correlation
+    torch.testing.assert_close(correlation, torch.tensor([0.9, 0.9, 0.0, 0.0]), atol=1e-6, rtol=0)

@@ -126,9 +126,11 @@ def _converted(value: Any, config: Any, field: Field) -> Any:
     if typing.get_origin(kind) is tuple:
         parts = _of_type(name, value, list, tuple)
         return tuple(_of_type(name, part, typing.get_args(kind)[0]) for part in parts)
-    if kind is float and not -math.inf < _of_type(name, value, float, int) < math.inf:
-        raise ValueError(f"`{name}` must be a finite number; got {value}.")
-    return value if kind is float else _of_type(name, value, kind)
+    if kind is float:
+        if not abs(_of_type(name, value, float, int)) <= sys.float_info.max:  # also rejects NaN
+            raise ValueError(f"`{name}` must be a finite number; got {value}.")
+        return float(value)
+    return _of_type(name, value, kind)
 
 
 def _of_type(name: str, value: Any, *types: type) -> Any:

@@ -29,8 +29,9 @@ def study(
     if out.exists() and not out.is_dir():
         raise ValueError(f"`--out` must be a folder; {out} is a file.")
     device = resolve_device(device)
-    for name in data.split(","):
-        examples = bruno.data.load_examples(name, data_dir=data_dir)
+    # All are loaded before the first is trained on: training takes minutes.
+    datasets = {name: bruno.data.load_examples(name, data_dir=data_dir) for name in data.split(",")}
+    for name, examples in datasets.items():
         with progress_bar("steps") as progress:
             curves = stability_study(examples, steps=steps, seeds=(seed,), device=device, progress=progress)
         study = StabilityStudy(Path(name).stem, steps, tuple(curves))

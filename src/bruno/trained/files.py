@@ -27,6 +27,8 @@ def open(
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
         data_dir: the folder of published datasets; $BRUNO_DATA by default.
     """
+    if data_dir is not None and not Path(data_dir).is_dir():
+        raise ValueError(f"`data_dir` must be an existing folder; got {str(data_dir)!r}.")
     name, device, folder = str(path), resolve_device(device), results_folder(path)
     if _is_run(name):
         run = Run(folder)

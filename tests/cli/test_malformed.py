@@ -1,0 +1,402 @@
+"""Malformed command lines: each ends with exit code 2, prints one line and writes nothing."""
+
+import json
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bruno.cli.main import COMMANDS
+from cli.commandline import make_images, run_main
+
+# A valid line of each command that opens a model.
+WITH_MODEL = {
+    "finetune": "finetune run --out new --steps 1",
+    "evaluate": "evaluate run",
+    "sample": "sample run",
+    "repeat": "repeat run",
+    "fewshot": "fewshot run",
+    "classify": "classify run images/a/0.png --support images",
+    "anomaly watch": "anomaly watch run images/a",
+    "anomaly batch": "anomaly batch run images/a",
+    "anomaly measure": "anomaly measure run",
+    "retrieve search": "retrieve search run --query images/a --collection images/b",
+    "retrieve measure": "retrieve measure run",
+    "specks": "specks run",
+    "inspect": "inspect run",
+}
+BAD_MODELS = ["nowhere", "empty", "text.txt", "odd-run", "run/recipe.json", "posterior-run", "pipe", "images"]
+BAD_MODEL_OPTIONS = [
+    "--checkpoint worst",
+    "--device tpu",
+    "--device cuda:99",
+    "--seed -1",
+    "--seed 9223372036854775808",
+    "--seed 1_0",
+    "--seed １",  # a full-width digit
+    "--seed x",
+    "--data-dir nowhere",
+    "--data-dir text.txt",
+    "--no-such-option",
+]
+BAD_DATA = [
+    "--data nowhere",
+    "--data text.txt",
+    "--data pipe",
+    "--data empty",
+    "--data torn.zip",
+    "--data loops",
+    "--split most",
+    "--invert",
+    "--data images --split test",
+]
+WITH_DATA = ["evaluate", "sample", "repeat", "fewshot", "anomaly measure", "retrieve measure", "inspect"]
+# Commands that need arguments.
+BARE = [
+    "train",
+    "finetune",
+    "evaluate",
+    "sample",
+    "repeat",
+    "fewshot",
+    "classify",
+    "anomaly watch",
+    "anomaly batch",
+    "anomaly measure",
+    "retrieve search",
+    "retrieve measure",
+    "specks",
+    "inspect",
+    "report",
+    "export",
+]
+# Arguments, one line each.
+OTHERS = {
+    "train": """
+        digitz
+        digits extra
+        text.txt
+        nowhere.toml
+        odd.toml
+        deep.toml
+        pipe.toml
+        digits --set
+        digits --set train
+        digits --set train.batch=0
+        digits --set train.batch=1_0.5
+        digits --set train.batch=1000000000000
+        digits --set train.batch=1e12
+        digits --set train=[1]
+        digits --set flow.couplings=100000000
+        digits --set flow.units=0
+        digits --set flow.filters=99999999
+        digits --set train.shift=1000000
+        digits --set train.shift=8
+        digits --set train.rate=inf
+        digits --set train.rate=nan
+        digits --set train.seed=-1
+        digits --set flow.kind=cnn
+        digits --set process.dof=1
+        digits --set process.correlation=1
+        digits --set process.variance=0
+        digits --set data.name=nowhere
+        digits --set data.name=pipe
+        digits --set data.name=text.txt
+        digits --set data.name=loops
+        digits --set data.name=torn.zip
+        digits --set data.name=empty
+        digits --set data.classes=[x]
+        digits --set data.size=99999
+        digits --set a.b.c=1
+        digits --set train.steps=[[[[[[[[[[[[[[[[
+        digits --set x=1
+        digits --set alpha=2
+        table --set data.name=rows.csv --set data.group=nobody
+        table --set data.name=rows.csv
+        table --set data.name=letters.csv --set data.group=g
+        digits --steps 0
+        digits --steps 1.5
+        digits --steps 1_000
+        digits --steps １０
+        digits --steps 99999999999999999999
+        digits --minutes 0
+        digits --minutes -1
+        digits --minutes nan
+        digits --minutes inf
+        digits --minutes 1_0
+        digits --steps 1 --minutes 1
+        digits --save-every -1
+        digits --save-every inf
+        digits --validate 1
+        digits --validate -2
+        digits --validate 10000000000
+        digits --out text.txt
+        digits --out run
+        digits --resume --out empty
+        digits --resume --out nowhere
+        digits --seed -1
+        digits --seed 1_0
+        digits --device mps
+        omniglot --data-dir nowhere
+        digits --resume --out run --set flow.units=99
+    """,
+    "finetune": """
+        run --out text.txt
+        run --out new --way 1
+        run --out new --way 99
+        run --out new --shot 0
+        run --out new --shot 9999
+        run --out new --episodes 0
+        run --out new --generative -1
+        run --out new --generative nan
+        run --out new --trials 1
+        run --out new --trials -1
+        run --out new --split most
+        run --out new --set flow.units=99
+        run --out new --steps 0
+        run --out new --resume
+        run --out run
+        run --out new --set data.name=nowhere
+    """,
+    "evaluate": """
+        run --sets 1
+        run --sets 1000000000000
+        run --set-size 0
+        run --sets x
+        run extra
+    """,
+    "sample": """
+        run --samples 0
+        run --samples 1000000000
+        run --samples 1_0
+        run --sets 0
+        run --sets 99
+        run --set-size 0
+        run --set-size 99999
+        run --prefixes x
+        run --prefixes 5-1
+        run --prefixes 0-99999999
+        run --prefixes 99
+        run --prefixes 1_0
+        run --prefixes ２
+        run --temperature -1
+        run --temperature nan
+        run --prior --given images/a
+        run --prior --sets 2
+        run --given nowhere
+        run --given empty
+        run --given images/a --data images
+        run --given pipe
+    """,
+    "repeat": """
+        run --samples 0
+        run --samples 1000000000
+        run --given nowhere
+        run --set-size 0
+        run --temperature -1
+        run --given images/a --split test
+    """,
+    "fewshot": """
+        run --way 1
+        run --way x
+        run --shot 0
+        run --shot
+        run --trials 1
+        run --trials 10000000000
+        run --threshold 2
+        run --threshold nan
+        run --rotated-decoys --no-rotations
+        run --way 1_0
+    """,
+    "classify": """
+        run images/a/0.png
+        run --support images
+        run nowhere.png --support images
+        run images/a/0.png --support nowhere
+        run images/a/0.png --support empty
+        run pipe --support images
+        run images/a/0.png --support images --prior x
+        run images/a/0.png --support images --prior 1
+        run images/a/0.png --support images --prior 0.5,0.1_5
+        run images/a/0.png --support images --prior 2,-1
+        run images/a/0.png --support images --temperature 0
+        run images/a/0.png --support images --data images
+        run images/a/0.png --support images --calibrate --temperature 2
+        run text.txt --support images
+    """,
+    "anomaly watch": """
+        run nowhere
+        run empty
+        run pipe
+        run text.txt
+        run - images/a
+        run images/a --rate 0
+        run images/a --rate 1
+        run images/a --rate nan
+        run images/a --threshold nan
+        run images/a --threshold 0 --rate 0.1
+        run images/a --threshold 0 --sets 9
+        run images/a --sets 0
+        run images/a --sets 1000000000000
+        run images/a --set-size 1
+        run images/a --set-size 99999999999
+        run images/a --typical nowhere
+        run images/a --state nowhere/state
+        run images/a --state images
+        run images/a --state text.txt
+        run images/a --data nowhere
+        run images/a --sets 5
+    """,
+    "anomaly batch": """
+        run nowhere
+        run images/a/0.png
+        run images/a --rate 2
+        run images/a --sets 1000000000000
+        run images/a --threshold inf
+    """,
+    "anomaly measure": """
+        run --sets 1
+        run --sets 1000000000000
+        run --set-size 1
+    """,
+    "retrieve search": """
+        run
+        run --query images/a
+        run --query nowhere --collection images/b
+        run --query images/a --collection nowhere
+        run --query images/a --collection empty
+        run --query images/a --collection images/b --top 0
+        run --query images/a --collection images/b --top x
+        run --query images/a --collection images/b --index text.txt
+        run --query pipe --collection images/b
+        run --query images/a --collection images/b --index nowhere/index
+    """,
+    "retrieve measure": """
+        run --shot 0
+        run --shot x
+        run --queries 1
+        run --queries 1000000000000
+    """,
+    "specks": """
+        run --samples 1
+        run --samples 1000000000000
+        run --given 0
+        run --given 99999
+    """,
+    "inspect": """
+        run --sets 1
+        run --sets 1000000000000
+    """,
+    "demo": """
+        extra
+        --steps 0
+        --steps x
+        --seed -1
+        --steps 1_0
+    """,
+    "study": """
+        extra
+        --steps 0
+        --data nowhere
+        --data digits,
+        --out text.txt
+        --device tpu
+        --seed -1
+        --data pipe
+        --data-dir nowhere
+    """,
+    "report": """
+        nowhere
+        empty
+        text.txt
+        run --out nowhere/page.html
+        run --out images
+        run extra
+    """,
+    "export": """
+        run
+        nowhere new
+        run nowhere/new
+        run images
+        run new --checkpoint worst
+        text.txt new
+        empty new
+        posterior-run new
+    """,
+    "presets": """
+        digitz
+        text.txt
+        odd.toml
+        deep.toml
+        digits extra
+        --no-such-option
+    """,
+    "data": """
+        extra
+        --data-dir nowhere
+        --data-dir text.txt
+    """,
+}
+LINES = [*BARE]
+LINES += [f"{command} {rest.strip()}" for command in OTHERS for rest in OTHERS[command].strip().splitlines()]
+LINES += [line.replace(" run", f" {bad}", 1) for line in WITH_MODEL.values() for bad in BAD_MODELS]
+LINES += [f"{line} {bad}" for line in WITH_MODEL.values() for bad in BAD_MODEL_OPTIONS]
+LINES += [f"{WITH_MODEL[command]} {bad}" for command in WITH_DATA for bad in BAD_DATA]
+LINES += ["nonsense", "--nonsense", "anomaly nonsense", "retrieve nonsense", "train digits --set ''"]
+
+
+@pytest.fixture(scope="module")
+def prepared(tiny_run, tmp_path_factory):
+    """A folder with a run, images of two classes, and files that no command can use."""
+    folder = tmp_path_factory.mktemp("malformed")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        shutil.copytree(tiny_run, "run")
+        make_images({"a": 4, "b": 4}, 8)
+        for name in ("empty", "odd-run", "loops/a"):
+            Path(name).mkdir(parents=True)
+        Path("loops/a/0.png").write_bytes(Path("images/a/0.png").read_bytes())
+        Path("loops/a/again").symlink_to("..")
+        Path("text.txt").write_text("not a model, an image or a table")
+        Path("torn.zip").write_bytes(b"PK\x03\x04 torn")
+        Path("odd-run/recipe.json").write_text(json.dumps([1, 2]))
+        Path("odd.toml").write_text("[data]\nname = 3\n")
+        Path("deep.toml").write_text("x = " + "[" * 100_000)
+        Path("rows.csv").write_text("g,a\nx,1\nx,2\ny,3\ny,4\n")
+        Path("letters.csv").write_text("g,a\nx,one\ny,two\n")
+        for name in ("pipe", "pipe.toml"):
+            os.mkfifo(name)
+        shutil.copytree(tiny_run, "posterior-run")
+        for path in Path("posterior-run").glob("*.safetensors"):
+            path.write_bytes(b"not a checkpoint")
+    finally:
+        os.chdir(before)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of every file."""
+    found = ((path, path.lstat()) for path in sorted(folder.rglob("*")))
+    return {str(path): (at.st_size, at.st_mtime_ns) for path, at in found if not path.is_dir()}
+
+
+def test_the_table_covers_every_command_with_at_least_200_lines():
+    assert OTHERS.keys() == COMMANDS.keys()
+    assert len(set(LINES)) >= 200
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(LINES))
+def test_a_malformed_line_has_exit_code_2_and_one_line_and_writes_nothing(
+    line, prepared, monkeypatch, capsys
+):
+    monkeypatch.chdir(prepared)
+    before = contents(prepared)
+    ended = run_main(capsys, *shlex.split(line))
+    errors = [shown for shown in ended.errors.splitlines() if not shown.startswith("warning: ")]
+    assert ended.code == 2, ended
+    assert len(errors) == 1, ended.errors
+    assert errors[0].startswith("error: ")
+    assert contents(prepared) == before
