@@ -47,6 +47,21 @@ def test_a_recipe_can_be_an_object_a_preset_or_a_file(tiny, tmp_path):
     assert of_file.recipe.flow.units == 8
 
 
+def test_a_frame_is_trained_on_and_kept_in_the_run_folder(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    rows = np.random.default_rng(0).normal(size=(60, 2))
+    frame = pyarrow.table({"of": [f"m{i % 6}" for i in range(60)], "a": rows[:, 0], "b": rows[:, 1]})
+    data = {"name": frame, "group": "of"}
+    for resume in (False, True):
+        run = bruno.train("table", tmp_path / "run", data=data, steps=1 + resume, resume=resume, **TINY)
+    opened = bruno.open(run.folder)
+    assert opened.columns == ("a", "b")
+    assert len(opened.examples("all")) == 60
+    x, names, groups = opened.read(frame)
+    assert np.allclose(x, rows)
+    assert (names[1], groups[1]) == ("row 2", "m1")
+
+
 def test_a_run_is_named_after_its_preset_by_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert bruno.train("digits", steps=1, **TINY).folder == Path("runs/digits")

@@ -288,7 +288,7 @@ class TrainConfig:
 class DataConfig:
     """The data that a model learns from."""
 
-    name: str = _setting(attrs.NOTHING, "a named dataset, or the path of a folder, archive, npz or CSV")
+    name: str = _setting(attrs.NOTHING, "a named dataset, or the path of a folder, archive, npz or table")
     split: str = _choice("split to train on", "train", "trainval")
     rotations: bool = _setting(False, "use every class four times, rotated by multiples of 90 degrees")
     original: bool = _setting(False, "augment images at their original size and downsample them last")
@@ -298,8 +298,9 @@ class DataConfig:
     )
     colour: bool = _setting(False, "user images: three channels instead of one")
     invert: bool = _setting(False, "user images: turn dark ink on bright paper into bright ink")
-    group: str = _setting("", "CSV: the group column, which names the set of a row")
-    columns: tuple[str, ...] = _setting((), "CSV: the columns of a row; empty: all but the group column")
+    group: str = _setting("", "table: the group column, which names the set of a row; empty: blocks of rows")
+    columns: tuple[str, ...] = _setting((), "table: the columns of a row; empty: all that are numbers")
+    format: str = _setting("", 'table: words such as "semicolon decimal-comma"; empty: detect the format')
     skip_bad: bool = _setting(False, "skip files and rows that cannot be read")
 
     def __attrs_post_init__(self) -> None:

@@ -15,12 +15,15 @@ from attrs import evolve
 
 from bruno.config import Recipe, check_count, check_same, from_dict, load_recipe, to_dict
 from bruno.data import Examples, SetSampler
+from bruno.data.tables import is_frame
 from bruno.devices import process_group, resolve_device
 from bruno.model import Bruno
 from bruno.recipe_data import (
     RecipeData,
     fitted_to,
     is_path,
+    keep_frame,
+    log_columns,
     unseen_split,
     warn_of_far_numbers,
     with_absolute_path,
@@ -83,7 +86,8 @@ def train(
         save_every: seconds between checkpoints.
         progress: called with a log entry after every step, or every few steps on a GPU.
         settings: override those of the recipe: a section as a dictionary, ``data={"name": "table.csv"}``, or
-            settings of training by their names, ``minutes=5``.
+            settings of training by their names, ``minutes=5``. The name of the data may be a frame of pandas,
+            polars or pyarrow, whose rows are kept in the run folder.
 
     Raises:
         ValueError: if a setting is invalid, or if `out` has a run and `resume` is false.
@@ -97,16 +101,22 @@ def train(
         )
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
+    settings, frame = _without_frame(settings)
     recipe, explicit = with_settings(recipe, settings)
     run = Run(out or Path("runs") / name)
     if resume:
         recipe = _with_planned_length(recipe, run, explicit)
+    if frame is not None:
+        recipe = keep_frame(frame, recipe, run.folder)
     device = resolve_device(device)
     data = RecipeData(recipe, data_dir)
     examples = data.training()
     if is_path(recipe.data.name):
+        if frame is None:
+            log_columns(data.split("all"), recipe.data, Path(recipe.data.name).name)
         recipe = fitted_to(recipe, examples, explicit)
-        recipe = evolve(recipe, data=evolve(recipe.data, columns=examples.columns))
+        kept = evolve(recipe.data, columns=examples.columns, format=examples.table_format)
+        recipe = evolve(recipe, data=kept)
         warn_of_far_numbers(examples)
     with process_group(device):
         torch.manual_seed(recipe.train.seed)
@@ -247,6 +257,15 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, 
     if "data.name" in explicit and "data.original" not in explicit and is_path(values["data"]["name"]):
         values["data"]["original"] = False
     return with_absolute_path(from_dict(Recipe, values)), explicit
+
+
+def _without_frame(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The settings with the path of a file in place of a frame, and the frame, None if there is none."""
+    section = settings.get("data")
+    section = {"name": section} if is_frame(section) else section
+    if not isinstance(section, Mapping) or not is_frame(section.get("name")):
+        return dict(settings), None
+    return {**settings, "data": {**section, "name": "frame.npz"}}, section["name"]
 
 
 def _run(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import warnings
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from attrs import evolve
 
-from bruno.config import Recipe
+from bruno.config import DataConfig, Recipe
 from bruno.data import DATASETS, Examples, load_examples
 from bruno.data.datasets import SPLITS, split_by_class
+from bruno.data.table_format import TableFormat
+from bruno.data.tables import read_frame
+from bruno.files import atomic_write
 
 _log = logging.getLogger(__name__)
 _FAR = 20  # widths of the central 90 % of a column; values further from its median are reported
@@ -81,6 +87,7 @@ class RecipeData:
             grey=not data.colour,
             group=data.group,
             columns=data.columns,
+            table_format=data.format,
             skip_bad=data.skip_bad,
         )
         # Small classes are skipped after the split, so that the others stay in their split.
@@ -100,6 +107,44 @@ def with_absolute_path(recipe: Recipe) -> Recipe:
     if not is_path(recipe.data.name):
         return recipe
     return evolve(recipe, data=evolve(recipe.data, name=str(Path(recipe.data.name).resolve())))
+
+
+def keep_frame(frame: Any, recipe: Recipe, folder: Path) -> Recipe:
+    """Write the rows of a frame into a run folder, and return the recipe that reads them from there.
+
+    The name of the file depends on the content: a second run never replaces the data of the first.
+    """
+    data = recipe.data
+    examples = read_frame(frame, data.group, data.columns, data.skip_bad)
+    warn_of_skipped(examples, "the frame")
+    log_columns(examples, data, "the frame")
+    rows, names = examples.elements.numpy(), np.array(examples.names)[examples.labels.numpy()]
+    digest = hashlib.sha256(rows.tobytes() + names.tobytes()).hexdigest()[:12]
+    path = folder / f"data-{digest}.npz"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as beside, beside.open("wb") as file:
+            np.savez_compressed(file, rows=rows, labels=names, columns=np.array(examples.columns))
+    return evolve(recipe, data=evolve(data, name=str(path.resolve()), columns=examples.columns))
+
+
+def log_columns(examples: Examples, data: DataConfig, name: str) -> None:
+    """Log which columns of a table are used, which are not, and how the table was read."""
+    if examples.is_images or not examples.columns:
+        return
+    used, ignored = examples.columns, examples.ignored
+    parts = [f"using {len(used)} of {len(used) + len(ignored)} columns: {', '.join(used)}"]
+    parts += [f"ignored: {', '.join(ignored)}"] * bool(ignored)
+    words = TableFormat(**TableFormat.parse(examples.table_format)).describe()
+    parts += [f"read as {words}"] * bool(words)
+    _log.info("%s: %s", name, "; ".join(parts))
+    if not data.group:
+        _log.info(
+            "%s: no group column (data.group), so consecutive rows form sets: %d sets of %d rows",
+            name,
+            len(examples.names),
+            int(examples.counts[0]),
+        )
 
 
 def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()) -> Recipe:

@@ -53,7 +53,7 @@ OTHERWISE = {
     "retrieve search": {"seed"},  # nothing is random
 }
 # Settings of a recipe are keyword arguments of `bruno.train` and `bruno.finetune`.
-SETTINGS = {"settings", "steps", "minutes", "seed", "skip_bad"}
+SETTINGS = {"settings", "steps", "minutes", "seed", "data", "group", "skip_bad"}
 
 
 def test_every_command_that_computes_has_its_library_calls_listed():

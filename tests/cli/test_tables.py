@@ -219,7 +219,17 @@ def test_the_columns_are_a_list_of_different_names(workplace):
         train(GOOD, "--set", 'data.columns=["a", "b", "a"]')
 
 
-def test_semicolons_between_columns_are_an_error(workplace):
-    Path("t.csv").write_text(GOOD.replace(",", ";"))
-    with pytest.raises(ValueError, match=r"t\.csv.*comma"):
-        run(*TRAIN)
+def test_the_columns_that_are_used_are_reported(workplace):
+    lines = [f"1.1.2026 10:{i % 60:02d};{i // 30};{i % 7},5;ok;{i % 11}" for i in range(180)]
+    Path("t.csv").write_text("zeit;of;a;state;b\n" + "\n".join(lines), encoding="utf-16")
+    output = words(run("train", "table", "--data", "t.csv", "--group", "of", "--steps", "1"))
+    assert "t.csv: using 2 of 4 columns: a, b; ignored: zeit (date), state (text)" in output
+    assert "read as utf-16 semicolon decimal-comma" in output
+    kept = Run("runs/table").recipe.data
+    assert (kept.columns, kept.format.split()[:3]) == (("a", "b"), ["utf-16", "semicolon", "decimal-comma"])
+
+
+def test_consecutive_rows_are_sets_without_a_group_column(workplace):
+    Path("t.csv").write_text("a,b\n" + "".join(f"{i % 7},{i % 11}\n" for i in range(180)))
+    output = words(run("train", "table", "--data", "t.csv", "--steps", "1"))
+    assert "no group column (data.group), so consecutive rows form sets: 9 sets of 20 rows" in output

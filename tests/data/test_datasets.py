@@ -175,7 +175,7 @@ def test_a_table_is_cached_for_each_group_column(tmp_path, cache, monkeypatch, n
     second = load_examples(str(path), group="machine")
     assert not torch.equal(second.elements, first.elements)
     assert len(list((cache / "parsed").iterdir())) == 2  # the cache of the old table is deleted
-    monkeypatch.setattr("bruno.data.datasets.read_csv", lambda *_, **__: pytest.fail("parsed again"))
+    monkeypatch.setattr("bruno.data.datasets.read_table", lambda *_, **__: pytest.fail("parsed again"))
     assert torch.equal(load_examples(str(path), group="machine").elements, second.elements)
 
 

@@ -140,10 +140,16 @@ def test_images_may_have_more_than_256_levels(folder):
     assert set(x.flatten().tolist()) == {round(200 * 1023 / 255)}
 
 
-def test_files_in_another_encoding_raise_or_are_skipped(tmp_path):
-    (tmp_path / "a.csv").write_text("1,2\n", encoding="utf-8-sig")
-    assert ElementReader((2,), 0).read_all([tmp_path / "a.csv"])[0].tolist() == [[1, 2]]
-    (tmp_path / "b.csv").write_bytes(b"Ger\xe4t,a\n1,2\n")
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])
+def test_the_encoding_of_files_is_detected(tmp_path, encoding):
+    (tmp_path / "a.csv").write_text("Gerät,a\n1,2\n", encoding=encoding)
+    reader = ElementReader((2,), 0, columns=("a", "Gerät"))
+    assert reader.read_all([tmp_path / "a.csv"])[0].tolist() == [[2, 1]]
+
+
+def test_damaged_utf_8_raises_or_is_skipped(tmp_path):
+    (tmp_path / "a.csv").write_text("1,2\n")
+    (tmp_path / "b.csv").write_bytes("Gerät,a\n".encode() + b"1,2\nm\xe4,2\n")
     with pytest.raises(ValueError, match=r"b.csv: must be text in UTF-8"):
         ElementReader((2,), 0).read_all([tmp_path])
     reader = ElementReader((2,), 0, skip_bad=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bruno.data import Examples, tables
-from bruno.data.tables import read_csv
+from bruno.data.tables import read_table
 
 
 def write(path, text: str, **options):
@@ -17,7 +17,7 @@ def write(path, text: str, **options):
 
 
 def test_rows_are_grouped_by_a_column(tmp_path):
-    examples = read_csv(write(tmp_path, "machine,a,b\nm1,1,2.5\nm2,3,4\nm1,5,6\n"), "machine")
+    examples = read_table(write(tmp_path, "machine,a,b\nm1,1,2.5\nm2,3,4\nm1,5,6\n"), "machine")
     assert examples.names == ("m1", "m2")
     assert examples.labels.tolist() == [0, 1, 0]
     assert examples.elements.tolist() == [[1, 2.5], [3, 4], [5, 6]]
@@ -27,10 +27,10 @@ def test_rows_are_grouped_by_a_column(tmp_path):
 
 def test_columns_are_selected_in_the_given_order(tmp_path):
     path = write(tmp_path, "machine,time,a,b\nm1,noon,1,2\nm2,night,3,4\n")
-    examples = read_csv(path, "machine", columns=("b", "a"))
+    examples = read_table(path, "machine", columns=("b", "a"))
     assert examples.elements.tolist() == [[2, 1], [4, 3]]
     assert examples.columns == ("b", "a")
-    assert read_csv(path, "machine", columns=("a",)).shape == (1,)
+    assert read_table(path, "machine", columns=("a",)).shape == (1,)
 
 
 @pytest.mark.parametrize(
@@ -42,30 +42,42 @@ def test_columns_are_selected_in_the_given_order(tmp_path):
         ("machine,a,a\nm1,1,2\n", "machine", (), r"got 'a' more than once"),
         ("machine,a\n", "machine", (), r"at least one row"),
         ("machine,a\nm1,1\nm1,oops\n", "machine", (), r"line 3 .*'a' .*got 'oops'.*`data.columns`"),
-        ("machine,a\nm1,1\x00\n" + "9" * 200_000, "machine", (), r"line \d cannot be"),
+        ("machine,a\nm1,1\nm1,1\x00\n", "machine", (), r"line 3 cannot be"),
+        ("machine,a\nm1,1\n" + "9" * 200_000, "machine", (), r"line 3 cannot be"),
     ],
 )
 def test_a_bad_table_is_named_with_its_problem(tmp_path, text, group, columns, message):
     with pytest.raises(ValueError, match=rf"t.csv: .*{message}"):
-        read_csv(write(tmp_path, text), group, columns=columns)
+        read_table(write(tmp_path, text), group, columns=columns)
 
 
 @pytest.mark.parametrize("line", ["m1,1,2,3", "m1,1", "m1,1,1e39", "m1,nan,1", "m1,1,"])
 def test_a_bad_line_raises_or_is_skipped(tmp_path, line):
     path = write(tmp_path, f"machine,a,b\nm1,1,2\n\n{line}\n")
     with pytest.raises(ValueError, match=r"t.csv: line 4 cannot be used"):
-        read_csv(path, "machine")
-    examples = read_csv(path, "machine", skip_bad=True)
+        read_table(path, "machine")
+    examples = read_table(path, "machine", skip_bad=True)
     assert examples.skipped == ("line 4",)
     assert examples.elements.tolist() == [[1, 2]]
 
 
-def test_a_byte_order_mark_is_ignored_and_other_encodings_are_rejected(tmp_path):
-    path = write(tmp_path, "machine,a\r\nm1,1\r\n", encoding="utf-8-sig")
-    assert read_csv(path, "machine").names == ("m1",)
-    path = write(tmp_path, "Gerät,a\nm1,1\n", encoding="latin-1")
-    with pytest.raises(ValueError, match=r"t.csv: .*UTF-8"):
-        read_csv(path, "Gerät")
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "cp1252", "latin-1"])
+@pytest.mark.parametrize("least", [0, 2**20])  # parsed by pyarrow, and in Python
+def test_encodings_are_detected(tmp_path, monkeypatch, encoding, least):
+    monkeypatch.setattr(tables, "_MIN_FAST_BYTES", least)
+    path = write(tmp_path, "Gerät,Höhe\r\nÄ1,1.5\r\nÄ1,2\r\n", encoding=encoding)
+    examples = read_table(path, "Gerät")
+    assert (examples.names, examples.columns) == (("Ä1",), ("Höhe",))
+    assert examples.elements.tolist() == [[1.5], [2]]
+
+
+def test_damaged_utf_8_is_an_error_with_its_line(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("Gerät,a\nm1,1\n".encode() + b"m\xe4,2\n")
+    with pytest.raises(ValueError, match=r"t.csv: .*line 3 is not utf-8.*`data.format`"):
+        read_table(path, "Gerät")
+    with pytest.raises(ValueError, match=r"`group` .*got 'Gerät'"):  # it is read, in another encoding
+        read_table(path, "Gerät", table_format="cp1252")
 
 
 # --- pyarrow ------------------------------------------------------------------------------------------------
@@ -73,7 +85,7 @@ def test_a_byte_order_mark_is_ignored_and_other_encodings_are_rejected(tmp_path)
 
 def outcome(path, **options) -> Examples | str:
     try:
-        return read_csv(path, "machine", **options)
+        return read_table(path, "machine", **options)
     except ValueError as error:
         return str(error)
 
@@ -154,7 +166,7 @@ def test_pyarrow_parses_ordinary_tables(tmp_path, monkeypatch):
         "machine,a,b\nm1,1,2.5\n\nm2,-3,4e-1",
         '\ufeff"machine","a"\r\n"m1, old","1"\r\n"m ""2""",2\r\n',
     ):
-        assert len(read_csv(write(tmp_path, text), "machine")) == 2
+        assert len(read_table(write(tmp_path, text), "machine")) == 2
 
 
 @pytest.mark.parametrize(
@@ -174,19 +186,122 @@ def test_pyarrow_is_optional_and_small_tables_do_not_import_it(tmp_path, monkeyp
     path = write(tmp_path, "machine,a\nm1,1\n")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setattr(tables, "_MIN_FAST_BYTES", 0)
-    assert len(read_csv(path, "machine")) == 1
+    assert len(read_table(path, "machine")) == 1
     monkeypatch.undo()
     monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
-    read_csv(path, "machine")
+    read_table(path, "machine")
     assert "pyarrow" not in sys.modules
 
 
-@pytest.mark.parametrize("rows", [3, 60_000])  # parsed in Python, and by pyarrow if it is installed
-def test_a_row_without_a_group_is_unreadable(tmp_path, rows):
-    path = tmp_path / "t.csv"
+@pytest.mark.parametrize("least", [0, 2**20])  # parsed by pyarrow if it is installed, and in Python
+def test_a_row_without_a_group_is_unreadable(tmp_path, monkeypatch, least):
+    monkeypatch.setattr(tables, "_MIN_FAST_BYTES", least)
+    path, rows = tmp_path / "t.csv", 3
     path.write_text("of,x\n" + "a,1.000000000000\n" * rows + ",2\nb,3\n")
     with pytest.raises(ValueError, match=rf"line {rows + 2} .*'of' .*empty"):
-        read_csv(path, "of")
-    read = read_csv(path, "of", skip_bad=True)
+        read_table(path, "of")
+    read = read_table(path, "of", skip_bad=True)
     assert read.names == ("a", "b")
     assert read.skipped == (f"line {rows + 2}",)
+
+
+# --- which columns are read -------------------------------------------------------------------------------
+
+
+def test_columns_that_are_not_numbers_are_ignored_and_named(tmp_path):
+    text = ",time,machine,a,state,b,\n0,2026-01-31 10:00,m1,1,ok,2,\n1,2026-01-31 10:05,m2,3,hot,NA,\n"
+    examples = read_table(write(tmp_path, text), "machine", missing=True)
+    assert examples.columns == ("a", "b")
+    ignored = ("column 1 (row number)", "time (date)", "state (text)", "column 7 (empty)")
+    assert examples.ignored == ignored
+    assert examples.elements.isnan().tolist() == [[False, False], [False, True]]
+
+
+@pytest.mark.parametrize(
+    "cell", ["31.01.2026", "1/31/26 9:15", "12:30", "12:30:01.5", "31 Jan 2026", "Jan 31, 2026"]
+)
+def test_dates_are_not_numbers_or_text(tmp_path, cell):
+    path = write(tmp_path, f"a;when\n1;{cell}\n2;{cell}\n")
+    assert read_table(path).ignored == ("when (date)",)
+
+
+def test_a_typing_error_does_not_turn_a_column_into_text(tmp_path):
+    path = write(tmp_path, "machine,a\nm1,1\nm1,1o\nm1,3\n")
+    with pytest.raises(ValueError, match=r"line 3 .*'a' .*got '1o'"):
+        read_table(path, "machine")
+
+
+@pytest.mark.parametrize("cell", ["1_400", "\uff11\uff12", "\u0661", "1.5.2", "0x10", "inf"])
+def test_only_ascii_digits_make_a_number(tmp_path, cell):
+    path = write(tmp_path, f"machine,a\nm1,1\nm1,2\nm1,{cell}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"line 4 cannot be used: 'a'"):
+        read_table(path, "machine")
+
+
+def test_consecutive_rows_form_sets_without_a_group_column(tmp_path):
+    path = write(tmp_path, "a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(47)))
+    examples = read_table(path)
+    assert examples.names == ("rows 1-20", "rows 21-47")
+    assert examples.counts.tolist() == [20, 27]
+    assert examples.elements[:, 0].tolist() == list(range(47))
+
+
+def test_a_table_without_a_header_has_numbered_columns(tmp_path):
+    examples = read_table(write(tmp_path, "m1,1,2\nm2,3,4\n"), "1")
+    assert (examples.columns, examples.names) == (("2", "3"), ("m1", "m2"))
+    assert "no-header" in examples.table_format
+    assert len(read_table(write(tmp_path, "1,2\n3,4\n"))) == 2
+
+
+def test_missing_cells_are_read_on_request(tmp_path):
+    path = write(tmp_path, "machine,a,b\nm1,,2\nm1,3,n/a\nm1,5,NaN\nm1,7,8\n")
+    with pytest.raises(ValueError, match=r"line 2 .*'a' .*got ''"):
+        read_table(path, "machine")
+    assert read_table(path, "machine", missing=True).elements.isnan().sum(0).tolist() == [1, 2]
+    path.write_text(path.read_text() + "m1,,\n")
+    with pytest.raises(ValueError, match=r"line 6 .*all are missing"):
+        read_table(path, "machine", missing=True)
+    assert read_table(path, "machine", missing=True, skip_bad=True).skipped == ("line 6",)
+
+
+# --- Parquet and frames -----------------------------------------------------------------------------------
+
+
+def frame_of(kind: str):
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame(
+        {
+            "machine": pandas.Categorical(["m1", "m2", "m1"]),
+            "when": pandas.to_datetime(["2026-01-01", "2026-01-02", "2026-01-03"]),
+            "a": [1, 2, 3],
+            "b": [0.5, None, 2.5],
+            "c": pandas.array([1, None, 3], dtype="Int64"),
+            "state": ["ok", "ok", None],
+        }
+    )
+    return frame if kind == "pandas" else pyarrow.Table.from_pandas(frame)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "pyarrow", "parquet"])
+def test_frames_and_parquet_are_tables(tmp_path, kind):
+    frame = frame_of(kind)
+    if kind == "parquet":
+        from pyarrow import parquet
+
+        parquet.write_table(frame, tmp_path / "t.parquet")
+        examples = read_table(tmp_path / "t.parquet", "machine", missing=True)
+    else:
+        examples = tables.read_frame(frame, "machine", missing=True)
+    assert (examples.names, examples.columns) == (("m1", "m2"), ("a", "b", "c"))
+    assert examples.labels.tolist() == [0, 1, 0]
+    assert examples.ignored == ("when (date)", "state (text)")
+    assert examples.elements.nan_to_num(-1).tolist() == [[1, 0.5, 1], [2, -1, -1], [3, 2.5, 3]]
+    with pytest.raises(ValueError, match=r"row 2 cannot be used: 'b' .*nan"):
+        tables.read_frame(frame, "machine")
+
+
+def test_a_damaged_parquet_file_is_an_error(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(ValueError, match=r"t.parquet: cannot be read as Parquet"):
+        read_table(tmp_path / "t.parquet", "machine")

@@ -16,6 +16,12 @@ def train(
         str, typer.Argument(metavar="PRESET", help="A preset (see `bruno presets`) or a TOML file.")
     ],
     run: RunOptions,
+    data: Annotated[
+        str | None, typer.Option(help="Your data: a folder, archive, npz, CSV or Parquet; data.name.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Your table: the column that names the set of a row; data.group.")
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(help="The seed of all random numbers; by default the recipe's.", callback=check_seed),
@@ -32,8 +38,8 @@ def train(
     settings = run.overrides
     if seed is not None:
         settings.setdefault("train", {})["seed"] = seed
-    if skip_bad:
-        settings.setdefault("data", {})["skip_bad"] = True
+    given = {"name": data, "group": group, "skip_bad": skip_bad or None}
+    settings.setdefault("data", {}).update({key: value for key, value in given.items() if value is not None})
     with stopped_by_signal("--resume"), training_bar() as progress:
         trained = bruno.train(
             preset,

@@ -18,10 +18,10 @@ from bruno.data.examples import Examples, concatenate
 from bruno.data.formats import read_cifar10, read_idx, read_npz
 from bruno.data.images import Size, read_images
 from bruno.data.synthetic import draw_characters
-from bruno.data.tables import read_csv
+from bruno.data.tables import is_table, read_table
 from bruno.files import check_regular
 
-_FORMAT = 5  # version of the cached files and of how files are parsed: increase it to ignore older caches
+_FORMAT = 6  # version of the cached files and of how files are parsed: increase it to ignore older caches
 SPLITS = ("train", "validation", "trainval", "test", "all")
 OMNIGLOT_FIRST = ("Alphabet_of_the_Magi/character01", "Angelic/character01")  # first class of each archive
 OMNIGLOT_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
@@ -64,11 +64,13 @@ def load_examples(
     grey: bool = True,
     group: str = "",
     columns: Sequence[str] = (),
+    table_format: str = "",
+    missing: bool = False,
     skip_bad: bool = False,
     min_count: int = 1,
     download: bool = True,
 ) -> Examples:
-    """Load a split of a named dataset, or of a folder, archive, npz or CSV given by its path.
+    """Load a split of a named dataset, or of a folder, archive, npz or table given by its path.
 
     Args:
         name: one of `DATASETS`, or a path.
@@ -79,8 +81,11 @@ def load_examples(
         size: for user images: resize to this height and width.
         original: return images in their published size instead.
         grey: for user images: one channel; otherwise three.
-        group: for a CSV: the group column, which assigns rows to sets.
-        columns: for a CSV: the columns to read, in this order; by default all others.
+        group: for a table: the group column, which assigns rows to sets; without one, consecutive rows form
+            sets.
+        columns: for a table: the columns to read, in this order; by default all that are numbers.
+        table_format: for a table: words for what is not to be detected, such as "semicolon decimal-comma".
+        missing: for a table: read missing cells as NaN.
         skip_bad: for user files: skip elements that cannot be read; `Examples.skipped` names them.
         min_count: with skip_bad, also skip classes with fewer elements. Other classes keep their split.
         download: download missing files.
@@ -99,6 +104,8 @@ def load_examples(
         grey=grey,
         group=group,
         columns=columns,
+        table_format=table_format,
+        missing=missing,
         skip_bad=skip_bad,
     )
     part = examples if split == "all" else split_by_class(examples, split)
@@ -115,9 +122,14 @@ def load_path(
     grey: bool = True,
     group: str = "",
     columns: Sequence[str] = (),
+    table_format: str = "",
+    prefer: str = "",
+    missing: bool = False,
     skip_bad: bool = False,
 ) -> Examples:
-    """Load all examples of a folder, archive, npz or CSV; for the arguments see `load_examples`.
+    """Load all examples of a folder, archive, npz or table; for the arguments see `load_examples`.
+
+    `prefer` is the format of similar tables: it is chosen if several fit a table equally well.
 
     Parsed examples are cached, and parsed again when a file or an argument changes. An npz is not cached: it
     is as fast to read as the cache.
@@ -131,12 +143,20 @@ def load_path(
         check_regular(path)
     kind = path.suffix.lower()
     if kind == ".npz":
-        return read_npz(path, size=size, grey=grey)
-    if kind == ".csv":
+        return read_npz(path, size=size, grey=grey, missing=missing)
+    if is_table(path) and not path.is_dir():
         return _cached(
-            f"{path.resolve()} {group!r} {tuple(columns)} {skip_bad}",
+            f"{path.resolve()} {group!r} {tuple(columns)} {skip_bad} {table_format} {prefer} {missing}",
             file_stamp(path),
-            lambda: read_csv(path, group, columns=columns, skip_bad=skip_bad),
+            lambda: read_table(
+                path,
+                group,
+                columns=columns,
+                skip_bad=skip_bad,
+                table_format=table_format,
+                prefer=prefer,
+                missing=missing,
+            ),
         )
     return _cached(
         f"{path.resolve()} {size} {grey} {skip_bad}",

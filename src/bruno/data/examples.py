@@ -19,6 +19,8 @@ from bruno.data.archives import read_arrays, reason
 from bruno.files import atomic_write
 from bruno.kinds import rescale_levels
 
+_FIELDS = ("elements", "labels", "names", "skipped", "levels", "columns", "ignored", "table_format")  # of a file
+
 
 @dataclass(frozen=True, eq=False, init=False)
 class Examples:
@@ -31,6 +33,8 @@ class Examples:
         skipped: the names of files, lines and classes that a reader skipped.
         levels: number of grey values, 256 for 8-bit images; always 0 if elements are real numbers.
         columns: for rows: the names of their columns, if known.
+        ignored: for rows: the columns of the table that were not read, with the reason.
+        table_format: for rows: how the table was written, in the words of `TableFormat`.
     """
 
     elements: Tensor
@@ -39,6 +43,8 @@ class Examples:
     skipped: tuple[str, ...]
     levels: int
     columns: tuple[str, ...]
+    ignored: tuple[str, ...]
+    table_format: str
 
     def __init__(
         self,
@@ -48,6 +54,8 @@ class Examples:
         skipped: Sequence[str] = (),
         levels: int = 256,
         columns: Sequence[str] = (),
+        ignored: Sequence[str] = (),
+        table_format: str = "",
     ) -> None:
         x, y = _as_tensor(elements, "elements"), _as_tensor(labels, "labels")
         _check_labels(y, len(x), len(names))
@@ -58,6 +66,8 @@ class Examples:
             "skipped": tuple(skipped),
             "levels": 0 if x.is_floating_point() else levels,
             "columns": tuple(columns),
+            "ignored": tuple(ignored),
+            "table_format": table_format,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -140,13 +150,15 @@ class Examples:
                 skipped=np.array(self.skipped, dtype=str),
                 levels=np.array(self.levels),
                 columns=np.array(self.columns, dtype=str),
+                ignored=np.array(self.ignored, dtype=str),
+                table_format=np.array(self.table_format),
             )
 
     @classmethod
     def load(cls, path: Path) -> Examples:
         """Read a file that `save` wrote; raises ValueError with its path if it is another file or damaged."""
         try:
-            content = read_arrays(path, ("elements", "labels", "names", "skipped", "levels", "columns"))
+            content = read_arrays(path, _FIELDS)
             return cls(
                 content["elements"],
                 content["labels"],
@@ -154,6 +166,8 @@ class Examples:
                 tuple(map(str, content["skipped"])),
                 int(content["levels"]),
                 tuple(map(str, content.get("columns", ()))),
+                tuple(map(str, content.get("ignored", ()))),
+                str(content.get("table_format", "")),
             )
         except Exception as error:  # numpy, zipfile and zlib raise many different errors for damaged files
             raise ValueError(f"{path}: must be a file of `Examples.save`; got: {reason(error)}.") from error

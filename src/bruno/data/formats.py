@@ -53,15 +53,21 @@ def read_cifar10(path: Path, train: bool) -> Examples:
         ) from error
 
 
-def read_npz(path: Path, *, size: Size | None = None, grey: bool | None = None) -> Examples:
+def read_npz(
+    path: Path, *, size: Size | None = None, grey: bool | None = None, missing: bool = False
+) -> Examples:
     """Read an npz with `labels` (n,) and either `rows` (n, dim) or `images`, uint8.
+
+    `rows` may be NaN if `missing`; `columns` (dim,) may give their names.
 
     Images are (n, height, width), (n, height, width, channels) or (n, channels, height, width). They are
     resized and converted like those of `read_images`; by default they keep their size and channels.
     """
     arrays = _load_npz(path)
     are_rows = "rows" in arrays
-    elements = _check_rows(path, arrays["rows"]) if are_rows else _channels_first(path, arrays["images"])
+    elements = (
+        _check_rows(path, arrays["rows"], missing) if are_rows else _channels_first(path, arrays["images"])
+    )
     n, labels = len(elements), arrays["labels"]
     if not n or labels.shape not in ((n,), (n, 1)):
         raise ValueError(
@@ -70,27 +76,32 @@ def read_npz(path: Path, *, size: Size | None = None, grey: bool | None = None) 
         )
     names, classes = np.unique(labels.reshape(n), return_inverse=True)
     elements = elements if are_rows else fit_all(elements, size, grey)
-    return Examples(elements, classes, tuple(map(str, names)))
+    columns = tuple(map(str, arrays.get("columns", ()))) if are_rows else ()
+    if columns and len(columns) != elements.shape[1]:
+        raise ValueError(f"{path}: `columns` must name {elements.shape[1]} columns; got {len(columns)}.")
+    return Examples(elements, classes, tuple(map(str, names)), columns=columns)
 
 
 def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Return `labels` and `rows` or `images`."""
     try:
-        arrays = read_arrays(path, ("images", "rows", "labels"))
+        arrays = read_arrays(path, ("images", "rows", "labels", "columns"))
     except (*READ_ERRORS, ValueError) as error:
         raise ValueError(f"{path}: cannot be read as npz: {reason(error)}.") from error
-    if "labels" not in arrays or len(arrays) == 1:
+    if "labels" not in arrays or not arrays.keys() & {"images", "rows"}:
         found = ", ".join(arrays)
         raise ValueError(f"{path}: must contain `images` or `rows`, and `labels`; got {found}.")
     return arrays
 
 
-def _check_rows(path: Path, rows: NDArray[Any]) -> NDArray[Any]:
+def _check_rows(path: Path, rows: NDArray[Any], missing: bool) -> NDArray[Any]:
     """Return float64 (n, dim): a model standardises rows before it rounds them to float32."""
     if rows.ndim != 2 or rows.dtype.kind not in "fiub":
         raise ValueError(f"{path}: `rows` must be numbers (n, dim); got {rows.dtype} {rows.shape}.")
     numbers = rows.astype(np.float64)
     bad = ~(np.abs(numbers) <= MAX_NUMBER)  # also rejects NaN
+    if missing:
+        bad &= ~np.isnan(numbers) | np.isnan(numbers).all(1, keepdims=True)
     if bad.any():
         raise ValueError(f"{path}: `rows` must be finite and below {MAX_NUMBER:.1e}; got {numbers[bad][0]}.")
     return numbers

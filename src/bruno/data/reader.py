@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-import csv
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bruno.config import check_levels
-from bruno.data.archives import READ_ERRORS, is_hidden, reason
+from bruno.data.archives import READ_ERRORS, reason
 from bruno.data.images import decode, is_image, is_unreadable_image
-from bruno.data.tables import column_positions, open_text, parse_numbers
+from bruno.data.table_format import TableFormat, detect, split_rows
+from bruno.data.tables import (
+    Columns,
+    check_numbers,
+    column_names,
+    column_positions,
+    frame_rows,
+    is_frame,
+    is_parquet,
+    is_table,
+    open_text,
+    parse_numbers,
+    read_parquet,
+)
 from bruno.files import check_regular, read_regular
 from bruno.kinds import rescale_levels
+
+_log = logging.getLogger(__name__)
+_SAMPLE = 200  # lines from which the format of a file is detected
 
 
 class Element(NamedTuple):
@@ -66,59 +83,96 @@ class ImageReader:
 
 
 class RowReader:
-    """Finds CSV files and parses their rows, with or without a header."""
+    """Finds tables and parses their rows; text may have a header or not.
 
-    plural = "CSV files"
+    The format of each table is detected. If several fit, that of training, `table_format`, is chosen.
+    """
 
-    def __init__(self, dim: int, group: str, columns: Sequence[str]) -> None:
-        self.dim, self.group, self.columns = dim, group, tuple(columns)
+    plural = "tables"
+
+    def __init__(
+        self, dim: int, group: str, columns: Sequence[str], *, table_format: str = "", missing: bool = False
+    ) -> None:
+        self.dim, self.group, self.columns, self.missing = dim, group, tuple(columns), missing
+        self.prefer = TableFormat(**TableFormat.parse(table_format))
 
     def find(self, folder: Path) -> list[Path]:
-        """Return the CSV files of a folder, sorted by name."""
-        return sorted(file for file in folder.iterdir() if _is_csv(file.name))
+        """Return the tables of a folder, sorted by name."""
+        return sorted(file for file in folder.iterdir() if is_table(file.name, in_folder=True))
 
     def parse(self, path: Path) -> Iterator[_Unread]:
-        """Yield the rows of a CSV file."""
+        """Yield the rows of a table."""
+        if is_parquet(path):
+            yield from self.parse_frame(read_parquet(path), f"{path}, ")
+            return
         with open_text(path) as file:
-            yield from self.parse_lines(file, f"{path}, ")
+            sample = list(islice(file, _SAMPLE))
+            form = detect(sample, wanted=self.columns, prefer=self.prefer)
+            if (form.delimiter, form.decimal) != (self.prefer.delimiter, self.prefer.decimal):
+                _log.info("%s: read as %s", path, form.describe() or form)
+            yield from self._parse(chain(sample, file), f"{path}, ", form)
 
     def parse_lines(self, lines: Iterable[str], origin: str) -> Iterator[_Unread]:
-        """Yield the rows of these lines; `origin` precedes their line numbers in names."""
-        header = list(self.columns) or [f"number {i}" for i in range(1, self.dim + 1)]
-        positions, first = list(range(len(header))), True
-        table = csv.reader(line.removeprefix("\ufeff") for line in lines)  # the byte order mark of Excel
-        try:
-            for cells in table:
-                if not any(map(str.strip, cells)):
-                    continue
-                if first and self._is_header(cells):
-                    header, positions = cells, self._positions(cells, origin or "the header: ")
-                else:
-                    load = partial(self._load, cells, header, positions)
-                    group = dict(zip(header, cells, strict=False)).get(self.group, "")
-                    yield _Unread(f"{origin}line {table.line_num}", load, group)
-                first = False
-        except csv.Error as error:
-            raise ValueError(f"{origin}line {table.line_num} cannot be read as CSV: {error}.") from error
+        """Yield the rows of these lines as they arrive; `origin` precedes their line numbers in names.
 
-    def _is_header(self, cells: list[str]) -> bool:
-        """Whether these cells are a header: the names of the columns, or at least not numbers."""
-        return bool(self.columns and set(self.columns) <= set(cells)) or not any(map(_is_number, cells))
+        The format is detected from the first row, and from the header if there is one.
+        """
+        source = (line.removeprefix("\ufeff") for line in lines)  # the byte order mark of Excel
+        first: list[str] = []
+        form = self.prefer
+        for line in source:
+            first.append(line)
+            if line.strip():
+                is_header, form = form.header, detect(first, wanted=self.columns, prefer=self.prefer)
+                if not form.header or (is_header and len([one for one in first if one.strip()]) > 1):
+                    break
+        yield from self._parse(chain(first, source), origin, form)
 
-    def _positions(self, header: list[str], origin: str) -> list[int]:
-        """Return the positions of the numbers of a row among the cells of a line."""
+    def parse_frame(self, frame: Any, origin: str = "") -> Iterator[_Unread]:
+        """Yield the rows of a frame of pandas, polars or pyarrow."""
+        rows, groups = frame_rows(frame, self.group, self.columns)
+        for i, (row, group) in enumerate(zip(rows, groups, strict=True), start=1):
+            yield _Unread(f"{origin}row {i}", partial(self._checked, row.tolist()), group)
+
+    def _parse(self, lines: Iterable[str], origin: str, form: TableFormat) -> Iterator[_Unread]:
+        columns: Columns | None = None
+        for line, cells, problem in split_rows(lines, form.delimiter):
+            is_header = columns is None and form.header and not problem
+            columns = columns or self._columns(cells, form.header, origin or "the header: ")
+            if is_header:
+                continue
+            group = (
+                ""
+                if columns.group is None or problem
+                else (cells[columns.group : columns.group + 1] or [""])[0]
+            )
+            yield _Unread(f"{origin}line {line}", partial(self._load, cells, problem, columns, form), group)
+
+    def _columns(self, cells: list[str], is_header: bool, origin: str) -> Columns:
+        """The positions of the numbers of a row, and of its group, among the cells of a line."""
+        header = column_names(cells if is_header else [str(i) for i in range(1, len(cells) + 1)])
+        numbered = not self.prefer.header and set(self.columns) <= set(header)
+        if not is_header and not numbered:  # the numbers of a row and nothing else
+            header = list(self.columns) or [f"number {i}" for i in range(1, self.dim + 1)]
+            return Columns(header, None, list(range(len(header))))
+        group = header.index(self.group) if self.group in header else None
         if not self.columns:
-            return [i for i, name in enumerate(header) if not self.group or name != self.group]
+            return Columns(header, group, [i for i in range(len(header)) if i != group])
         try:
-            return column_positions(self.columns, header)
+            return Columns(header, group, column_positions(self.columns, header))
         except ValueError as error:
             raise ValueError(f"{origin}{error}") from error
 
-    def _load(self, cells: list[str], header: list[str], positions: list[int]) -> Tensor:
-        row = torch.tensor(parse_numbers(cells, header, positions), dtype=torch.double)
-        if len(row) != self.dim:
-            raise ValueError(f"a row must have {self.dim} numbers; got {len(row)}")
-        return row
+    def _load(self, cells: list[str], problem: str, columns: Columns, form: TableFormat) -> Tensor:
+        if problem:
+            raise ValueError(problem)
+        return self._checked(parse_numbers(cells, columns, form, missing=self.missing))
+
+    def _checked(self, numbers: list[float]) -> Tensor:
+        check_numbers(numbers, self.columns or [str(i) for i in range(1, len(numbers) + 1)], self.missing)
+        if len(numbers) != self.dim:
+            raise ValueError(f"a row must have {self.dim} numbers; got {len(numbers)}")
+        return torch.tensor(numbers, dtype=torch.double)
 
 
 class ElementReader:
@@ -131,6 +185,8 @@ class ElementReader:
         skip_bad: skip elements that cannot be read, and add them to `skipped`, instead of raising.
         group: for rows: the group column, which is not one of the numbers. A header may lack it.
         columns: for rows: the names of the numbers. If a header is given, they are found by name.
+        table_format: for rows: the format of the table in training, chosen if several fit equally well.
+        missing: for rows: read missing cells as NaN.
     """
 
     def __init__(
@@ -142,6 +198,8 @@ class ElementReader:
         skip_bad: bool = False,
         group: str = "",
         columns: Sequence[str] = (),
+        table_format: str = "",
+        missing: bool = False,
     ) -> None:
         check_levels(levels)
         if len(shape) != (3 if levels else 1) or min(shape) < 1:
@@ -151,11 +209,13 @@ class ElementReader:
         self.group, self.columns = group, tuple(columns)
         self.skipped: list[str] = []
         self._source = (
-            ImageReader(tuple(shape), levels, invert) if levels else RowReader(shape[0], group, columns)
+            ImageReader(tuple(shape), levels, invert)
+            if levels
+            else RowReader(shape[0], group, columns, table_format=table_format, missing=missing)
         )
 
     def read(self, paths: Iterable[str | Path]) -> Iterator[Element]:
-        """Yield each image file and each row of a CSV; the files of a folder are sorted by name."""
+        """Yield each image file and each row of a table; the files of a folder are sorted by name."""
         for path in map(Path, paths):
             if path.is_dir():
                 for file in self.files(path):
@@ -173,6 +233,12 @@ class ElementReader:
             for line in filter(None, map(str.strip, lines)):
                 yield from self.read([line])
 
+    def read_frame(self, frame: Any) -> Iterator[Element]:
+        """Yield the rows of a frame of pandas, polars or pyarrow."""
+        if not isinstance(self._source, RowReader) or not is_frame(frame):
+            raise TypeError(f"`frame` must be a frame, for a model of rows; got {type(frame).__name__}.")
+        yield from self._load(self._source.parse_frame(frame))
+
     def read_all(self, paths: Iterable[str | Path]) -> tuple[Tensor, tuple[str, ...]]:
         """Return all elements, (n, *shape), and their names."""
         paths = list(paths)
@@ -183,7 +249,7 @@ class ElementReader:
         return torch.stack([element.x for element in elements]), tuple(element.name for element in elements)
 
     def files(self, folder: Path) -> list[Path]:
-        """Return the images of a folder, or its CSV files if elements are rows, sorted by name."""
+        """Return the images of a folder, or its tables if elements are rows, sorted by name."""
         files = self._source.find(folder)
         if not files:
             raise ValueError(
@@ -212,15 +278,3 @@ class ElementReader:
                 self.skipped.append(name)
                 continue
             yield Element(name, x, group)
-
-
-def _is_csv(name: str) -> bool:
-    return name.lower().endswith(".csv") and not is_hidden(name)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

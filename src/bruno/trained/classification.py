@@ -52,7 +52,7 @@ class ClassificationJobs(TrainedData):
         sets = self._support(support, reading)
         if len(sets) < 2:
             raise ValueError(f"`support` must have at least two classes; got {len(sets)}.")
-        x, names = self._read(queries, **reading)
+        x, names, _ = self._read(queries, **reading)
         self.warn_if_unfamiliar(torch.cat(list(sets.values())), x)
         if temperature is None:
             temperature = self._fitted_temperature(sets, data, invert, seed)

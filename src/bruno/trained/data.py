@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from bruno.arrays import ArrayLike, as_tensor, is_pil_image
 from bruno.config import Recipe
 from bruno.data import Element, ElementReader, Examples, is_available, load_examples, load_path
 from bruno.data.datasets import SPLITS
+from bruno.data.tables import is_frame
 from bruno.kinds import Images
 from bruno.model import Bruno
 from bruno.recipe_data import RecipeData, is_path, unseen_split, warn_of_skipped
@@ -24,14 +25,18 @@ from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
 
 _log = logging.getLogger(__name__)
 
-Source = str | Path | Sequence[str | Path] | ArrayLike  # paths of files and folders, or the elements
+Source = str | Path | Sequence[str | Path] | ArrayLike  # paths of files and folders, a frame, or elements
 
 
 class Elements(NamedTuple):
-    """Elements (n, *shape) on the CPU, and their names: paths, lines of a table, or positions."""
+    """Elements (n, *shape) on the CPU, and their names: paths, lines of a table, or positions.
+
+    `groups` are the values of the group column, empty where there is none.
+    """
 
     x: Tensor
     names: tuple[str, ...]
+    groups: tuple[str, ...]
 
 
 class Selection(NamedTuple):
@@ -123,12 +128,13 @@ class TrainedData:
             skip_bad=skip_bad,
             group=self.group,
             columns=self.columns,
+            table_format=self._table_format,
         )
 
     def read(
         self, source: Source | Iterable[Element], *, invert: bool | None = None, skip_bad: bool = False
     ) -> Elements:
-        """Elements from files and folders, from a reader, or from arrays, tensors and PIL images.
+        """Elements from files and folders, from a reader, or from frames, arrays, tensors and PIL images.
 
         Warns about files that were skipped, and of images unlike those of training. By default, files and PIL
         images are inverted as in training; arrays and tensors are taken as they are.
@@ -140,19 +146,26 @@ class TrainedData:
     def _read(self, source: Source | Iterable[Element], invert: bool | None, skip_bad: bool) -> Elements:
         """`read` without the comparison with training."""
         source = list(source) if isinstance(source, Iterator) else source
-        if are_paths(source):
-            paths = [source] if isinstance(source, str | Path) else list(cast(Sequence[str], source))
+        if are_paths(source) or is_frame(source):
             reader = self.reader(invert=invert, skip_bad=skip_bad)
-            elements = Elements(*reader.read_all(paths))
+            read = list(self._opened(source, reader))
+            if not read:
+                raise ValueError(f"`source` must have at least one readable element; got {source}.")
             warn_of_unreadable(reader)
         elif isinstance(source, list) and source and isinstance(source[0], Element):
-            elements = Elements(
-                torch.stack([one.x for one in source]).cpu(), tuple(one.name for one in source)
-            )
+            read = source
         else:
             x = self._converted(cast(ArrayLike, source), invert)
-            elements = Elements(x, tuple(map(str, range(1, len(x) + 1))))
-        return elements
+            return Elements(x, tuple(map(str, range(1, len(x) + 1))), ("",) * len(x))
+        names, xs, groups = zip(*read, strict=True)
+        return Elements(torch.stack(xs).cpu(), names, groups)
+
+    @staticmethod
+    def _opened(source: Any, reader: ElementReader) -> Iterator[Element]:
+        """The elements of paths or of a frame."""
+        if is_frame(source):
+            return reader.read_frame(source)
+        return reader.read([source] if isinstance(source, str | Path) else source)
 
     def _converted(self, source: ArrayLike, invert: bool | None) -> Tensor:
         """Elements (n, *shape) on the CPU from an array of one or several, or from PIL images."""
@@ -261,10 +274,15 @@ class TrainedData:
             grey=not isinstance(kind, Images) or kind.is_grey,
             group=self.group,
             columns=self.columns,
+            prefer=self._table_format,
             skip_bad=self.recipe is not None and self.recipe.data.skip_bad,
         )
         warn_of_skipped(examples, path)
         return examples.inverted() if self._inverts(invert) else examples
+
+    @property
+    def _table_format(self) -> str:
+        return self.recipe.data.format if self.recipe else ""
 
     def _generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(seed)

@@ -121,7 +121,7 @@ class DetectionJobs(TrainedData):
             seed: seed of the sets.
             progress: called as progress(done, total).
         """
-        x, names = self.read(batch, invert=invert, skip_bad=skip_bad)
+        x, names, _ = self.read(batch, invert=invert, skip_bad=skip_bad)
         if len(x) < 2:
             raise ValueError(f"`batch` must have at least two elements; got {len(x)}.")
         floor = -math.inf

@@ -99,8 +99,8 @@ class Watch:
         if isinstance(stream, Iterator):
             return stream
         if not are_paths(stream):
-            x, names = self._trained.read(stream)
-            return [Element(name, one) for name, one in zip(names, x, strict=True)]
+            x, names, groups = self._trained.read(stream)
+            return [Element(*one) for one in zip(names, x, groups, strict=True)]
         paths = [stream] if isinstance(stream, str | Path) else list(cast(Sequence[str], stream))
         if not self._reader.skip_bad:
             for path in paths:

@@ -1,0 +1,316 @@
+"""How the text of a table is written: encoding, delimiter, decimal and thousands separators, header.
+
+A format is detected from a sample of lines, or named by words such as "semicolon decimal-comma".
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import difflib
+import io
+import re
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+
+# Cells that mark a missing value, in lower case; those in angle brackets and "nat" are written by pandas.
+MISSING = frozenset(
+    {"", "na", "n/a", "#n/a", "nan", "null", "none", "-", "--", "?", "missing", "<na>", "nat"}
+)
+
+_WORDS: dict[str, tuple[str, Any]] = {
+    "utf-8": ("encoding", "utf-8"),
+    "utf-16": ("encoding", "utf-16"),
+    "cp1252": ("encoding", "cp1252"),
+    "latin-1": ("encoding", "latin-1"),
+    "comma": ("delimiter", ","),
+    "semicolon": ("delimiter", ";"),
+    "tab": ("delimiter", "\t"),
+    "pipe": ("delimiter", "|"),
+    "decimal-point": ("decimal", "."),
+    "decimal-comma": ("decimal", ","),
+    "thousands-none": ("thousands", ""),
+    "thousands-point": ("thousands", "."),
+    "thousands-comma": ("thousands", ","),
+    "thousands-space": ("thousands", " "),
+    "thousands-apostrophe": ("thousands", "'"),
+    "header": ("header", True),
+    "no-header": ("header", False),
+}
+_DELIMITERS = (",", ";", "\t", "|")
+# (decimal, thousands); the first that fits most cells is chosen.
+_STYLES = ((".", ""), (",", ""), (",", "."), (".", ","), (".", " "), (",", " "), (".", "'"), (",", "'"))
+_SPELLINGS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]"}  # of a thousands separator
+_MAX_QUOTED_LINES = 20  # that one row may span
+_WORST: tuple[float, ...] = (-1.0,)
+_MOST_IN_MESSAGE = 80  # characters of a line
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """How a table is written; ``str(format)`` gives the words that `parse` takes.
+
+    >>> str(TableFormat(delimiter=";", decimal=","))
+    'utf-8 semicolon decimal-comma thousands-none header'
+    """
+
+    encoding: str = "utf-8"
+    delimiter: str = ","
+    decimal: str = "."
+    thousands: str = ""
+    header: bool = True
+
+    @staticmethod
+    def parse(words: str) -> dict[str, Any]:
+        """The parts of a format that the words name, ready for ``replace``.
+
+        >>> TableFormat.parse("semicolon decimal-comma")
+        {'delimiter': ';', 'decimal': ','}
+        """
+        parts: dict[str, Any] = {}
+        for word in words.split():
+            if word not in _WORDS:
+                near = difflib.get_close_matches(word, _WORDS, 1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"The words are {', '.join(_WORDS)}."
+                raise ValueError(f"`format` must be words such as 'semicolon'; got {word!r}. {hint}")
+            name, value = _WORDS[word]
+            if parts.setdefault(name, value) != value:
+                raise ValueError(f"`format` must have one word for the {name}; got {words!r}.")
+        if {"decimal", "thousands"} <= parts.keys() and parts["decimal"] == parts["thousands"]:
+            raise ValueError(f"`format` must have different decimal and thousands separators; got {words!r}.")
+        return parts
+
+    def __str__(self) -> str:
+        return " ".join(word for word, (name, value) in _WORDS.items() if getattr(self, name) == value)
+
+    def describe(self) -> str:
+        """The words that differ from commas, decimal points and a header in UTF-8; often none."""
+        usual = set(str(TableFormat()).split())
+        return " ".join(word for word in str(self).split() if word not in usual)
+
+    def number(self, cell: str) -> float | None:
+        """The number that a cell spells, with ASCII digits; None if it spells none."""
+        cell = cell.strip()
+        if self._is_number(cell) is None:
+            return None
+        if self.thousands:
+            cell = re.sub(_SPELLINGS.get(self.thousands, re.escape(self.thousands)), "", cell)
+        return float(cell.replace(self.decimal, ".").replace("\u2212", "-"))
+
+    @cached_property
+    def _is_number(self) -> Callable[[str], object]:
+        return _number_pattern(self.decimal, self.thousands).fullmatch
+
+
+def is_missing(cell: str) -> bool:
+    """Whether a cell marks a missing value: it is empty, or NA, NaN, null and the like."""
+    return cell.strip().lower() in MISSING
+
+
+# --- encodings ----------------------------------------------------------------------------------------------
+
+
+def decode(content: bytes, encoding: str = "") -> tuple[str, str]:
+    """The text of a file and its encoding, detected unless it is given; raises ValueError if neither fits.
+
+    UTF-8 and UTF-16 are recognised, with or without a byte order mark; other text is taken as cp1252, the
+    encoding of Windows. Bytes that look like damaged UTF-8 are an error.
+    """
+    found = encoding or detect_encoding(content)
+    try:
+        return content.decode(codec(found)), found
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"must be text in UTF-8, UTF-16 or cp1252; line {line} is not {found}: {error.reason}. Correct "
+            "it, or name the encoding (`data.format`)."
+        ) from error
+
+
+def detect_encoding(content: bytes) -> str:
+    """The encoding of a file or of its beginning: "utf-8", "utf-16", "cp1252" or "latin-1"."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if content.count(b"\0", 0, 1000) > len(content[:1000]) // 4:
+        return "utf-16"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(content)
+    except UnicodeDecodeError:
+        if re.search(rb"[\xc3-\xf4][\x80-\xbf]", content):  # damaged UTF-8 rather than cp1252
+            return "utf-8"
+        try:
+            content.decode("cp1252")
+        except UnicodeDecodeError:
+            return "latin-1"
+        return "cp1252"
+    return "utf-8"
+
+
+def lines_of(text: str) -> Iterator[str]:
+    """The lines of a text, with their ends: a line feed, a carriage return, or both."""
+    return iter(io.StringIO(text, newline=""))
+
+
+def codec(encoding: str) -> str:
+    """The name of the encoding for Python, which ignores a byte order mark in UTF-8."""
+    return "utf-8-sig" if encoding == "utf-8" else encoding
+
+
+# --- rows ---------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """The cells of a row, and the number of its last line; if it cannot be split, the reason."""
+
+    line: int
+    cells: list[str]
+    problem: str = ""
+
+
+def split_rows(lines: Iterable[str], delimiter: str) -> Iterator[Row]:
+    """Yield the rows of these lines, as the lines arrive; blank lines are skipped.
+
+    A row is a line, unless a quoted cell is closed on one of the next lines. A stray quote must not swallow
+    rows: a quote that stays open, or that encloses whole rows, is a problem of its line, and the next row
+    begins on the line after it.
+    """
+    source, waiting, number = iter(lines), deque[str](), 0
+    width = 0
+    while (line := waiting.popleft() if waiting else next(source, None)) is not None:
+        number += 1
+        if '"' not in line and len(line) <= csv.field_size_limit():
+            row = Row(number, line.rstrip("\r\n").split(delimiter))
+        else:
+            row = _quoted_row(line, number, source, waiting, delimiter, width)
+            number = row.line
+        if row.problem or any(map(str.strip, row.cells)):
+            width = width or len(row.cells)
+            yield row
+
+
+def _quoted_row(
+    line: str, number: int, source: Iterator[str], waiting: deque[str], delimiter: str, width: int
+) -> Row:
+    """The row that begins with this line; lines that do not belong to it go back to `waiting`."""
+    taken, problem = [line], ""
+    try:
+        while (cells := _cells(taken, delimiter)) is None:
+            following = waiting.popleft() if waiting else next(source, None)
+            if following is None or len(taken) == _MAX_QUOTED_LINES:
+                waiting.extendleft([following] if following is not None else [])
+                break
+            taken.append(following)
+    except csv.Error as error:
+        start = (
+            "it opens a quote that is not closed before a delimiter" if len(taken) > 1 else "it is not CSV"
+        )
+        cells, problem = None, f"{start}: {error}"
+    # The cells of each line alone: the lines are whole rows if all have as many as the header.
+    whole = len(taken) > 1 and all(len(one.split(delimiter)) == width > 1 for one in taken)
+    if cells is not None and not whole:
+        return Row(number + len(taken) - 1, cells)
+    if not problem and cells is None:
+        problem = f"it opens a quote that is not closed within {_MAX_QUOTED_LINES} lines"
+    problem = problem or f"it opens a quote that encloses rows up to line {number + len(taken) - 1}"
+    waiting.extendleft(reversed(taken[1:]))
+    return Row(number, [line.rstrip("\r\n")[:_MOST_IN_MESSAGE]], problem)
+
+
+def _cells(lines: list[str], delimiter: str) -> list[str] | None:
+    """The cells of a row; None if a quoted cell is still open at the end."""
+    is_open = False
+
+    def feed() -> Iterator[str]:
+        nonlocal is_open
+        yield from lines
+        is_open = True  # the reader asks for another line
+
+    try:
+        cells = next(csv.reader(feed(), delimiter=delimiter, strict=len(lines) > 1), [])
+    except csv.Error:
+        if not is_open:
+            raise
+    return None if is_open else cells
+
+
+# --- detection ----------------------------------------------------------------------------------------------
+
+
+def detect(
+    sample: Sequence[str],
+    *,
+    wanted: Collection[str] = (),
+    fixed: dict[str, Any] | None = None,
+    prefer: TableFormat | None = None,
+) -> TableFormat:
+    """The format of a table from some of its lines, the first of them first.
+
+    Args:
+        sample: lines of the table.
+        wanted: column names; a delimiter with which the header has them is right.
+        fixed: parts of the format that are known, as from `TableFormat.parse`.
+        prefer: the format to choose if several fit equally well.
+    """
+    fixed = fixed or {}
+    base = replace(prefer or TableFormat(), **fixed)
+    delimiters = [fixed["delimiter"]] if "delimiter" in fixed else [base.delimiter, *_DELIMITERS]
+    best, best_fit = base, _WORST
+    for delimiter in dict.fromkeys(delimiters):
+        rows = [row.cells for row in split_rows(sample, delimiter) if not row.problem]
+        if not rows:
+            continue
+        for style in _styles(base, delimiter, fixed):
+            tried = replace(base, delimiter=delimiter, decimal=style[0], thousands=style[1])
+            header = fixed.get("header", _is_header(rows[0], tried, wanted))
+            fit = _fit(rows, replace(tried, header=header), wanted)
+            if fit > best_fit:
+                best, best_fit = replace(tried, header=header), fit
+    return best
+
+
+def _styles(base: TableFormat, delimiter: str, fixed: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Pairs of decimal and thousands separators to try, in the order of preference."""
+    styles = list(_STYLES)
+    if delimiter == ",":  # a quoted 1,234 has a thousands separator
+        styles.sort(key=lambda style: style[0] == ",")
+    if delimiter == base.delimiter:
+        styles.insert(0, (base.decimal, base.thousands))
+    for decimal, thousands in dict.fromkeys(styles):
+        if fixed.get("decimal", decimal) == decimal and fixed.get("thousands", thousands) == thousands:
+            yield decimal, thousands
+
+
+def _fit(rows: list[list[str]], form: TableFormat, wanted: Collection[str]) -> tuple[float, ...]:
+    """How well a format fits: names found, rows as wide as the first, and cells that are numbers."""
+    width = len(rows[0])
+    body = [row for row in rows[form.header :] if len(row) == width]
+    found = len(_names(wanted, width) & set(map(str.strip, rows[0]))) if form.header else 0
+    regular = len(body) >= 0.5 * (len(rows) - form.header) and width > 1
+    cells = [cell for row in body for cell in row if not is_missing(cell)]
+    numbers = sum(form.number(cell) is not None for cell in cells)
+    return (float(found), float(regular), numbers / max(1, len(cells)), float(width if regular else 0))
+
+
+def _is_header(cells: Sequence[str], form: TableFormat, wanted: Collection[str]) -> bool:
+    """Whether these cells are a header: the wanted names, or at least no numbers."""
+    names = _names(wanted, len(cells))
+    if names and names <= set(map(str.strip, cells)):
+        return True
+    return not any(form.number(cell) is not None for cell in cells)
+
+
+def _names(wanted: Collection[str], width: int) -> set[str]:
+    """The wanted columns that have a name: without a header, columns are numbered from 1."""
+    return {name for name in wanted if not (name.isdecimal() and 1 <= int(name) <= width)}
+
+
+@cache
+def _number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
+    point, whole = re.escape(decimal), "[0-9]+"
+    if thousands:
+        between = _SPELLINGS.get(thousands, re.escape(thousands))
+        whole = rf"(?:[0-9]{{1,3}}(?:{between}[0-9]{{3}})+|[0-9]+)"
+    return re.compile(rf"[-+\u2212]?(?:{whole}(?:{point}[0-9]*)?|{point}[0-9]+)(?:[eE][-+]?[0-9]+)?")
