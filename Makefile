@@ -35,6 +35,7 @@ bench: .venv/.ready ## measure the tables of results/ on this machine
 	$(BIN)/python benchmarks/process.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/fewshot.py
+	$(BIN)/python benchmarks/missing_cells.py
 
 omniglot: .venv/.ready ## reproduce results/omniglot/ with BRUNO_DATA=DIR: hours, on a GPU
 	$(BIN)/python benchmarks/omniglot.py

@@ -21,7 +21,7 @@ LAYOUT = """
     bruno.data.images bruno.data.table_format bruno.data.tables bruno.data.formats bruno.data.reader
     bruno.data.datasets bruno.data
     bruno.flow.bijection bruno.flow.networks bruno.flow.spline bruno.flow.coupling bruno.flow.realnvp
-    bruno.flow.preprocessing bruno.flow
+    bruno.flow.preprocessing bruno.flow.imputation bruno.flow
     bruno.process.checks bruno.process.evidence bruno.process.distributions bruno.process.coefficients
     bruno.process.step_density bruno.process.processes bruno.process
     bruno.model bruno.checkpoint bruno.weights

@@ -503,3 +503,57 @@ def test_a_whole_number_as_correlation_does_not_truncate_that_of_the_leading_dim
     )
     correlation = Bruno.from_config(config).process.correlation
     torch.testing.assert_close(correlation, torch.tensor([0.9, 0.9, 0.0, 0.0]), atol=1e-6, rtol=0)
+
+
+# --- rows with missing numbers ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def imputing_model() -> tuple[Bruno, torch.Tensor]:
+    """A model of three columns that keep a fixed difference within a set, and the rows of 20 sets."""
+    generator = torch.Generator().manual_seed(0)
+    sets = 5 * torch.randn(20, 1, 3, generator=generator) + torch.randn(20, 8, 1, generator=generator)
+    rows = (sets + 0.01 * torch.randn(20, 8, 3, generator=generator)).double()
+    flow = FlowConfig("dense", couplings=2, units=8)
+    model = Bruno.from_config(ModelConfig((3,), 0, flow=flow, missing="impute"))
+    model.initialise(rows)
+    model.imputer.fit(model.preprocessing(rows.flatten(0, 1))[0], torch.arange(20).repeat_interleave(8))
+    return model, rows
+
+
+def test_missing_numbers_are_imputed_from_their_set(imputing_model):
+    model, rows = imputing_model
+    holed = rows[0].clone()
+    holed[3, 1] = holed[5, 0] = torch.nan
+    torch.testing.assert_close(model.impute(holed), rows[0], atol=0.2, rtol=0)
+    assert torch.equal(
+        model.condition(holed).evidence.mean, model.condition(model.impute(holed)).evidence.mean
+    )
+    both = model.log_prob(torch.stack([holed, rows[1]]))
+    torch.testing.assert_close(both[0], model.log_prob(model.impute(holed)))
+
+
+def test_a_posterior_imputes_the_next_rows(imputing_model):
+    model, rows = imputing_model
+    posterior = model.condition(rows[:2, :7])
+    holed = rows[:2, 7].clone()
+    holed[0, 2] = torch.nan
+    filled = posterior.impute(holed)
+    assert not filled.isnan().any()
+    assert torch.equal(filled[1], rows[1, 7])
+    torch.testing.assert_close(posterior.score(holed), posterior.score(filled))
+    torch.testing.assert_close(posterior.update(holed).evidence.mean, posterior.update(filled).evidence.mean)
+    several = posterior.update(holed.unsqueeze(1).expand(2, 3, 3))
+    assert several.evidence.count.tolist() == [10, 10]
+
+
+def test_missing_numbers_are_rejected_where_they_cannot_be_imputed(imputing_model):
+    model, rows = imputing_model
+    holed = rows[0].index_fill(1, torch.tensor([1]), torch.nan)
+    with pytest.raises(ValueError, match=r"`x` must be finite; got nan.*impute"):
+        model.encode(holed)
+    plain = Bruno.from_config(ModelConfig((3,), 0, flow=FlowConfig("dense", couplings=2, units=8)))
+    with pytest.raises(ValueError, match=r"`x` .*missing.*`missing` set to 'impute'"):
+        plain.impute(holed)
+    with pytest.raises(ValueError, match=r"`missing` .*images; got 'impute'"):
+        ModelConfig((1, 4, 4), 256, missing="impute")

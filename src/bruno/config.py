@@ -199,9 +199,12 @@ class ModelConfig:
     alpha: float = _setting(1e-6, "margin of that map at both ends, as a fraction of its range")
     flow: FlowConfig = attrs.field(factory=FlowConfig)
     process: ProcessConfig = attrs.field(factory=ProcessConfig)
+    missing: str = _choice("missing numbers of rows", "reject", "impute")
 
     def __attrs_post_init__(self) -> None:
         """Check the settings without a range."""
+        if self.levels and self.missing != "reject":
+            raise ValueError(f"`missing` must be 'reject' for images; got {self.missing!r}.")
         if not self.shape or any(size < 1 for size in self.shape):
             raise ValueError(f"`shape` must be positive sizes such as (1, 28, 28) or (7,); got {self.shape}.")
         limits.MEMORY.check_argument("shape", self.shape, 4 * math.prod(self.shape))
@@ -317,13 +320,16 @@ class Recipe:
     data: DataConfig
     pixels: str = _choice("map of pixels to real numbers", "logit", "gaussianise")
     alpha: float = _setting(1e-6, "margin of that map at both ends, as a fraction of its range")
+    missing: str = _choice("missing numbers of rows", "reject", "impute")
     flow: FlowConfig = attrs.field(factory=FlowConfig)
     process: ProcessConfig = attrs.field(factory=ProcessConfig)
     train: TrainConfig = attrs.field(factory=TrainConfig)
 
     def model(self, shape: tuple[int, ...], levels: int) -> ModelConfig:
         """The model for elements of this shape."""
-        return ModelConfig(shape, levels, self.pixels, self.alpha, self.flow, self.process)
+        return ModelConfig(
+            shape, levels, self.pixels, self.alpha, self.flow, self.process, missing=self.missing
+        )
 
 
 def describe(cls: Any = Recipe) -> dict[str, str]:

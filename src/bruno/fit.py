@@ -17,10 +17,12 @@ from bruno.config import Recipe, check_count, check_same, from_dict, load_recipe
 from bruno.data import Examples, SetSampler
 from bruno.data.tables import is_frame
 from bruno.devices import process_group, resolve_device
+from bruno.flow.preprocessing import Standardise
 from bruno.model import Bruno
 from bruno.recipe_data import (
     RecipeData,
     fitted_to,
+    imputed,
     is_path,
     keep_frame,
     log_columns,
@@ -122,7 +124,8 @@ def train(
         torch.manual_seed(recipe.train.seed)
         element = data.split(recipe.data.split) if recipe.data.original else examples
         model = Bruno.from_config(recipe.model(element.shape, element.levels)).to(device)
-        measure = _validation(recipe, data, device, validation_sets)
+        examples = _learn_columns(model, examples, recipe.train.seed)
+        measure = _validation(recipe, data, model, validation_sets)
         model = _run(run, recipe, model, examples, resume, measure, save_every, progress)
     return Trained(model, recipe, run.folder, data_dir=data_dir)
 
@@ -203,7 +206,7 @@ def finetune(
     recipe, explicit = with_settings(started, settings if way is None else {**settings, "way": way})
     if recipe.data.name != before.recipe.data.name:
         recipe = _with_shape_of(before.model, recipe, explicit)
-    model_settings = ("pixels", "alpha", "flow", "process")
+    model_settings = ("pixels", "alpha", "missing", "flow", "process")
     check_same(
         str(before.folder), *({k: to_dict(r)[k] for k in model_settings} for r in (before.recipe, recipe))
     )
@@ -212,12 +215,13 @@ def finetune(
         recipe = _with_planned_length(recipe, run, explicit)
     data, levels = RecipeData(recipe, before.data_dir), before.model.levels
     split = split or unseen_split(before.recipe, recipe)
-    held_out = data.split(split).with_levels(levels) if trials else None
+    held_out = imputed(data.split(split).with_levels(levels), before.model) if trials else None
     if held_out is not None and held_out.shape != before.model.shape:
         raise ValueError(
             f"`data` must have elements of the model's shape {before.model.shape}; got {held_out.shape}."
         )
-    examples = data.training().with_levels(levels)
+    generator = torch.Generator().manual_seed(recipe.train.seed)
+    examples = imputed(data.training().with_levels(levels), before.model, generator)
     if recipe.data != before.recipe.data:
         before.warn_if_unfamiliar(examples.elements, remedy="`data.invert`")
     if len(examples.names) < 2:
@@ -257,6 +261,18 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, 
     if "data.name" in explicit and "data.original" not in explicit and is_path(values["data"]["name"]):
         values["data"]["original"] = False
     return with_absolute_path(from_dict(Recipe, values)), explicit
+
+
+def _learn_columns(model: Bruno, examples: Examples, seed: int) -> Examples:
+    """Fit the scales of columns and the imputer to all rows; return the rows with missing numbers drawn."""
+    if not isinstance(model.preprocessing, Standardise):
+        return examples
+    x, labels = examples.elements.to(model.device), examples.labels.to(model.device)
+    model.preprocessing.fit(x)
+    if model.imputer is None:
+        return examples
+    model.imputer.fit(model.preprocessing(x)[0], labels)
+    return imputed(examples, model, torch.Generator().manual_seed(seed))
 
 
 def _without_frame(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -326,15 +342,15 @@ def _with_shape_of(model: Bruno, recipe: Recipe, explicit: set[str]) -> Recipe:
     return evolve(recipe, data=data)
 
 
-def _validation(recipe: Recipe, data: RecipeData, device: str, sets: int) -> Callable[[Bruno], float] | None:
+def _validation(recipe: Recipe, data: RecipeData, model: Bruno, sets: int) -> Callable[[Bruno], float] | None:
     """Bits/dim on the same held-out sets each time; None if training also uses the validation classes."""
     if not sets or recipe.data.split == "trainval":
         return None
-    sampler = SetSampler(data.split("validation"), device=device)
+    sampler = SetSampler(imputed(data.split("validation"), model), device=model.device)
     set_size = min(recipe.train.set_size, sampler.min_count)
 
     def measure(model: Bruno) -> float:
-        generator = torch.Generator(device).manual_seed(0)
+        generator = torch.Generator(model.device).manual_seed(0)
         return measure_bits_per_dim(model, sampler, sets=sets, set_size=set_size, generator=generator).mean
 
     return measure

@@ -89,7 +89,8 @@ class Rows:
         """Raise unless all values are finite; waits for the device."""
         for value in (x.min().item(), x.max().item()):
             if not math.isfinite(value):
-                raise ValueError(f"`x` must be finite; got {value}.")
+                hint = " Impute missing numbers: model.impute(x)." * math.isnan(value)
+                raise ValueError(f"`x` must be finite; got {value}.{hint}")
 
 
 Kind: TypeAlias = Images | Rows

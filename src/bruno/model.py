@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
 from bruno import limits
 from bruno.arrays import ArrayLike, Arrays, NumpyResult, as_tensor, to_numpy
 from bruno.config import ModelConfig, check_at_least, check_count
 from bruno.files import raw_bytes
-from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, SplineCoupling, Splines, initialise
+from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, Imputer, SplineCoupling, Splines, initialise
 from bruno.flow.preprocessing import Gaussianise, Logit, Pixels, Standardise, dequantise, quantise
 from bruno.kinds import Kind, kind_of
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
@@ -73,12 +73,16 @@ class Bruno(nn.Module):
     noise from a `generator`; without one ½ is added, so that the same element always has the same latents and
     can be removed again. Train and measure bits/dim with a generator.
 
+    Rows may have missing numbers, NaN, if the model has an imputer. `log_prob` and `condition` impute them
+    from their sets, the methods of `Posterior` from its set; `encode` and `latents` take complete rows only.
+
     Args:
         shape: shape of an element.
         flow: any `Bijection` from elements to vectors of the same size.
         process: a process with as many dimensions.
         preprocessing: the first step, `Logit` or `Gaussianise` for pixels, `Standardise` for real numbers.
         config: config that the model was built from; `bruno.save` needs it.
+        imputer: for rows with missing numbers.
 
     >>> from bruno.config import FlowConfig, ModelConfig
     >>> flow = FlowConfig("dense", couplings=2, units=8)
@@ -101,6 +105,7 @@ class Bruno(nn.Module):
         process: ExchangeableProcess,
         preprocessing: Pixels | Standardise,
         config: ModelConfig | None = None,
+        imputer: Imputer | None = None,
     ) -> None:
         super().__init__()
         self.shape, self.dim = tuple(shape), math.prod(shape)
@@ -114,14 +119,15 @@ class Bruno(nn.Module):
                 f"{flow.output_shape(self.shape)}. Put Flatten({self.shape}) in a Chain before or after it."
             )
         self.preprocessing, self.flow, self.process = preprocessing, flow, process
-        self.config = config
+        self.config, self.imputer = config, imputer
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> Bruno:
         """Build a model with fresh weights."""
         check_type("config", config, ModelConfig)
         _check_size(config)
-        return cls(config.shape, _flow(config), _process(config), _preprocessing(config), config)
+        imputer = Imputer(config.shape[0]) if config.missing == "impute" else None
+        return cls(config.shape, _flow(config), _process(config), _preprocessing(config), config, imputer)
 
     @property
     def levels(self) -> int:
@@ -152,6 +158,32 @@ class Bruno(nn.Module):
         if isinstance(self.preprocessing, Standardise | Gaussianise):
             self.preprocessing.fit(x.reshape(-1, *self.shape))
         initialise(self, lambda: self.encode(x, generator))
+
+    def impute(
+        self,
+        x: ArrayLike,
+        labels: Int[Tensor, " n"] | Arrays | None = None,
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Rows with their missing numbers, NaN, imputed from all rows of the same set.
+
+        Args:
+            x: rows (n, dim), on any device; the result is on the same one. Images are returned unchanged.
+            labels: the set of each row; by default all are one set.
+            generator: draw the numbers from their distribution; without one, they are its means.
+        """
+        x = as_tensor(x, device=self.device)
+        if self.kind.is_images or not bool(x.isnan().any()):
+            return x
+        if self.imputer is None:
+            raise ValueError(
+                "`x` must be complete for this model; got missing numbers (NaN). Train it with `missing` set "
+                "to 'impute'."
+            )
+        sets = torch.zeros(len(x), dtype=torch.long) if labels is None else as_tensor(labels, "labels")
+        y = self.preprocessing(x.to(self.device).double())[0]
+        filled = self.preprocessing.inverse(self.imputer(y, sets.to(self.device), generator))[0]
+        return torch.where(x.isnan(), filled.to(x), x)
 
     def encode(self, x: ArrayLike, generator: Generator | None = None, *, validate: bool = True) -> Encoded:
         """Latents of elements (*batch, *shape).
@@ -184,7 +216,7 @@ class Bruno(nn.Module):
         return z.reshape(*self._batch_of(x), self.dim)
 
     def normalised(self, x: ArrayLike) -> Float[Tensor, "*batch_and_shape"]:
-        """Elements (*batch, *shape) on one scale: pixels on [0, 1], columns standardised.
+        """Elements (*batch, *shape) on one scale: pixels on [0, 1], columns standardised, missing ones 0.
 
         The result lies on the device of `x`.
         """
@@ -193,7 +225,7 @@ class Bruno(nn.Module):
             return x / self.levels
         flat = x.reshape(-1, *self.shape).to(self.device)
         standardised: Tensor = self.preprocessing(flat)[0]
-        return standardised.reshape(x.shape).to(x.device)
+        return standardised.nan_to_num(nan=0.0).reshape(x.shape).to(x.device)
 
     def decode(self, z: Float[Tensor, "*batch dim"] | Arrays) -> Float[Tensor, "*batch_and_shape"]:
         """Elements from latents, in the range of the data."""
@@ -203,7 +235,7 @@ class Bruno(nn.Module):
         self, x: ArrayLike, generator: Generator | None = None, *, validate: bool = True
     ) -> Float[Tensor, "*batch n"]:
         """log p(x_i | x_1..x_{i−1}) for sets (*batch, n, *shape), for all i at once."""
-        z, log_det = self.encode(self._sets(x), generator, validate=validate)
+        z, log_det = self.encode(self._complete_sets(x, validate), generator, validate=validate)
         return self.process.step_log_prob(z, validate=validate) + log_det
 
     def bits_per_dim(self, log_prob: Tensor) -> Tensor:
@@ -216,7 +248,7 @@ class Bruno(nn.Module):
 
     def condition(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
         """The posterior given sets (*batch, n, *shape)."""
-        return Posterior(self, Evidence.of(self.encode(self._sets(x), generator).z))
+        return Posterior(self, Evidence.of(self.encode(self._complete_sets(x), generator).z))
 
     def fingerprint(self) -> str:
         """A short hash of everything that latents depend on: models share latents only if they share it.
@@ -252,6 +284,15 @@ class Bruno(nn.Module):
                 "A set of one element is x.unsqueeze(0)."
             )
         return x
+
+    def _complete_sets(self, x: ArrayLike, validate: bool = True) -> Tensor:
+        """Sets (*batch, n, *shape), each with its missing numbers imputed, unless values are not checked."""
+        x = self._sets(x)
+        if self.imputer is None or not validate:
+            return x
+        batch = x.shape[:-2]
+        labels = torch.arange(batch.numel(), device=x.device).repeat_interleave(x.shape[-2])
+        return self.impute(x.reshape(-1, self.dim), labels).view(x.shape)
 
     def _elements(self, x: ArrayLike, *, move: bool = True) -> Tensor:
         """Elements (*batch, *shape) as a tensor of a shape and type that the model takes.
@@ -353,7 +394,7 @@ class Posterior:
 
     def log_prob(self, x: ArrayLike, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
         """log p(x | set) of single elements (*batch, *shape)."""
-        z, log_det = self.model.encode(x, generator)
+        z, log_det = self.model.encode(self.impute(x), generator)
         return self.model.process.log_prob(z, self.evidence) + log_det
 
     def score(self, x: ArrayLike, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
@@ -361,8 +402,25 @@ class Posterior:
 
         The Jacobian cancels, so it is computed from latents alone.
         """
-        z = self.model.encode(x, generator).z
+        z = self.model.encode(self.impute(x), generator).z
         return self.model.process.log_prob(z, self.evidence) - self.model.process.log_prob(z)
+
+    def impute(self, x: ArrayLike) -> Tensor:
+        """Elements (*batch, *shape) with their missing numbers, NaN, replaced by means given the set.
+
+        The centre of the set is the element at the mean of the predictive.
+        """
+        model = self.model
+        x = model._elements(x)
+        if model.imputer is None or not bool(x.isnan().any()):
+            return x
+        with torch.no_grad():
+            z = model.process.predictive(self.evidence).mean
+            centre = model.flow.inverse(z.reshape(-1, model.dim))[0].view(z.shape).double()
+            y = model.preprocessing(x.reshape(-1, model.dim).double())[0].view(x.shape)
+            filled = model.imputer.next(y, centre, self.evidence.count)
+            filled = model.preprocessing.inverse(filled.reshape(-1, model.dim))[0].view(filled.shape)
+        return torch.where(x.isnan(), filled.to(x), x)
 
     @torch.no_grad()
     def sample(self, n: int = 1, *, generator: Generator | None = None, temperature: float = 1.0) -> Samples:
@@ -380,7 +438,10 @@ class Posterior:
 
     def update(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
         """Add one element to each set, (*batch, *shape), or several, (*batch, n, *shape)."""
-        return Posterior(self.model, self.evidence.add(self.model.encode(x, generator).z))
+        x = self.model._elements(x)
+        several = self.model._batch_of(x) != self.evidence.batch_shape
+        given = Posterior(self.model, self.evidence.unsqueeze()) if several else self
+        return Posterior(self.model, self.evidence.add(self.model.encode(given.impute(x), generator).z))
 
     def remove(self, x: ArrayLike) -> Posterior:
         """Remove elements that were added before, without a generator."""

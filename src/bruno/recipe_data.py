@@ -7,6 +7,7 @@ import logging
 import re
 import warnings
 from collections.abc import Collection
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bruno.data.datasets import SPLITS, split_by_class
 from bruno.data.table_format import TableFormat
 from bruno.data.tables import read_frame
 from bruno.files import atomic_write
+from bruno.model import Bruno
 
 _log = logging.getLogger(__name__)
 _FAR = 20  # widths of the central 90 % of a column; values further from its median are reported
@@ -88,6 +90,7 @@ class RecipeData:
             group=data.group,
             columns=data.columns,
             table_format=data.format,
+            missing=self.recipe.missing == "impute",
             skip_bad=data.skip_bad,
         )
         # Small classes are skipped after the split, so that the others stay in their split.
@@ -115,7 +118,8 @@ def keep_frame(frame: Any, recipe: Recipe, folder: Path) -> Recipe:
     The name of the file depends on the content: a second run never replaces the data of the first.
     """
     data = recipe.data
-    examples = read_frame(frame, data.group, data.columns, data.skip_bad)
+    missing = recipe.missing == "impute"
+    examples = read_frame(frame, data.group, data.columns, data.skip_bad, missing)
     warn_of_skipped(examples, "the frame")
     log_columns(examples, data, "the frame")
     rows, names = examples.elements.numpy(), np.array(examples.names)[examples.labels.numpy()]
@@ -145,6 +149,11 @@ def log_columns(examples: Examples, data: DataConfig, name: str) -> None:
             len(examples.names),
             int(examples.counts[0]),
         )
+
+
+def imputed(examples: Examples, model: Bruno, generator: torch.Generator | None = None) -> Examples:
+    """The examples with missing numbers of rows imputed from their classes; drawn if a generator is given."""
+    return replace(examples, elements=model.impute(examples.elements, examples.labels, generator))
 
 
 def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()) -> Recipe:
@@ -200,7 +209,8 @@ def warn_of_far_numbers(rows: Examples) -> None:
     """Warn about columns whose scale depends on a few extreme values, such as −999 for a missing value."""
     if rows.is_images:
         return
-    ordered, margin = rows.elements.sort(0).values, len(rows) // 20
+    values = rows.elements.where(~rows.elements.isnan(), rows.elements.nanmedian(0).values)
+    ordered, margin = values.sort(0).values, len(rows) // 20
     central, median = ordered[-1 - margin] - ordered[margin], ordered[len(rows) // 2]
     furthest = torch.maximum(ordered[-1] - median, median - ordered[0])
     far = (central > 0) & (furthest > _FAR * central)

@@ -193,8 +193,20 @@ def test_a_column_with_extreme_values_is_a_warning(workplace):
 
 
 def test_a_line_that_cannot_be_used_is_an_error(workplace):
-    with pytest.raises(ValueError, match=r"line 182 .*'b' .*''.*skip_bad"):
-        train(GOOD + "0,1,\n")
+    with pytest.raises(ValueError, match=r"line 182 .*'b' .*'x'.*skip_bad"):
+        train(GOOD + "0,1,x\n")
+
+
+def test_rows_with_missing_cells_train_and_score(workplace):
+    lines = GOOD.splitlines()
+    lines[10], lines[40] = "0,,3", "1,4,NA"
+    train("\n".join(lines))
+    Path("new.csv").write_text("a,b\n1,2\n,4\n3,\n2,2\n")
+    for command in (["anomaly", "watch", "runs/table", "new.csv", "--threshold", "-9"], ["anomaly", "batch"]):
+        output = run(*command, *(["runs/table", "new.csv", "--threshold", "-9"] if len(command) == 2 else []))
+        assert "of 4 are outliers" in output
+    with pytest.raises(ValueError, match=r"line 12 .*'a' .*got ''"):
+        run(*TRAIN, "--set", "missing=reject", "--out", "runs/strict")
 
 
 def test_a_set_of_one_row_is_an_error_or_skipped(workplace):

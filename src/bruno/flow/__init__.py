@@ -10,6 +10,7 @@ from bruno.flow.coupling import (
     Partition,
     SplineCoupling,
 )
+from bruno.flow.imputation import Imputer
 from bruno.flow.networks import ConvNetwork, DenseNetwork, initialise
 from bruno.flow.realnvp import (
     ConvRealNVP,
@@ -34,6 +35,7 @@ __all__ = [
     "DenseRealNVP",
     "FactorOut",
     "Flatten",
+    "Imputer",
     "OddEven",
     "Partition",
     "SplineCoupling",

@@ -137,7 +137,8 @@ class Standardise(Bijection):
     """Real data with mean 0 and standard deviation 1 in each column: (x − mean)/deviation, learnt by `fit`.
 
     In double precision: float32 cannot resolve the minutes of a Unix time. Values beyond 1e9 standard
-    deviations, such as placeholders for missing ones, are clamped: their squares would overflow.
+    deviations, such as placeholders for missing ones, are clamped: their squares would overflow. `fit`
+    ignores missing values, NaN.
     """
 
     mean: Tensor
@@ -154,8 +155,10 @@ class Standardise(Bijection):
         """Estimate mean and deviation from data (batch, *shape), once; a constant column keeps its scale."""
         if self.fitted:
             return self
-        deviation, mean = torch.std_mean(x.double(), 0, correction=0)
         self.fitted.fill_(True)
+        x = x.double()
+        mean = x.nanmean(0).nan_to_num(0.0)
+        deviation = (x - mean).square().nanmean(0).sqrt()
         self.mean.copy_(mean)
         self.deviation.copy_(torch.where(deviation > 0, deviation, 1.0))
         return self

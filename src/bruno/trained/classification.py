@@ -53,6 +53,7 @@ class ClassificationJobs(TrainedData):
         if len(sets) < 2:
             raise ValueError(f"`support` must have at least two classes; got {len(sets)}.")
         x, names, _ = self._read(queries, **reading)
+        x = self.model.prior().impute(x.to(self.device)).cpu()  # the set of a query is not known
         self.warn_if_unfamiliar(torch.cat(list(sets.values())), x)
         if temperature is None:
             temperature = self._fitted_temperature(sets, data, invert, seed)
@@ -62,7 +63,8 @@ class ClassificationJobs(TrainedData):
         self, support: str | Path | Mapping[str, Source], reading: dict[str, Any]
     ) -> dict[str, Tensor]:
         if isinstance(support, Mapping):
-            return {str(name): self._read(some, **reading).x for name, some in support.items()}
+            sets = {str(name): self._read(some, **reading).x for name, some in support.items()}
+            return {name: self.model.impute(x) for name, x in sets.items()}
         if not isinstance(support, str | Path):
             raise TypeError(
                 "`support` must be examples by class name, or the path of class folders or a CSV; got "
@@ -77,7 +79,7 @@ class ClassificationJobs(TrainedData):
         if len(folders) < 2:
             found = f"has {len(folders)}" if path.exists() else "does not exist"
             raise ValueError(f"`support` must be a folder of at least two class folders; {path} {found}.")
-        return {folder.name: self._read(folder, **reading).x for folder in folders}
+        return {folder.name: self.model.impute(self._read(folder, **reading).x) for folder in folders}
 
     def _fitted_temperature(
         self, sets: dict[str, Tensor], data: str | None, invert: bool | None, seed: int

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from bruno.data.datasets import SPLITS
 from bruno.data.tables import is_frame
 from bruno.kinds import Images
 from bruno.model import Bruno
-from bruno.recipe_data import RecipeData, is_path, unseen_split, warn_of_skipped
+from bruno.recipe_data import RecipeData, imputed, is_path, unseen_split, warn_of_skipped
 from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
 
 _log = logging.getLogger(__name__)
@@ -129,19 +130,30 @@ class TrainedData:
             group=self.group,
             columns=self.columns,
             table_format=self._table_format,
+            missing=self.model.imputer is not None,
         )
 
     def read(
-        self, source: Source | Iterable[Element], *, invert: bool | None = None, skip_bad: bool = False
+        self,
+        source: Source | Iterable[Element],
+        *,
+        invert: bool | None = None,
+        skip_bad: bool = False,
+        impute: bool = True,
     ) -> Elements:
         """Elements from files and folders, from a reader, or from frames, arrays, tensors and PIL images.
 
         Warns about files that were skipped, and of images unlike those of training. By default, files and PIL
-        images are inverted as in training; arrays and tensors are taken as they are.
+        images are inverted as in training; arrays and tensors are taken as they are. Missing numbers of rows
+        are imputed from the rows of the same group, or of the whole source if it has no groups; without
+        `impute` they stay NaN.
         """
         elements = self._read(source, invert, skip_bad)
         self.warn_if_unfamiliar(elements.x)
-        return elements
+        if not impute or elements.x.ndim != 2:
+            return elements
+        _, labels = np.unique(elements.groups, return_inverse=True)
+        return elements._replace(x=self.model.impute(elements.x, labels))
 
     def _read(self, source: Source | Iterable[Element], invert: bool | None, skip_bad: bool) -> Elements:
         """`read` without the comparison with training."""
@@ -179,7 +191,7 @@ class TrainedData:
             raise ValueError(f"`source` must have shape (n, {wanted}); got {tuple(x.shape)}.")
         if x.dtype == torch.bool or x.is_complex():
             raise TypeError(f"`source` must be integers or floating point; got {x.dtype}.")
-        kind.check(x)
+        kind.check(x.nan_to_num(nan=0.0) if self.model.imputer is not None else x)
         first = source[0] if isinstance(source, list | tuple) else source
         inverted = invert or (is_pil_image(first) and self._inverts(invert))
         return kind.levels - 1 - x if inverted and kind.is_images else x
@@ -224,7 +236,7 @@ class TrainedData:
                 f"`data` must have at least {min_classes} classes; {data or f'the {split} split'} has "
                 f"{len(examples.names)}. Name other data, or a larger split."
             )
-        examples = examples.with_levels(self.model.levels)
+        examples = imputed(examples.with_levels(self.model.levels), self.model)
         if is_path(data):
             self.warn_if_unfamiliar(examples.elements)
         return Selection(examples, _data_name(data, split))
@@ -275,6 +287,7 @@ class TrainedData:
             group=self.group,
             columns=self.columns,
             prefer=self._table_format,
+            missing=self.model.imputer is not None,
             skip_bad=self.recipe is not None and self.recipe.data.skip_bad,
         )
         warn_of_skipped(examples, path)

@@ -72,10 +72,9 @@ class Watch:
     def __iter__(self) -> Iterator[Judged]:
         for element in self._elements:
             self._warn_of(element)
-            judgement, self.posterior = self._detector.step(
-                self.posterior, element.x.to(self._trained.device)
-            )
-            self.summary.add(element.name, element.x, judgement)
+            x = self.posterior.impute(element.x.to(self._trained.device))
+            judgement, self.posterior = self._detector.step(self.posterior, x)
+            self.summary.add(element.name, x.cpu(), judgement)
             yield Judged(element, judgement)
         warn_of_unreadable(self._reader)
         if not self.summary.count:
@@ -99,7 +98,7 @@ class Watch:
         if isinstance(stream, Iterator):
             return stream
         if not are_paths(stream):
-            x, names, groups = self._trained.read(stream)
+            x, names, groups = self._trained.read(stream, impute=False)
             return [Element(*one) for one in zip(names, x, groups, strict=True)]
         paths = [stream] if isinstance(stream, str | Path) else list(cast(Sequence[str], stream))
         if not self._reader.skip_bad:

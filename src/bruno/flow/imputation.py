@@ -1,0 +1,182 @@
+"""Imputation of missing numbers from the set of a row: a normal model with two levels.
+
+A row of set g is y = m + b_g + w, with b_g ~ N(0, B) for the set and w ~ N(0, W) for the row. A missing
+number is replaced by its mean given the other numbers of the row and the set, or by a draw from its
+distribution. The set matters: machines differ far more than the rows of one machine, so that the mean over
+all machines would look like a fault.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor, nn
+
+_ITERATIONS = 10  # of expectation maximisation
+_MAX_SETS, _MAX_ROWS = 200, 50  # sets, and rows of each, to estimate covariances from if numbers are missing
+_RIDGE = 1e-4  # variance added to each column, as a fraction of its own: constant columns have none
+
+
+class _Conditioned(NamedTuple):
+    """A set given its numbers: mean and covariance of b, and W A (y − m − E b) of its rows."""
+
+    mean: Float[Tensor, " dim"]
+    covariance: Float[Tensor, "dim dim"]
+    rows: Float[Tensor, "n dim"]
+    scatter: Float[Tensor, "dim dim"]  # Σ E w wᵀ over the rows
+
+
+class Imputer(nn.Module):
+    """Replaces missing numbers, NaN, of standardised rows; `fit` learns m, B and W.
+
+    Args:
+        dim: number of columns.
+
+    >>> rows = torch.tensor([[0.0, 0.0], [1.0, 1.1], [5.0, 5.1], [6.0, 6.0]])
+    >>> imputer = Imputer(2).fit(rows, torch.tensor([0, 0, 1, 1]))
+    >>> missing = torch.tensor([[5.0, 5.0], [5.4, torch.nan]])
+    >>> [round(number, 1) for number in imputer(missing, torch.tensor([0, 0]))[1].tolist()]
+    [5.4, 5.4]
+    """
+
+    mean: Tensor
+    between: Tensor
+    within: Tensor
+    fitted: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(dim, dtype=torch.double))
+        self.register_buffer("between", torch.eye(dim, dtype=torch.double))
+        self.register_buffer("within", torch.eye(dim, dtype=torch.double))
+        self.register_buffer("fitted", torch.tensor(False))
+
+    def fit(self, y: Float[Tensor, "n dim"], labels: Int[Tensor, " n"]) -> Imputer:
+        """Estimate m, B and W from rows and their sets, once; rows may have missing numbers."""
+        if self.fitted:
+            return self
+        self.fitted.fill_(True)
+        sets = [y[labels == label].double()[:_MAX_ROWS] for label in labels.unique()[:_MAX_SETS]]
+        self._start_from(sets)
+        if any(bool(one.isnan().any()) for one in sets):
+            for _ in range(_ITERATIONS):
+                self._improve_on(sets)
+        return self
+
+    def forward(
+        self,
+        y: Float[Tensor, "n dim"],
+        labels: Int[Tensor, " n"],
+        generator: Generator | None = None,
+    ) -> Float[Tensor, "n dim"]:
+        """Rows without missing numbers: each replaced by its mean, or by a draw if a generator is given.
+
+        A row is conditioned on all rows with its label, including itself.
+        """
+        filled = y.clone()
+        for label in labels[y.isnan().any(1)].unique():
+            chosen = labels == label
+            one = y[chosen].double()
+            given = self._conditioned(one, {})
+            means = self.mean + given.mean + given.rows
+            if generator is not None:
+                means = means + self._deviations(~one.isnan(), generator)
+            filled[chosen] = torch.where(one.isnan(), means, one).to(y.dtype)
+        return filled
+
+    def next(
+        self, y: Float[Tensor, "*rows dim"], centre: Float[Tensor, "*sets dim"], seen: Int[Tensor, "*sets"]
+    ) -> Float[Tensor, "*any dim"]:
+        """Rows without missing numbers, given the centres of their sets, estimated from `seen` rows each.
+
+        Rows and sets broadcast.
+
+        With V = (B⁻¹ + n W⁻¹)⁻¹, the covariance of the centre, the row has covariance W + V.
+        """
+        count = seen.double()[..., None, None]
+        eye = torch.eye(len(self.mean), dtype=torch.double, device=y.device)
+        spread = self.between @ torch.linalg.inv(eye + count * torch.linalg.solve(self.within, self.between))
+        there = ~y.isnan()
+        residual = torch.where(there, y.double() - centre, 0.0)
+        precision = _precision(self.within + spread, there)
+        means = centre + ((self.within + spread) @ precision @ residual.unsqueeze(-1)).squeeze(-1)
+        return torch.where(there, y, means.to(y.dtype))
+
+    def _start_from(self, sets: list[Tensor]) -> None:
+        """Moments of the numbers that are given, missing ones at the mean of their set."""
+        self.mean.copy_(torch.cat(sets).nanmean(0).nan_to_num(0.0))
+        centres = torch.stack([one.nanmean(0) for one in sets]) - self.mean
+        rows = torch.cat([(one - one.nanmean(0)).nan_to_num(0.0) for one in sets])
+        free = max(1, len(rows) - len(sets))
+        self._set(centres.nan_to_num(0.0).T @ centres.nan_to_num(0.0) / len(sets), rows.T @ rows / free)
+
+    def _improve_on(self, sets: list[Tensor]) -> None:
+        """One iteration of expectation maximisation."""
+        known: dict[bytes, Tensor] = {}
+        given = [self._conditioned(one, known) for one in sets]
+        shift = torch.stack([one.mean for one in given]).mean(0)
+        between = torch.stack([torch.outer(one.mean, one.mean) + one.covariance for one in given]).mean(0)
+        within = torch.stack([one.scatter for one in given]).sum(0) / sum(map(len, sets))
+        self.mean.add_(shift)
+        self._set(between - torch.outer(shift, shift), within)
+
+    def _set(self, between: Tensor, within: Tensor) -> None:
+        variance = (between + within).diagonal()
+        self.between.copy_(between)
+        self.within.copy_(within + torch.diag(_RIDGE * variance + 1e-12))
+
+    def _conditioned(self, y: Tensor, known: dict[bytes, Tensor]) -> _Conditioned:
+        """One set given its numbers. A is the inverse of W over the numbers that a row has, 0 elsewhere.
+
+        J = Σ A_i, V = B (I + J B)⁻¹ and E b = V Σ A_i (y_i − m). `known` keeps A by its pattern.
+        """
+        there = ~y.isnan()
+        patterns, place = there.unique(dim=0, return_inverse=True)
+        inverses = [self._inverse(pattern, known) for pattern in patterns]
+        residual = torch.where(there, y - self.mean, 0.0)
+        scaled = torch.empty_like(residual)
+        information = torch.zeros_like(self.within)
+        for i, inverse in enumerate(inverses):
+            scaled[place == i] = residual[place == i] @ inverse
+            information += int((place == i).sum()) * inverse
+        eye = torch.eye(len(self.mean), dtype=torch.double, device=y.device)
+        covariance = torch.linalg.solve((eye + information @ self.between).T, self.between.T).T
+        mean = covariance @ scaled.sum(0)
+        rows, scatter = torch.empty_like(residual), torch.zeros_like(self.within)
+        for i, inverse in enumerate(inverses):
+            gain = self.within @ inverse  # the identity where nothing is missing
+            some = place == i
+            rows[some] = (residual[some] - torch.where(there[some], mean, 0.0)) @ gain.T
+            unknown = self.within - gain @ self.within + gain @ covariance @ gain.T
+            scatter += rows[some].T @ rows[some] + int(some.sum()) * unknown
+        return _Conditioned(mean, covariance, rows, scatter)
+
+    def _inverse(self, there: Tensor, known: dict[bytes, Tensor]) -> Tensor:
+        key = there.cpu().numpy().tobytes()
+        if key not in known:
+            known[key] = _precision(self.within, there)
+        return known[key]
+
+    def _deviations(self, there: Tensor, generator: Generator) -> Tensor:
+        """Draws of the deviation of missing numbers from their means, 0 for those that are given.
+
+        For w ~ N(0, W), w − W A w has the covariance of w given the numbers of the row (Matheron's rule).
+        """
+        noise = torch.randn(there.shape, generator=generator, dtype=torch.double, device=generator.device)
+        w = noise.to(there.device) @ torch.linalg.cholesky(self.within).T
+        known: dict[bytes, Tensor] = {}
+        scaled = torch.empty_like(w)
+        patterns, place = there.unique(dim=0, return_inverse=True)
+        for i, pattern in enumerate(patterns):
+            scaled[place == i] = w[place == i] @ self._inverse(pattern, known)  # 0 where numbers are missing
+        return torch.where(there, 0.0, w - scaled @ self.within)
+
+
+def _precision(covariance: Float[Tensor, "*sets dim dim"], there: Tensor) -> Float[Tensor, "*any dim dim"]:
+    """The inverse of a covariance over some of its dimensions, and 0 for the others."""
+    both = there.unsqueeze(-1) & there.unsqueeze(-2)
+    eye = torch.eye(there.shape[-1], dtype=torch.bool, device=there.device)
+    inverse = torch.linalg.inv(torch.where(both, covariance, 0.0) + (eye & ~both))
+    return torch.where(both, inverse, 0.0)
