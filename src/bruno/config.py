@@ -200,6 +200,7 @@ class ModelConfig:
     flow: FlowConfig = attrs.field(factory=FlowConfig)
     process: ProcessConfig = attrs.field(factory=ProcessConfig)
     missing: str = _choice("missing numbers of rows", "reject", "impute")
+    scales: str = _choice("scales of columns: standardised, or chosen for each", "linear", "auto")
 
     def __attrs_post_init__(self) -> None:
         """Check the settings without a range."""
@@ -321,6 +322,7 @@ class Recipe:
     pixels: str = _choice("map of pixels to real numbers", "logit", "gaussianise")
     alpha: float = _setting(1e-6, "margin of that map at both ends, as a fraction of its range")
     missing: str = _choice("missing numbers of rows", "reject", "impute")
+    scales: str = _choice("scales of columns: standardised, or chosen for each", "linear", "auto")
     flow: FlowConfig = attrs.field(factory=FlowConfig)
     process: ProcessConfig = attrs.field(factory=ProcessConfig)
     train: TrainConfig = attrs.field(factory=TrainConfig)
@@ -328,7 +330,7 @@ class Recipe:
     def model(self, shape: tuple[int, ...], levels: int) -> ModelConfig:
         """The model for elements of this shape."""
         return ModelConfig(
-            shape, levels, self.pixels, self.alpha, self.flow, self.process, missing=self.missing
+            shape, levels, self.pixels, self.alpha, self.flow, self.process, self.missing, self.scales
         )
 
 

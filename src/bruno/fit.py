@@ -17,7 +17,7 @@ from bruno.config import Recipe, check_count, check_same, from_dict, load_recipe
 from bruno.data import Examples, SetSampler
 from bruno.data.tables import is_frame
 from bruno.devices import process_group, resolve_device
-from bruno.flow.preprocessing import Standardise
+from bruno.flow.preprocessing import ColumnScales, Standardise
 from bruno.model import Bruno
 from bruno.recipe_data import (
     RecipeData,
@@ -26,6 +26,7 @@ from bruno.recipe_data import (
     is_path,
     keep_frame,
     log_columns,
+    log_scales,
     unseen_split,
     warn_of_far_numbers,
     with_absolute_path,
@@ -206,7 +207,7 @@ def finetune(
     recipe, explicit = with_settings(started, settings if way is None else {**settings, "way": way})
     if recipe.data.name != before.recipe.data.name:
         recipe = _with_shape_of(before.model, recipe, explicit)
-    model_settings = ("pixels", "alpha", "missing", "flow", "process")
+    model_settings = ("pixels", "alpha", "missing", "scales", "flow", "process")
     check_same(
         str(before.folder), *({k: to_dict(r)[k] for k in model_settings} for r in (before.recipe, recipe))
     )
@@ -269,6 +270,8 @@ def _learn_columns(model: Bruno, examples: Examples, seed: int) -> Examples:
         return examples
     x, labels = examples.elements.to(model.device), examples.labels.to(model.device)
     model.preprocessing.fit(x)
+    if isinstance(model.preprocessing, ColumnScales):
+        log_scales(model.preprocessing.kinds, model.preprocessing.step.tolist(), examples.columns)
     if model.imputer is None:
         return examples
     model.imputer.fit(model.preprocessing(x)[0], labels)

@@ -17,7 +17,15 @@ from bruno.arrays import ArrayLike, Arrays, NumpyResult, as_tensor, to_numpy
 from bruno.config import ModelConfig, check_at_least, check_count
 from bruno.files import raw_bytes
 from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, Imputer, SplineCoupling, Splines, initialise
-from bruno.flow.preprocessing import Gaussianise, Logit, Pixels, Standardise, dequantise, quantise
+from bruno.flow.preprocessing import (
+    ColumnScales,
+    Gaussianise,
+    Logit,
+    Pixels,
+    Standardise,
+    dequantise,
+    quantise,
+)
 from bruno.kinds import Kind, kind_of
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
 from bruno.process.checks import check_type, may_look_at_values
@@ -80,7 +88,8 @@ class Bruno(nn.Module):
         shape: shape of an element.
         flow: any `Bijection` from elements to vectors of the same size.
         process: a process with as many dimensions.
-        preprocessing: the first step, `Logit` or `Gaussianise` for pixels, `Standardise` for real numbers.
+        preprocessing: the first step, `Logit` or `Gaussianise` for pixels, `Standardise` or `ColumnScales`
+            for real numbers.
         config: config that the model was built from; `bruno.save` needs it.
         imputer: for rows with missing numbers.
 
@@ -199,6 +208,8 @@ class Bruno(nn.Module):
         flat = x.reshape(-1, *self.shape)
         if not x.is_floating_point():
             flat = dequantise(flat, generator)
+        elif generator is not None and isinstance(self.preprocessing, ColumnScales):
+            flat = self.preprocessing.dequantise(flat, generator)
         dtype, batch = self.process.mean.dtype, self._batch_of(x)
         y, first = self.preprocessing(flat.to(torch.promote_types(flat.dtype, dtype)))
         z, second = self.flow(y.to(dtype))
@@ -336,7 +347,7 @@ def _check_size(config: ModelConfig) -> None:
 
 def _preprocessing(config: ModelConfig) -> Pixels | Standardise:
     if not config.levels:
-        return Standardise(config.shape)
+        return ColumnScales(config.shape) if config.scales == "auto" else Standardise(config.shape)
     kind = {"logit": Logit, "gaussianise": Gaussianise}[config.pixels]
     return kind(config.levels, config.alpha)
 

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -148,6 +148,18 @@ def log_columns(examples: Examples, data: DataConfig, name: str) -> None:
             name,
             len(examples.names),
             int(examples.counts[0]),
+        )
+
+
+def log_scales(kinds: Sequence[str], steps: Sequence[float], columns: Sequence[str]) -> None:
+    """Log the columns that are not on a linear scale, or that have a step."""
+    names = columns or [str(i) for i in range(1, len(kinds) + 1)]
+    parts = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True) if kind != "linear"]
+    stepped = [f"{name} (steps of {step:g})" for name, step in zip(names, steps, strict=True) if step]
+    if parts or stepped:
+        _log.info(
+            "scales of columns, chosen from the data: %s; scales=linear keeps all linear",
+            ", ".join([*parts, *stepped]),
         )
 
 

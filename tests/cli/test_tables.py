@@ -241,6 +241,18 @@ def test_the_columns_that_are_used_are_reported(workplace):
     assert (kept.columns, kept.format.split()[:3]) == (("a", "b"), ["utf-16", "semicolon", "decimal-comma"])
 
 
+def test_the_scales_of_columns_are_reported_and_can_be_switched_off(workplace):
+    random = np.random.default_rng(0)
+    rows = zip(np.arange(180) // 30, np.exp(random.normal(size=180)), random.poisson(3, 180), strict=True)
+    text = "".join(f"{of},{a:.8f},{b}\n" for of, a, b in rows)
+    assert "chosen from the data: a (log), b (steps of 1)" in words(train(text))
+    assert "scales of columns" not in words(train(text, "--set", "scales=linear", "--out", "runs/linear"))
+    samples = run("sample", "runs/table", "--prior", "--samples", "3")
+    assert samples
+    table = np.loadtxt("runs/table/results/samples-prior.csv", delimiter=",", skiprows=1)
+    assert (table[:, -1] == table[:, -1].round()).all()
+
+
 def test_consecutive_rows_are_sets_without_a_group_column(workplace):
     Path("t.csv").write_text("a,b\n" + "".join(f"{i % 7},{i % 11}\n" for i in range(180)))
     output = words(run("train", "table", "--data", "t.csv", "--steps", "1"))

@@ -26,7 +26,7 @@ from bruno.flow import (
     Squeeze,
     initialise,
 )
-from bruno.flow.preprocessing import Gaussianise, Logit, Standardise
+from bruno.flow.preprocessing import ColumnScales, Gaussianise, Logit, Standardise
 
 
 class Case(NamedTuple):
@@ -53,6 +53,12 @@ def small_conv(shape, **kwargs):
 
 def spline_network(fixed, moved, bins):
     return ConvNetwork(fixed, moved, 4, 1, per_output=3 * bins + 1)
+
+
+def skewed(*size, dtype=torch.double):
+    """A normal column, a log-normal one, and one with heavy tails on both sides."""
+    normal = torch.randn(*size, dtype=dtype)
+    return torch.stack([normal[:, 0], (2 * normal[:, 1]).exp(), (2 * normal[:, 2]).sinh()], 1)
 
 
 def mostly_dark(*size, dtype):
@@ -99,6 +105,8 @@ BIJECTIONS = {
         Gaussianise().fit(mostly_dark(100, 1, 3, 3, dtype=torch.double)), (1, 3, 3), mostly_dark
     ),
     "standardise": lambda: Case(Standardise((3,)).fit(2 + 3 * torch.randn(50, 3)), (3,)),
+    "column scales": lambda: Case(ColumnScales((3,)).fit(skewed(500, 3, dtype=torch.double)), (3,), skewed),
+    "column scales below the log": lambda: Case(ColumnScales((3,)).fit(skewed(500, 3)), (3,)),
 }
 
 

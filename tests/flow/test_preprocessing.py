@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from bruno.flow.preprocessing import Gaussianise, Logit, Standardise, dequantise, quantise
+from bruno.flow.preprocessing import ColumnScales, Gaussianise, Logit, Standardise, dequantise, quantise
 
 
 def drawings(n: int) -> torch.Tensor:
@@ -140,3 +140,69 @@ def test_extreme_values_are_clamped_so_that_squares_are_finite():
     y, _ = standardise(torch.tensor([[3e38, -3e38], [1e5, 0.0]]))
     assert y[0].tolist() == [1e9, -1e9]
     torch.testing.assert_close(standardise.inverse(y)[0][1], torch.tensor([1e5, 0.0]).double())
+
+
+# --- scales of columns --------------------------------------------------------------------------------------
+
+
+def columns(n: int = 2000) -> torch.Tensor:
+    """Columns: normal, far from 0, log-normal, heavy-tailed, counts, multiples of 0.5, constant."""
+    g = torch.Generator().manual_seed(0)
+    normal = torch.randn(n, 7, generator=g, dtype=torch.double)
+    return torch.stack(
+        [
+            normal[:, 0],
+            1450 + 12 * normal[:, 1],
+            normal[:, 2].exp(),
+            10 + normal[:, 3] / torch.rand(n, generator=g, dtype=torch.double),
+            torch.poisson(torch.full((n,), 3.0), generator=g).double(),
+            0.5 * (3 * normal[:, 5]).round(),
+            torch.full((n,), 7.0, dtype=torch.double),
+        ],
+        1,
+    )
+
+
+def test_the_scale_of_each_column_is_chosen_from_data():
+    scales = ColumnScales((7,)).fit(columns())
+    assert scales.kinds[:4] == ("linear", "linear", "log", "asinh")
+    assert scales.kinds[5:] == ("linear", "linear")
+    assert scales.step.tolist() == [0, 0, 0, 0, 1, 0.5, 1]
+    z, _ = scales(columns())
+    torch.testing.assert_close(z.std(0, correction=0)[:6], torch.ones(6).double())
+
+
+def test_rows_with_holes_choose_the_same_scales():
+    x = columns()
+    holed = x.masked_fill(torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.1, torch.nan)
+    scales = ColumnScales((7,)).fit(holed)
+    assert scales.kinds == ColumnScales((7,)).fit(x).kinds
+    torch.testing.assert_close(scales.mean, ColumnScales((7,)).fit(x).mean, atol=0.1, rtol=0.05)
+
+
+def test_dequantisation_noise_has_the_width_of_the_step():
+    x = columns()
+    scales = ColumnScales((7,)).fit(x)
+    noise = scales.dequantise(x, torch.Generator().manual_seed(0)) - x
+    assert (noise[:, :4] == 0).all()
+    for i, step in ((4, 1.0), (5, 0.5), (6, 1.0)):
+        assert noise[:, i].abs().max() <= step / 2
+        assert noise[:, i].var().item() == pytest.approx(step**2 / 12, rel=0.1)
+
+
+def test_decoded_numbers_are_rounded_to_the_step():
+    scales = ColumnScales((7,)).fit(columns())
+    x, astray = scales.clamped(torch.full((1, 7), 2.3).double())
+    assert x[0, 4:].tolist() == [2, 2.5, 2]
+    assert not astray.any()
+    x, astray = scales.clamped(torch.full((1, 7), torch.inf).double())
+    assert x.isfinite().all()
+    assert astray.all()
+
+
+def test_unix_times_and_finely_rounded_numbers_have_no_step():
+    times = 1.7e9 + 60 * torch.arange(1000, dtype=torch.double).unsqueeze(1)
+    scales = ColumnScales((1,)).fit(times)
+    assert scales.step.item() == 0
+    assert len(scales(times)[0].float().unique()) == 1000
+    assert ColumnScales((1,)).fit((times / 7).round(decimals=2)).step.item() == 0

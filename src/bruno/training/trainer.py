@@ -19,7 +19,7 @@ from bruno.config import TrainConfig
 from bruno.data.augmentation import augment_sets
 from bruno.data.sampling import SetSampler
 from bruno.flow import set_compiled, set_network_dtype, set_recompute
-from bruno.flow.preprocessing import Standardise, dequantise
+from bruno.flow.preprocessing import ColumnScales, Standardise, dequantise
 from bruno.model import Bruno
 from bruno.training.cuda_graph import CapturedStep
 from bruno.training.distributed import rank_and_processes
@@ -109,11 +109,11 @@ class Trainer:
             return
         if not self._initialised:
             set_size = min(self.config.set_size, self.sampler.min_count)
+            if self.rank == 0 and isinstance(self.model.preprocessing, Standardise):
+                # From all rows: a batch may lack the rare values of a column.
+                self.model.preprocessing.fit(self.sampler.elements.to(self.device))
             first = self._prepare(self.sampler.sets(self.config.batch, set_size, self.generator))
             if self.rank == 0:
-                if isinstance(self.model.preprocessing, Standardise):
-                    # From all rows: a batch may lack the rare values of a column.
-                    self.model.preprocessing.fit(self.sampler.elements.to(first.device))
                 self.model.initialise(first)
             self._initialised = True
         captured = None
@@ -277,9 +277,11 @@ class Trainer:
         return sets, tasks
 
     def _prepare(self, x: Tensor, **augmentation: Any) -> Tensor:
-        """Augment images and resize them to the model's size; dequantise integers."""
+        """Augment images and resize them to the model's size; dequantise integers and coarse columns."""
         if len(self.model.shape) == 3:
             x = augment_sets(x, self.model.shape[-2:], self.generator, **augmentation)
+        if isinstance(self.model.preprocessing, ColumnScales):
+            return self.model.preprocessing.dequantise(x, self.generator)
         return x if x.is_floating_point() else dequantise(x, self.generator)
 
     def _check_elements(self) -> None:
