@@ -50,7 +50,7 @@ def test_a_recipe_can_be_an_object_a_preset_or_a_file(tiny, tmp_path):
 def test_a_frame_is_trained_on_and_kept_in_the_run_folder(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     rows = np.random.default_rng(0).normal(size=(60, 2))
-    frame = pyarrow.table({"of": [f"m{i % 6}" for i in range(60)], "a": rows[:, 0], "b": rows[:, 1]})
+    frame = pyarrow.table({"of": [f"m{i % 15}" for i in range(60)], "a": rows[:, 0], "b": rows[:, 1]})
     data = {"name": frame, "group": "of"}
     for resume in (False, True):
         run = bruno.train("table", tmp_path / "run", data=data, steps=1 + resume, resume=resume, **TINY)
@@ -224,7 +224,7 @@ def test_fine_tuning_needs_a_recipe(tiny, tmp_path):
 
 def test_a_model_is_trained_on_rows_of_a_csv(tmp_path):
     generator = np.random.default_rng(0)
-    lines = [f"{i % 6},{a:.3f},{b:.3f}" for i, (a, b) in enumerate(generator.normal(size=(180, 2)))]
+    lines = [f"{i % 15},{a:.3f},{b:.3f}" for i, (a, b) in enumerate(generator.normal(size=(180, 2)))]
     (tmp_path / "rows.csv").write_text("\n".join(["of,a,b", *lines]))
     data = {"name": str(tmp_path / "rows.csv"), "group": "of"}
     trained = bruno.train("table", tmp_path / "run", steps=2, data=data, device="cpu", validation_sets=0)

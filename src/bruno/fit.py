@@ -21,6 +21,7 @@ from bruno.flow.preprocessing import ColumnScales, Standardise
 from bruno.model import Bruno
 from bruno.recipe_data import (
     RecipeData,
+    check_enough_rows,
     fitted_to,
     imputed,
     is_path,
@@ -117,6 +118,7 @@ def train(
     if is_path(recipe.data.name):
         if frame is None:
             log_columns(data.split("all"), recipe.data, Path(recipe.data.name).name)
+        check_enough_rows(examples, recipe.data)
         recipe = fitted_to(recipe, examples, explicit)
         kept = evolve(recipe.data, columns=examples.columns, format=examples.table_format)
         recipe = evolve(recipe, data=kept)

@@ -15,17 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import evolve
+from torch import Tensor
 
 from bruno.config import DataConfig, Recipe
 from bruno.data import DATASETS, Examples, load_examples
 from bruno.data.datasets import SPLITS, split_by_class
 from bruno.data.table_format import TableFormat
-from bruno.data.tables import read_frame
+from bruno.data.tables import BLOCK, read_frame
 from bruno.files import atomic_write
 from bruno.model import Bruno
 
 _log = logging.getLogger(__name__)
 _FAR = 20  # widths of the central 90 % of a column; values further from its median are reported
+_APART = 3  # ranges of all other values; a repeated value this far from them marks missing values
+_FEW_SETS, _FEW_ROWS = 10, 20  # to train on
 
 
 def is_path(data: str | None) -> bool:
@@ -217,20 +220,72 @@ def warn_of_skipped(examples: Examples, data: str | Path) -> None:
         )
 
 
-def warn_of_far_numbers(rows: Examples) -> None:
-    """Warn about columns whose scale depends on a few extreme values, such as −999 for a missing value."""
+def check_enough_rows(rows: Examples, data: DataConfig) -> None:
+    """Raise if a table is too small to learn anything from; warn if it has few sets."""
     if rows.is_images:
         return
-    values = rows.elements.where(~rows.elements.isnan(), rows.elements.nanmedian(0).values)
-    ordered, margin = values.sort(0).values, len(rows) // 20
-    central, median = ordered[-1 - margin] - ordered[margin], ordered[len(rows) // 2]
-    furthest = torch.maximum(ordered[-1] - median, median - ordered[0])
-    far = (central > 0) & (furthest > _FAR * central)
-    names = rows.columns or tuple(map(str, range(1, len(far) + 1)))
-    for i in far.nonzero().flatten().tolist():
-        extreme = ordered[:, i][(ordered[:, i] - median[i]).abs().argmax()].item()
+    sets, dim = len(rows.names), rows.shape[0]
+    enough = max(_FEW_SETS, dim)
+    least = max(_FEW_ROWS, 4 * dim)
+    if sets < 2:
+        remedy = (
+            f"Omit the group column (data.group): each {BLOCK} consecutive rows then form a set."
+            if data.group and len(rows) >= 2 * BLOCK
+            else f"{enough} sets would be enough."
+        )
+        raise ValueError(f"`data` must have at least 2 sets to learn how sets differ; got {sets}. {remedy}")
+    if len(rows) < least:
+        raise ValueError(
+            f"`data` must have at least {least} rows to train on for {dim} column{'s' * (dim > 1)}; got "
+            f"{len(rows)}. {enough} sets of {BLOCK} rows would be enough."
+        )
+    if sets < enough:
         warnings.warn(
-            f"column {names[i]!r} has a few extreme values, such as {extreme:g}, which determine its scale. "
-            "If they mark missing values, remove those rows.",
+            f"{sets} sets to train on are TOO FEW for {dim} column{'s' * (dim > 1)}: the model cannot learn "
+            f"how sets differ, and its scores may be far off. {enough} would be enough. log p(x), how "
+            "unlikely a row is among all rows, is still of use.",
             stacklevel=2,
         )
+
+
+def warn_of_far_numbers(rows: Examples) -> None:
+    """Warn about columns whose scale depends on extreme values, such as −999 for a missing value."""
+    if rows.is_images:
+        return
+    names = rows.columns or tuple(map(str, range(1, rows.shape[0] + 1)))
+    for name, column in zip(names, rows.elements.T, strict=True):
+        ordered = column[~column.isnan()].sort().values
+        if not len(ordered):
+            continue
+        if (mark := _placeholder(ordered)) is not None:
+            count = int((ordered == mark).sum())
+            warnings.warn(
+                f"column {name!r} has {count} cells ({count / len(rows):.0%}) equal to {mark:g}, far from "
+                "all others. If they mark missing values, leave them empty.",
+                stacklevel=2,
+            )
+        elif (extreme := _extreme(ordered)) is not None:
+            warnings.warn(
+                f"column {name!r} has a few extreme values, such as {extreme:g}, which may determine its "
+                "scale. If they mark missing values, leave them empty.",
+                stacklevel=2,
+            )
+
+
+def _extreme(ordered: Tensor) -> float | None:
+    """The value that is furthest from the median, if it is far from the central 90 %."""
+    margin, median = len(ordered) // 20, ordered[len(ordered) // 2]
+    central = ordered[-1 - margin] - ordered[margin]
+    far = (ordered - median).abs()
+    return ordered[far.argmax()].item() if 0 < central < far.max() / _FAR else None
+
+
+def _placeholder(ordered: Tensor) -> float | None:
+    """The lowest or highest value, if it occurs often and is further away than the others are spread."""
+    for mark in (ordered[0], ordered[-1]):
+        others = ordered[ordered != mark]
+        if len(ordered) - len(others) < max(3, len(ordered) // 100) or len(others) < 2:
+            continue
+        if (others - mark).abs().min() > _APART * (others[-1] - others[0]) > 0:
+            return mark.item()
+    return None

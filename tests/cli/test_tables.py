@@ -192,6 +192,15 @@ def test_a_column_with_extreme_values_is_a_warning(workplace):
     assert re.search(r"column 'b' has a few extreme values, such as 1e\+37", train(GOOD + "0,1,1e37\n"))
 
 
+def test_many_equal_placeholders_are_a_warning(workplace):
+    lines = [
+        line if i % 10 else f"{line.rpartition(',')[0]},-999" for i, line in enumerate(GOOD.splitlines())
+    ]
+    output = words(train("\n".join(lines)))
+    assert "column 'b' has" in output
+    assert "(10%) equal to -999, far from all others" in output
+
+
 def test_a_line_that_cannot_be_used_is_an_error(workplace):
     with pytest.raises(ValueError, match=r"line 182 .*'b' .*'x'.*skip_bad"):
         train(GOOD + "0,1,x\n")
@@ -219,9 +228,21 @@ def test_a_small_set_limits_the_set_size(workplace):
     assert "set size 2 instead of 20: class '6' has 2" in train(GOOD + "6,1,2\n6,2,2\n")
 
 
-def test_a_single_set_is_used_in_all_splits(workplace):
-    train("0,1,2\n0,2,5\n0,3,5\n" * 7)
-    assert Path("runs/table/model.safetensors").is_file()
+def test_a_table_that_is_too_small_is_an_error_with_the_size_that_would_do(workplace):
+    for text, message in (
+        ("0,1,2\n0,2,5\n", r"`data` .*2 sets.*got 1\. 10 sets would be enough"),
+        ("0,1,2\n0,2,5\n0,3,5\n" * 20, r"`data` .*2 sets.*got 1\. Omit the group column"),
+        ("0,1,2\n0,2,5\n1,3,5\n1,5,4\n", r"`data` .*20 rows.*got 4\. 10 sets of 20 rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(text)
+    assert not Path("runs/table").exists()
+
+
+def test_few_sets_are_a_warning(workplace):
+    assert "4 sets to train on are TOO FEW for 2 columns" in words(train(GOOD))
+    enough = "".join(f"{i // 10},{i % 7},{i % 11}\n" for i in range(180))
+    assert "TOO FEW" not in train(enough, "--out", "runs/enough")
 
 
 def test_the_columns_are_a_list_of_different_names(workplace):

@@ -35,7 +35,7 @@ MAX_NUMBER = float(np.finfo(np.float32).max)  # its square is finite in float64
 _MIN_FAST_BYTES = 2**20  # smaller tables are parsed faster than pyarrow is imported
 _HEAD = 2**20  # bytes from which the encoding is detected
 _SAMPLE = 500  # lines from which the format and the kinds of columns are detected
-_BLOCK = 20  # rows of a set, if there is no group column
+BLOCK = 20  # rows of a set, if there is no group column
 _TEXT, _PARQUET = (".csv", ".tsv", ".tab", ".txt"), (".parquet", ".pq")
 _DATE = re.compile(
     r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ]+\d{1,2}[:.]\d{2}.*)?"  # 2026-01-31, 31.1.2026 10:15
@@ -500,11 +500,11 @@ def _grouped(groups: Sequence[str] | None) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _blocks(rows: int) -> tuple[tuple[str, ...], NDArray[Any]]:
     """Sets of consecutive rows, the last with the rest: their names, and the set of each row."""
-    count = max(1, rows // _BLOCK)
-    starts = [_BLOCK * i + 1 for i in range(count)]
+    count = max(1, rows // BLOCK)
+    starts = [BLOCK * i + 1 for i in range(count)]
     ends = [*(start - 1 for start in starts[1:]), rows]
     names = tuple(f"rows {start}-{end}" for start, end in zip(starts, ends, strict=True))
-    return names, np.minimum(np.arange(rows) // _BLOCK, count - 1)
+    return names, np.minimum(np.arange(rows) // BLOCK, count - 1)
 
 
 def _named(path: Path, read: Any) -> Examples:
