@@ -34,6 +34,8 @@ _SENSORS, _FACTORS, _NOISE, _BETWEEN = 8, 2, 0.25, 2.0
 
 
 class Machines(NamedTuple):
+    """Rows of machines, and their faults."""
+
     x: NDArray[Any]  # (machines, rows, sensors)
     fault: NDArray[Any]  # (machines, rows): 0 for none, otherwise 1 + the position in _FAULTS
     faulty: NDArray[Any]  # (machines, rows, sensors): the cells of the fault
