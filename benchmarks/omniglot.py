@@ -1,7 +1,7 @@
 """Reproduce results/omniglot/ from the published data: `make omniglot BRUNO_DATA=DIR`, on a GPU.
 
-Trains two or three runs at a time with `bruno`, measures each model on the test characters (future pretrained models
-also in half precision), and draws samples. A run that was stopped is resumed, and finished work is not
+Trains two or three runs at a time with `bruno`, measures each model on the test characters (future pretrained
+models also in half precision), and draws samples. A run that was stopped is resumed, and finished work is not
 repeated. Pictures of Omniglot's characters stay in the run folders; results/ gets numbers, and samples given
 synthetic characters of this project. The first run of each kind becomes a pretrained
 model. The table goes into docs/omniglot.md.

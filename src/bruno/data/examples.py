@@ -19,7 +19,16 @@ from bruno.data.archives import read_arrays, reason
 from bruno.files import atomic_write
 from bruno.kinds import rescale_levels
 
-_FIELDS = ("elements", "labels", "names", "skipped", "levels", "columns", "ignored", "table_format")  # of a file
+_FIELDS = (
+    "elements",
+    "labels",
+    "names",
+    "skipped",
+    "levels",
+    "columns",
+    "ignored",
+    "table_format",
+)  # of a file
 
 
 @dataclass(frozen=True, eq=False, init=False)
