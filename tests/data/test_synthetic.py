@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from bruno.data import load_examples
-from bruno.data.synthetic import _rasterise, draw_characters
+from bruno.data.synthetic import FAULTS, SENSORS, _rasterise, draw_characters, simulate_machines
 
 
 def test_drawings_of_a_character_differ():
@@ -52,3 +52,60 @@ def test_drawn_is_a_named_dataset():
 def test_a_long_line_has_the_width_of_the_pen_everywhere():
     line = _rasterise([np.array([[0.1, 0.2], [0.9, 0.3]])], 105)
     assert (line[:, 20:85] > 0).sum(0).min() == 5  # no gaps between the dots
+
+
+def deviations_of(rows: torch.Tensor) -> torch.Tensor:
+    """Deviations from the mean of each machine, with the logarithm of vibration."""
+    rows = torch.cat([rows[..., :-1], rows[..., -1:].log()], -1)
+    return rows - rows.mean(1, keepdim=True)
+
+
+def test_machines_share_the_correlations_between_sensors():
+    examples, fault = simulate_machines(200, 50)
+    assert examples.columns == SENSORS
+    assert examples.counts.tolist() == [50] * 200
+    assert not fault.any()
+    deviations = deviations_of(examples.elements.view(200, 50, 6))
+    first, second = (torch.corrcoef(half.reshape(-1, 6).T) for half in deviations.split(100))
+    assert (first - second).abs().max() < 0.05
+    assert first[0, 1] > 0.8  # heat and current follow the load
+
+
+def test_vibration_is_log_normal():
+    rows = simulate_machines(50, 200).examples.elements.view(50, 200, 6)[..., -1]
+    assert (rows > 0).all()
+    skewed, normal = (
+        ((x - x.mean(1, keepdim=True)) ** 3).mean() / x.std(1).mean() ** 3 for x in (rows, rows.log())
+    )
+    assert skewed > 0.4
+    assert abs(normal) < 0.1
+
+
+def test_faults_are_labelled_and_leave_the_other_rows_unchanged():
+    clean, faulty = simulate_machines(100, 40), simulate_machines(100, 40, fault_rate=0.1)
+    counts = torch.bincount(faulty.fault, minlength=len(FAULTS)) / 4000
+    assert counts[0] == pytest.approx(0.9, abs=0.02)
+    assert (counts[1:] > 0.025).all()
+    same = (clean.examples.elements == faulty.examples.elements).all(1)
+    assert torch.equal(same, faulty.fault == 0)
+    changed = (clean.examples.elements != faulty.examples.elements).sum(1)
+    for name in ("spike", "broken correlation"):
+        assert (changed[faulty.fault == FAULTS.index(name)] == 1).all()
+
+
+def test_a_mirrored_sensor_keeps_its_distribution():
+    clean, faulty = simulate_machines(100, 40), simulate_machines(100, 40, fault_rate=0.3)
+    broken = (faulty.fault == FAULTS.index("broken correlation")).view(100, 40)
+    deviations = deviations_of(clean.examples.elements.view(100, 40, 6))[broken]
+    assert deviations[:, 0].std() > 0
+    changed = deviations_of(faulty.examples.elements.view(100, 40, 6))[broken]
+    assert (changed.std(0) / deviations.std(0) - 1).abs().max() < 0.15
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"fault_rate": 1.0}, r"`fault_rate` .*got 1\.0"), ({"machines": 1}, r"`machines` .*got 1")],
+)
+def test_impossible_machines_raise(settings, message):
+    with pytest.raises(ValueError, match=message):
+        simulate_machines(**{"machines": 3, **settings})

@@ -1,14 +1,18 @@
-"""Synthetic characters: random smooth strokes, each character redrawn many times with variations.
+"""Synthetic data that no model has seen: characters of random strokes, and machines with sensors and faults.
 
-They belong to no alphabet and no published dataset, so they can be distributed, and no model has seen them.
+The characters belong to no alphabet and no published dataset, so they can be distributed.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from jaxtyping import Int
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
+from torch import Tensor
 
 from bruno.data.examples import Examples
 
@@ -17,6 +21,8 @@ _PEN = 2  # radius in pixels: strokes as wide as those of Omniglot
 _EXTENT = 0.62  # longer side of a character, as a fraction of the canvas
 
 Points = NDArray[np.float64]
+
+# --- characters ------------------------------------------------------------------------------------------
 
 
 def draw_characters(characters: int = 40, drawings: int = 20, *, size: int = 28, seed: int = 0) -> Examples:
@@ -96,3 +102,71 @@ def _smooth(points: Points, steps: int = 100) -> Points:
         for a, b, c, d in zip(ends, ends[1:], ends[2:], ends[3:], strict=False)
     ]
     return np.concatenate(pieces)
+
+
+# --- machines --------------------------------------------------------------------------------------------
+
+SENSORS = ("heat", "current", "pressure", "flow", "speed", "vibration")
+FAULTS = ("none", "another machine", "spike", "broken correlation")
+
+# Rows of a machine vary by two common factors, load and cooling, and by independent noise. All machines share
+# these loadings. Vibration is log-normal: the exponential of a normal variable.
+_LOADINGS = np.array([[1.0, 0.3], [1.0, 0.0], [0.2, 1.0], [-0.3, 1.0], [0.9, -0.3], [0.8, 0.3]])
+_NOISE = 0.25  # of a sensor, relative to its loadings
+_BETWEEN = 2.0  # standard deviation of the means of machines, relative to that of the rows of a machine
+_CENTRE = np.array([60.0, 15.0, 3.0, 40.0, 1450.0, 0.0])
+_SCALE = np.array([2.0, 0.6, 0.15, 1.5, 12.0, 0.3])
+_SPIKE = (4.0, 8.0)  # standard deviations of the rows of a machine
+
+
+class Machines(NamedTuple):
+    """Rows of machines, one class for each machine, and the fault of each row as an index of `FAULTS`."""
+
+    examples: Examples
+    fault: Int[Tensor, " rows"]
+
+
+def simulate_machines(
+    machines: int = 60, rows: int = 60, *, fault_rate: float = 0.0, seed: int = 0
+) -> Machines:
+    """Simulate the sensors of machines: rows (machines · rows, 6), with faults at random places.
+
+    Machines differ in their means. They share the correlations between sensors. With probability
+    `fault_rate`, a row is faulty, of one of three kinds with equal probability: the row of another machine;
+    a spike in one sensor; or a broken correlation, one sensor mirrored at its mean, so that its own
+    distribution stays the same.
+    """
+    if not 0 <= fault_rate < 1:
+        raise ValueError(f"`fault_rate` must be at least 0 and below 1; got {fault_rate}.")
+    if machines < 2:
+        raise ValueError(f"`machines` must be at least 2; got {machines}.")
+    random = np.random.default_rng(seed)
+    means = random.normal(0, _BETWEEN, (machines, len(SENSORS)))
+    deviations = _deviations((machines, rows), random)
+    fault = np.where(
+        random.random((machines, rows)) < fault_rate, random.integers(1, len(FAULTS), (machines, rows)), 0
+    )
+    others = (np.arange(machines)[:, None] + random.integers(1, machines, (machines, rows))) % machines
+    sensor = np.eye(len(SENSORS))[random.integers(len(SENSORS), size=(machines, rows))]
+    spike = random.uniform(*_SPIKE, (machines, rows)) * random.choice([-1, 1], (machines, rows))
+    moved, broken = (fault == FAULTS.index(name) for name in ("spike", "broken correlation"))
+    deviations = deviations * (1 - 2 * sensor * broken[..., None])
+    deviations = deviations + sensor * (spike * moved)[..., None]
+    of_another = (fault == FAULTS.index("another machine"))[..., None]
+    values = np.where(of_another, means[others], means[:, None]) + deviations
+    values = _CENTRE + _SCALE * values
+    values[..., -1] = np.exp(values[..., -1])
+    examples = Examples(
+        values.reshape(-1, len(SENSORS)),
+        np.repeat(np.arange(machines), rows),
+        tuple(f"machine{i:03d}" for i in range(1, machines + 1)),
+        columns=SENSORS,
+    )
+    return Machines(examples, torch.from_numpy(fault.flatten()))
+
+
+def _deviations(shape: tuple[int, ...], random: np.random.Generator) -> Points:
+    """Draw deviations of rows from the mean of their machine, each sensor with standard deviation 1."""
+    spread = np.sqrt((_LOADINGS**2).sum(1) + _NOISE**2)
+    factors, noise = random.normal(size=(*shape, 2)), random.normal(0, _NOISE, (*shape, len(SENSORS)))
+    return (factors @ _LOADINGS.T + noise) / spread
