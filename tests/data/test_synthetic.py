@@ -65,14 +65,14 @@ def test_machines_share_the_correlations_between_sensors():
     assert examples.columns == SENSORS
     assert examples.counts.tolist() == [50] * 200
     assert not fault.any()
-    deviations = deviations_of(examples.elements.view(200, 50, 6))
-    first, second = (torch.corrcoef(half.reshape(-1, 6).T) for half in deviations.split(100))
+    deviations = deviations_of(examples.elements.view(200, 50, 8))
+    first, second = (torch.corrcoef(half.reshape(-1, 8).T) for half in deviations.split(100))
     assert (first - second).abs().max() < 0.05
     assert first[0, 1] > 0.8  # heat and current follow the load
 
 
 def test_vibration_is_log_normal():
-    rows = simulate_machines(50, 200).examples.elements.view(50, 200, 6)[..., -1]
+    rows = simulate_machines(50, 200).examples.elements.view(50, 200, 8)[..., -1]
     assert (rows > 0).all()
     skewed, normal = (
         ((x - x.mean(1, keepdim=True)) ** 3).mean() / x.std(1).mean() ** 3 for x in (rows, rows.log())
@@ -93,13 +93,12 @@ def test_faults_are_labelled_and_leave_the_other_rows_unchanged():
         assert (changed[faulty.fault == FAULTS.index(name)] == 1).all()
 
 
-def test_a_mirrored_sensor_keeps_its_distribution():
+def test_a_sensor_with_a_broken_correlation_stays_within_its_usual_range():
     clean, faulty = simulate_machines(100, 40), simulate_machines(100, 40, fault_rate=0.3)
     broken = (faulty.fault == FAULTS.index("broken correlation")).view(100, 40)
-    deviations = deviations_of(clean.examples.elements.view(100, 40, 6))[broken]
-    assert deviations[:, 0].std() > 0
-    changed = deviations_of(faulty.examples.elements.view(100, 40, 6))[broken]
-    assert (changed.std(0) / deviations.std(0) - 1).abs().max() < 0.15
+    usual = deviations_of(clean.examples.elements.view(100, 40, 8))
+    changed = deviations_of(faulty.examples.elements.view(100, 40, 8))[broken]
+    assert ((changed / usual.std((0, 1))).abs() < 4).all()
 
 
 @pytest.mark.parametrize(

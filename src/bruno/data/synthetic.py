@@ -106,17 +106,19 @@ def _smooth(points: Points, steps: int = 100) -> Points:
 
 # --- machines --------------------------------------------------------------------------------------------
 
-SENSORS = ("heat", "current", "pressure", "flow", "speed", "vibration")
+SENSORS = ("heat", "current", "pressure", "flow", "speed", "torque", "noise", "vibration")
 FAULTS = ("none", "another machine", "spike", "broken correlation")
 
 # Rows of a machine vary by two common factors, load and cooling, and by independent noise. All machines share
 # these loadings. Vibration is log-normal: the exponential of a normal variable.
-_LOADINGS = np.array([[1.0, 0.3], [1.0, 0.0], [0.2, 1.0], [-0.3, 1.0], [0.9, -0.3], [0.8, 0.3]])
+_LOADINGS = np.array(
+    [[1.0, 0.3], [1.0, 0.0], [0.2, 1.0], [-0.3, 1.0], [0.9, -0.3], [1.0, 0.2], [0.6, -0.6], [0.8, 0.3]]
+)
 _NOISE = 0.25  # of a sensor, relative to its loadings
 _BETWEEN = 2.0  # standard deviation of the means of machines, relative to that of the rows of a machine
-_CENTRE = np.array([60.0, 15.0, 3.0, 40.0, 1450.0, 0.0])
-_SCALE = np.array([2.0, 0.6, 0.15, 1.5, 12.0, 0.3])
-_SPIKE = (4.0, 8.0)  # standard deviations of the rows of a machine
+_CENTRE = np.array([60.0, 15.0, 3.0, 40.0, 1450.0, 90.0, 70.0, 0.0])
+_SCALE = np.array([2.0, 0.6, 0.15, 1.5, 12.0, 4.0, 1.2, 0.3])
+_SPIKE, _BROKEN = (4.0, 8.0), (1.0, 2.5)  # standard deviations of the rows of a machine
 
 
 class Machines(NamedTuple):
@@ -129,12 +131,12 @@ class Machines(NamedTuple):
 def simulate_machines(
     machines: int = 60, rows: int = 60, *, fault_rate: float = 0.0, seed: int = 0
 ) -> Machines:
-    """Simulate the sensors of machines: rows (machines · rows, 6), with faults at random places.
+    """Simulate the sensors of machines: rows (machines · rows, 8), with faults at random places.
 
     Machines differ in their means. They share the correlations between sensors. With probability
     `fault_rate`, a row is faulty, of one of three kinds with equal probability: the row of another machine;
-    a spike in one sensor; or a broken correlation, one sensor mirrored at its mean, so that its own
-    distribution stays the same.
+    a spike in one sensor, of 4 to 8 standard deviations; or a broken correlation, one sensor on the other
+    side of its mean, at 1 to 2.5 standard deviations, where its own distribution does not reveal it.
     """
     if not 0 <= fault_rate < 1:
         raise ValueError(f"`fault_rate` must be at least 0 and below 1; got {fault_rate}.")
@@ -148,11 +150,11 @@ def simulate_machines(
     )
     others = (np.arange(machines)[:, None] + random.integers(1, machines, (machines, rows))) % machines
     sensor = np.eye(len(SENSORS))[random.integers(len(SENSORS), size=(machines, rows))]
-    spike = random.uniform(*_SPIKE, (machines, rows)) * random.choice([-1, 1], (machines, rows))
-    moved, broken = (fault == FAULTS.index(name) for name in ("spike", "broken correlation"))
-    deviations = deviations * (1 - 2 * sensor * broken[..., None])
-    deviations = deviations + sensor * (spike * moved)[..., None]
-    of_another = (fault == FAULTS.index("another machine"))[..., None]
+    spike = random.uniform(*_SPIKE, (machines, rows, 1)) * random.choice([-1, 1], (machines, rows, 1))
+    mirrored = -np.sign(deviations) * random.uniform(*_BROKEN, (machines, rows, 1))
+    of_another, moved, broken = ((fault == kind)[..., None] for kind in range(1, len(FAULTS)))
+    deviations = np.where(moved, deviations + sensor * spike, deviations)
+    deviations = np.where(broken & (sensor > 0), mirrored, deviations)
     values = np.where(of_another, means[others], means[:, None]) + deviations
     values = _CENTRE + _SCALE * values
     values[..., -1] = np.exp(values[..., -1])
