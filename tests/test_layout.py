@@ -29,24 +29,25 @@ LAYOUT = """
     bruno.training.trainer bruno.training.log bruno.training.checkpoints bruno.training.clock
     bruno.training.run bruno.training
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.few_shot
-    bruno.tasks.classification bruno.tasks.generation bruno.tasks.specks bruno.tasks.anomaly
+    bruno.tasks.classification bruno.tasks.generation bruno.tasks.specks bruno.tasks.conformal
+    bruno.tasks.keep_out bruno.tasks.calibration bruno.tasks.drift bruno.tasks.anomaly
     bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis
     bruno.tasks.stability bruno.tasks
     bruno.reporting bruno.reporting.results bruno.reporting.images bruno.reporting.figure
     bruno.reporting.plots bruno.reporting.element_plots bruno.reporting.page
     bruno.devices bruno.recipe_data
-    bruno.trained.data bruno.trained.evaluation bruno.trained.generation bruno.trained.classification
-    bruno.trained.watch bruno.trained.detection bruno.trained.retrieval bruno.trained.jobs
-    bruno.trained.files bruno.trained
+    bruno.trained.data bruno.trained.calibration bruno.trained.evaluation bruno.trained.generation
+    bruno.trained.classification bruno.trained.states bruno.trained.watch bruno.trained.detection
+    bruno.trained.retrieval bruno.trained.jobs bruno.trained.files bruno.trained
     bruno.fit
     bruno.reporting.summaries.base bruno.reporting.summaries.evaluation bruno.reporting.summaries.generation
     bruno.reporting.summaries.classification bruno.reporting.summaries.detection
     bruno.reporting.summaries.retrieval bruno.reporting.summaries.analysis bruno.reporting.summaries
     bruno.cli bruno.cli.options bruno.cli.output
-    bruno.cli.anomaly bruno.cli.classify bruno.cli.data bruno.cli.demo bruno.cli.evaluate bruno.cli.export
-    bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect bruno.cli.presets bruno.cli.repeat bruno.cli.report
-    bruno.cli.retrieve bruno.cli.sample bruno.cli.specks bruno.cli.study bruno.cli.train
-    bruno.cli.main bruno.__main__
+    bruno.cli.anomaly bruno.cli.calibrate bruno.cli.classify bruno.cli.data bruno.cli.demo
+    bruno.cli.evaluate bruno.cli.export bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect
+    bruno.cli.presets bruno.cli.repeat bruno.cli.report bruno.cli.retrieve bruno.cli.sample bruno.cli.specks
+    bruno.cli.study bruno.cli.train bruno.cli.main bruno.__main__
 """
 ORDER = LAYOUT.split()
 

@@ -18,6 +18,7 @@ from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
 
 _FORMAT = 1
+_EVIDENCE = ("count", "mean", "scatter")
 _CHECKSUM = "checksum of all"
 _CHECKSUM_OF_BYTES = "checksum"  # of older files
 
@@ -35,7 +36,7 @@ def save(
     """
     if isinstance(thing, Posterior):
         evidence = thing.evidence
-        tensors = {name: getattr(evidence, name) for name in ("count", "mean", "scatter")}
+        tensors = {name: getattr(evidence, name) for name in _EVIDENCE}
         header: dict[str, Any] = {"kind": "posterior", "model": thing.model.fingerprint()}
     elif isinstance(thing, Bruno):
         if thing.config is None:
@@ -101,10 +102,10 @@ def load(
             f"`model` must be the one that made the posterior {path}, {header.get('model')}; "
             f"got {model.fingerprint()}."
         )
-    if tensors.keys() != {"count", "mean", "scatter"}:
+    if not tensors.keys() >= set(_EVIDENCE):  # a state has further tensors
         raise ValueError(f"{path}: must hold count, mean and scatter; got {', '.join(tensors) or 'nothing'}.")
     try:
-        return Posterior(model, Evidence.checked(model.dim, **tensors))
+        return Posterior(model, Evidence.checked(model.dim, *(tensors[name] for name in _EVIDENCE)))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -26,6 +26,8 @@ CALLS = {
     "classify": (bruno.open, Trained.classify),
     "anomaly watch": (bruno.open, Trained.detector, Trained.watch),
     "anomaly batch": (bruno.open, Trained.judge_batch),
+    "anomaly accept": (bruno.open, Trained.accept),
+    "calibrate": (bruno.open, Trained.calibrate),
     "anomaly measure": (bruno.open, Trained.measure_anomaly),
     "retrieve search": (bruno.open, Trained.retrieve),
     "retrieve measure": (bruno.open, Trained.measure_retrieval),
@@ -51,6 +53,7 @@ OTHERWISE = {
     "study": {"out", "data", "seed"},  # the result's folder, examples, seeds
     "report": {"model"},  # the folder
     "retrieve search": {"seed"},  # nothing is random
+    "anomaly accept": {"seed"},
 }
 # Settings of a recipe are keyword arguments of `bruno.train` and `bruno.finetune`.
 SETTINGS = {"settings", "steps", "minutes", "seed", "data", "group", "skip_bad"}

@@ -13,15 +13,13 @@ from bruno.tasks.anomaly import (
     Detector,
     Judgement,
     StreamSummary,
-    Thresholds,
-    batch_scores,
-    calibrate,
-    calibrate_batch,
     density_floor,
     judge_batch,
     leave_one_out_scores,
     online_scores,
 )
+from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.keep_out import START
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -29,18 +27,19 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 @pytest.fixture(scope="module")
-def thresholds(digits_model, learnt_digits) -> Thresholds:
-    sampler = SetSampler(learnt_digits)
-    return calibrate(digits_model, sampler, rate=0.05, set_size=12, sets=300, generator=seeded())
+def calibration(digits_model, learnt_digits) -> GroupCalibration:
+    groups = Groups.of(digits_model, learnt_digits, generator=seeded())
+    return GroupCalibration(digits_model, groups, fixed_cutoffs(digits_model, groups), -math.inf, "", True)
+
+
+def calibrated(calibration: GroupCalibration, rate: float = 0.05, **settings: bool) -> Detector:
+    scores = calibration.stream(count_all=settings.get("count_all", False))
+    return Detector(calibration.model, scores, rate=rate, cutoffs=calibration.cutoffs, **settings)
 
 
 def with_last_of_another_class(examples: Examples, sets: int, n: int) -> torch.Tensor:
     support, query = SetSampler(examples).episodes(sets, 2, n - 1, seeded())
     return torch.cat([support[:, 0], query[:, 1:]], 1)
-
-
-def half_of(examples: Examples, which: int) -> Examples:
-    return Examples(examples.elements[which::2], examples.labels[which::2], examples.names)
 
 
 # --- scores ----------------------------------------------------------------------------------------------
@@ -72,7 +71,7 @@ def test_placeholders_for_missing_values_have_the_lowest_score():
     model.initialise(x)
     for placeholder in (1e20, 1e37, -3e38):
         x[7] = placeholder
-        watched = torch.tensor([judgement.score for judgement in Detector(model).watch(x)])
+        watched = torch.tensor([judgement.score for judgement in Detector(model, count_all=True).watch(x)])
         torch.testing.assert_close(online_scores(model, x), watched, rtol=1e-3, atol=1e-3)
         for scores in (watched, leave_one_out_scores(model, x)):
             assert scores.isfinite().all()
@@ -96,7 +95,7 @@ def test_an_inserted_outlier_has_the_lowest_score_in_most_sets(digits_model, lea
 
 def test_a_stream_has_the_online_scores_of_the_set(digits_model, unseen_digits):
     x = SetSampler(unseen_digits).sets(1, 12, seeded())[0]
-    watched = torch.tensor([judgement.score for judgement in Detector(digits_model).watch(x)])
+    watched = torch.tensor([judgement.score for judgement in Detector(digits_model, count_all=True).watch(x)])
     torch.testing.assert_close(watched, online_scores(digits_model, x), rtol=1e-4, atol=1e-3)
 
 
@@ -108,24 +107,27 @@ def test_each_element_is_judged_before_the_next_is_requested(digits_model, unsee
             requested.append(place)
             yield x
 
-    watch = Detector(digits_model).watch(stream())
+    watch = Detector(digits_model, count_all=True).watch(stream())
     assert requested == []
     for place in range(5):
         assert next(watch).seen == place
         assert requested == list(range(place + 1))
 
 
-def test_the_state_of_a_stream_has_constant_size(digits_model, unseen_digits):
-    def size(posterior) -> int:
-        evidence = posterior.evidence
-        return sum(t.untyped_storage().nbytes() for t in (evidence.count, evidence.mean, evidence.scatter))
+def test_the_state_of_a_stream_has_bounded_size(digits_model, unseen_digits):
+    def size(state) -> int:
+        evidence = state.evidence
+        tensors = (evidence.count, evidence.mean, evidence.scatter, state.first, state.usable)
+        return sum(t.numel() * t.element_size() for t in tensors)
 
-    detector, posterior, sizes = Detector(digits_model), digits_model.prior(), []
+    detector, sizes = Detector(digits_model, -math.inf), []
+    state = detector.begin()
     for x in unseen_digits.elements[:40]:
-        posterior = detector.step(posterior, x).posterior
-        sizes.append(size(posterior))
-    assert int(posterior.evidence.count) == 40
-    assert sizes[-1] == sizes[0]
+        state = detector.step(state, x).state
+        sizes.append(size(state))
+    assert int(state.evidence.count) == 40
+    assert max(sizes) < size(detector.begin()) + START * digits_model.dim * 9
+    assert len(set(sizes[START:])) == 1
 
 
 def test_elements_of_a_stream_are_released(digits_model, unseen_digits):
@@ -143,81 +145,67 @@ def test_elements_of_a_stream_are_released(digits_model, unseen_digits):
 
 def test_a_stream_continues_from_a_posterior(digits_model, unseen_digits):
     x = SetSampler(unseen_digits).sets(1, 12, seeded())[0]
-    detector = Detector(digits_model)
+    detector = Detector(digits_model, count_all=True)
     whole = [judgement.score for judgement in detector.watch(x)]
     known = digits_model.condition(x[:7]).detach()
     rest = [judgement.score for judgement in detector.watch(x[7:], known)]
     assert rest == pytest.approx(whole[7:], rel=1e-4, abs=1e-3)
 
 
-def test_outliers_kept_out_are_excluded_from_the_evidence(digits_model, learnt_digits, thresholds):
-    support, _ = SetSampler(learnt_digits).episodes(1, 2, 6, seeded())
-    detector = Detector(digits_model, thresholds, keep_out=True)
-    posterior, kept = digits_model.prior(), []
-    for element in support.flatten(1, 2)[0]:
-        judgement, posterior = detector.step(posterior, element)
-        if not judgement.outlier:
-            kept.append(element)
-    assert 4 <= len(kept) <= 8
-    expected = digits_model.condition(torch.stack(kept)).evidence
-    assert int(posterior.evidence.count) == len(kept)
-    torch.testing.assert_close(posterior.evidence.mean, expected.mean, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(posterior.evidence.scatter, expected.scatter, rtol=1e-4, atol=1e-4)
+def test_outliers_are_excluded_from_the_evidence_by_default(digits_model, learnt_digits, calibration):
+    support, _ = SetSampler(learnt_digits).episodes(1, 2, 40, seeded())
+    stream = torch.cat([support[0, 0, :30], support[0, 1, :6]])
+    detector = calibrated(calibration)
+    state = detector.begin()
+    for x in stream[:START]:
+        state = detector.step(state, x).state
+    kept, before = [], state.evidence
+    for x in stream[START:]:
+        _, state, z, counts = detector.step(state, x)
+        kept += [z] * counts
+    assert 5 <= len(kept) <= 12
+    expected = before.add(torch.stack(kept))
+    assert int(state.evidence.count) == int(expected.count)
+    torch.testing.assert_close(state.evidence.mean, expected.mean)
+    torch.testing.assert_close(state.evidence.scatter, expected.scatter)
 
 
 @pytest.mark.slow
-def test_keeping_outliers_out_helps_to_detect_those_that_follow(digits_model, learnt_digits, thresholds):
+def test_excluding_outliers_helps_to_detect_those_that_follow(digits_model, learnt_digits, calibration):
     """Six of one class, six of another, repeated: with the first outliers in the evidence, the others fit."""
     support, _ = SetSampler(learnt_digits).episodes(6, 2, 12, seeded())
     streams = torch.cat([support[:, which, part] for part in (slice(6), slice(6, 12)) for which in (0, 1)], 1)
 
-    def ranked_correctly(keep_out: bool) -> float:
-        detector = Detector(digits_model, thresholds, keep_out=keep_out)
+    def ranked_correctly(count_all: bool) -> float:
+        detector = calibrated(calibration, count_all=count_all)
         scores = torch.tensor([[judgement.score for judgement in detector.watch(x)] for x in streams])
         return (scores[:, 12:18, None] > scores[:, None, 18:]).double().mean().item()
 
-    kept_out = ranked_correctly(keep_out=True)
-    assert kept_out > 0.8
-    assert kept_out > ranked_correctly(keep_out=False) + 0.15
+    excluded = ranked_correctly(count_all=False)
+    assert excluded > 0.8
+    assert excluded > ranked_correctly(count_all=True) + 0.15
 
 
 def test_nothing_is_judged_during_warm_up(digits_model, unseen_digits):
-    strict = Detector(digits_model, threshold=math.inf, keep_out=True, warm_up=3)
+    strict = Detector(digits_model, threshold=math.inf, count_all=True, warm_up=3)
     judged = list(strict.watch(unseen_digits.elements[:6]))
     assert [j.outlier for j in judged] == [False] * 3 + [True] * 3
     assert [j.threshold for j in judged] == [None] * 3 + [math.inf] * 3
-    assert [j.seen for j in judged] == [0, 1, 2, 3, 3, 3]
+    assert [j.seen for j in judged] == [0, 1, 2, 3, 4, 5]
     assert judged[0].score == 0
 
 
-def test_thresholds_depend_on_the_count_and_the_last_holds_for_larger_ones(digits_model, unseen_digits):
-    thresholds = Thresholds((-3.0, -2.0, -1.0), rate=0.1, sets=100)
-    judged = list(Detector(digits_model, thresholds).watch(unseen_digits.elements[:6]))
-    assert [j.threshold for j in judged] == [None, -3.0, -2.0, -1.0, -1.0, -1.0]
-    assert all(j.outlier == (j.score < j.threshold) for j in judged[1:])
+def test_an_element_is_an_outlier_if_its_p_value_is_at_most_the_rate(calibration, unseen_digits):
+    judged = list(calibrated(calibration, rate=0.3).watch(unseen_digits.elements[:30]))
+    assert judged[0].p is judged[0].basis is judged[0].threshold is None
+    for judgement in judged[1:]:
+        assert judgement.basis == "exact"  # seven classes support 25 %
+        assert judgement.outlier == (judgement.p <= 0.3) == (judgement.score < judgement.threshold)
+    at_a_low_rate = list(calibrated(calibration).watch(unseen_digits.elements[:9]))[1:]
+    assert {judgement.basis for judgement in at_a_low_rate} == {"estimated"}
 
 
-# --- calibration -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rate", [0.05, 0.2])
-def test_other_clean_sets_have_the_chosen_false_alarm_rate(digits_model, unseen_digits, rate):
-    calibrated, other = (SetSampler(half_of(unseen_digits, which)) for which in (0, 1))
-    thresholds = calibrate(digits_model, calibrated, rate=rate, set_size=8, sets=600, generator=seeded())
-    scores = online_scores(digits_model, other.sets(600, 8, seeded(1)))
-    alarms = (scores[:, 1:] < torch.tensor(thresholds.by_count)).double()
-    assert alarms.mean().item() == pytest.approx(rate, abs=0.2 * rate + 0.01)
-    assert (alarms.mean(0) - rate).abs().max() < 0.4 * rate + 0.02
-
-
-def test_a_threshold_is_an_order_statistic_of_clean_scores(digits_model, unseen_digits, monkeypatch):
-    """k = 5 of 99 sets at a rate of 0.05: a new set has each of the 100 ranks with equal probability."""
-    clean = torch.stack([torch.randperm(99, generator=seeded(i)) for i in range(3)], 1).float()
-    monkeypatch.setattr("bruno.tasks.anomaly._scores_of_clean_sets", lambda *arguments: clean)
-    found = calibrate(
-        digits_model, SetSampler(unseen_digits), rate=0.05, set_size=3, sets=99, generator=seeded()
-    )
-    assert found.by_count == (4.0, 4.0)  # the fifth smallest of 0 to 98
+# --- out-of-distribution elements ------------------------------------------------------------------------
 
 
 def test_the_floor_is_twice_as_far_below_the_median_as_the_lowest_clean_element():
@@ -230,37 +218,9 @@ def test_the_floor_is_twice_as_far_below_the_median_as_the_lowest_clean_element(
     assert floor == pytest.approx((known[0] - (known[20] - known[0])).item())
 
 
-def test_calibration_encodes_each_element_once(digits_model, unseen_digits, monkeypatch):
-    encoded, original = [], digits_model.encode
-
-    def counting(x, *arguments, **settings):
-        encoded.append(len(x))
-        return original(x, *arguments, **settings)
-
-    monkeypatch.setitem(vars(digits_model), "encode", counting)
-    reports = []
-    calibrate(
-        digits_model,
-        SetSampler(unseen_digits, rotations=True),
-        rate=0.1,
-        set_size=8,
-        sets=400,
-        generator=seeded(),
-        progress=lambda *report: reports.append(report),
-    )
-    assert sum(encoded) == reports[-1][0] == reports[-1][1] <= 4 * len(unseen_digits) < 400 * 8
-
-
-def test_a_batch_threshold_has_the_chosen_false_alarm_rate(digits_model, unseen_digits):
-    calibrated, others = (SetSampler(half_of(unseen_digits, which)) for which in (0, 1))
-    threshold = calibrate_batch(digits_model, calibrated, rate=0.1, set_size=8, sets=300, generator=seeded())
-    alarms = leave_one_out_scores(digits_model, others.sets(300, 8, seeded(1))) < threshold
-    assert 0.05 < alarms.double().mean() < 0.15
-
-
-def test_a_calibrated_detector_finds_outliers_with_few_false_alarms(digits_model, learnt_digits, thresholds):
+def test_a_calibrated_detector_finds_outliers_with_few_false_alarms(learnt_digits, calibration):
     x = with_last_of_another_class(learnt_digits, 15, 10)
-    detector = Detector(digits_model, thresholds)
+    detector = calibrated(calibration)
     judged = torch.tensor([[j.outlier for j in detector.watch(elements)] for elements in x])
     assert judged[:, -1].double().mean() > 0.8
     assert judged[:, :-1].double().mean() < 0.1
@@ -279,14 +239,14 @@ def test_out_of_distribution_elements_are_excluded_from_the_evidence():
     assert [j.out_of_distribution for j in judged] == [j.outlier for j in judged]
     assert [i for i, j in enumerate(judged) if j.out_of_distribution] == [0, 6]
     assert [j.seen for j in judged] == [0, 0, 1, 2, 3, 4, 5, 5, 6, 7]
-    known = Detector(model, floor=floor).condition_on_typical(torch.cat([glitch, rows[:8]]))
+    known = Detector(model, -1e9, floor=floor).after_typical(torch.cat([glitch, rows[:8]]))
     assert known.evidence.count == 8
     torch.testing.assert_close(known.evidence.mean, model.condition(rows[:8]).evidence.mean)
     alone = leave_one_out_scores(model, rows[:8])
-    scores, out_of_distribution = batch_scores(model, stream, floor)
-    assert out_of_distribution.nonzero().flatten().tolist() == [0, 6]
-    torch.testing.assert_close(scores[~out_of_distribution], alone)
-    torch.testing.assert_close(batch_scores(model, stream).scores, leave_one_out_scores(model, stream))
+    judged = judge_batch(model, stream, -1e9, floor=floor)
+    assert [i for i, j in enumerate(judged) if j.out_of_distribution] == [0, 6]
+    inliers = torch.tensor([j.score for j in judged if not j.out_of_distribution])
+    torch.testing.assert_close(inliers, alone, rtol=1e-4, atol=1e-4)
 
 
 # --- batches and summaries -------------------------------------------------------------------------------
@@ -296,7 +256,7 @@ def test_a_batch_is_judged_by_its_scores(digits_model, learnt_digits):
     x = with_last_of_another_class(learnt_digits, 1, 10)[0]
     scores = leave_one_out_scores(digits_model, x)
     threshold = scores.sort().values[1].item()
-    judged = judge_batch(digits_model, x, threshold)
+    judged = judge_batch(digits_model, x, threshold, count_all=True)
     assert [j.score for j in judged] == scores.tolist()
     assert [j.outlier for j in judged] == [score < threshold for score in scores.tolist()]
     assert {(j.seen, j.threshold, j.out_of_distribution) for j in judged} == {(9, threshold, False)}
@@ -312,6 +272,30 @@ def test_an_out_of_distribution_element_of_a_batch_is_an_outlier_at_any_threshol
         [j.outlier for j in judged] == [j.out_of_distribution for j in judged] == [i == 4 for i in range(9)]
     )
     assert [j.seen for j in judged] == [8 if i == 4 else 7 for i in range(9)]
+
+
+def test_outliers_of_a_batch_do_not_hide_each_other(learnt_digits, calibration):
+    """Four of ten are of one other class: given all others, they fit; given the majority, they do not."""
+    model, hidden, found = calibration.model, 0.0, 0.0
+    support, _ = SetSampler(learnt_digits).episodes(20, 2, 8, seeded())
+    for x in torch.cat([support[:, 0, :6], support[:, 1, :4]], 1):
+        plain = torch.tensor([j.score for j in judge_batch(model, x, 0.0, count_all=True)])
+        robust = torch.tensor([j.score for j in judge_batch(model, x, 0.0, cutoffs=calibration.cutoffs)])
+        hidden += (plain[:6, None] > plain[None, 6:]).double().mean().item() / 20
+        found += (robust[:6, None] > robust[None, 6:]).double().mean().item() / 20
+    assert found > 0.85
+    assert found > hidden + 0.1
+
+
+def test_a_batch_is_judged_by_p_values_or_by_its_false_discovery_rate(learnt_digits, calibration):
+    x = with_last_of_another_class(learnt_digits, 1, 10)[0]
+    scores, given = calibration.batch(10), {"cutoffs": calibration.cutoffs}
+    judged = judge_batch(calibration.model, x, scores, rate=0.3, **given)
+    assert all(j.basis == "exact" and j.outlier == (j.p <= 0.3) == (j.score < j.threshold) for j in judged)
+    assert judged[-1].outlier
+    few = judge_batch(calibration.model, x, scores, false_discovery_rate=0.05, **given)
+    assert sum(j.outlier for j in few) <= sum(j.outlier for j in judged)
+    assert all(j.basis == "estimated" and j.outlier == (j.score < j.threshold) for j in few)
 
 
 def summary_of(scores: list[float], **settings: int) -> StreamSummary:
@@ -347,30 +331,10 @@ def test_a_summary_keeps_the_lowest_outliers_and_the_highest_inliers(scores, ext
 # --- errors ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rate": 0.0}, r"`rate` .*got 0\.0"),
-        ({"rate": 1.0}, r"`rate` .*got 1\.0"),
-        ({"rate": 0.01, "sets": 98}, r"`sets` .*99 .*`rate` of 0\.01; got 98"),
-        ({"set_size": 1}, r"`set_size` .*2.*got 1"),
-        ({"set_size": 500}, r"`n` .*174.*got 500"),
-    ],
-)
-def test_impossible_calibrations_raise(digits_model, unseen_digits, settings, message):
-    with pytest.raises(ValueError, match=message):
-        calibrate(
-            digits_model,
-            SetSampler(unseen_digits),
-            **{"rate": 0.1, "set_size": 4, "sets": 20, "generator": seeded(), **settings},
-        )
-
-
-def test_a_batch_of_one_element_cannot_be_calibrated(digits_model, unseen_digits):
-    with pytest.raises(ValueError, match=r"`set_size` .*2.*got 1"):
-        calibrate_batch(
-            digits_model, SetSampler(unseen_digits), rate=0.1, set_size=1, sets=9, generator=seeded()
-        )
+@pytest.mark.parametrize("rate", [0.0, 1.0, math.nan])
+def test_impossible_rates_raise(digits_model, rate):
+    with pytest.raises(ValueError, match=rf"`rate` .*got {rate}"):
+        Detector(digits_model, rate=rate)
 
 
 def test_invalid_elements_and_posteriors_raise(digits_model, unseen_digits):
@@ -378,10 +342,10 @@ def test_invalid_elements_and_posteriors_raise(digits_model, unseen_digits):
     with pytest.raises(ValueError, match=r"`x` .*\(1, 8, 8\); got \(2, 1, 8, 8\)"):
         next(Detector(digits_model).watch([x[:2]]))
     with pytest.raises(ValueError, match=r"`posterior` .*one set; got .*\(2,\)"):
-        Detector(digits_model).step(digits_model.condition(x[:6].view(2, 3, 1, 8, 8)), x[0])
+        Detector(digits_model).begin(digits_model.condition(x[:6].view(2, 3, 1, 8, 8)))
     other = Bruno.from_config(digits_model.config).requires_grad_(False)
     with pytest.raises(ValueError, match=r"`posterior` .*model.*other weights"):
-        Detector(digits_model).step(other.prior(), x[0])
+        Detector(digits_model).begin(other.prior())
     with pytest.raises(ValueError, match=r"`warm_up` .*1.*got 0"):
         Detector(digits_model, warm_up=0)
     with pytest.raises(ValueError, match=r"`x` .*2; got shape \(1, 1, 8, 8\)"):
@@ -391,9 +355,11 @@ def test_invalid_elements_and_posteriors_raise(digits_model, unseen_digits):
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_a_threshold_is_a_number_or_the_result_of_a_calibration(digits_model):
-    with pytest.raises(TypeError, match=r"`threshold` .*`calibrate`.*; got '3'"):
+def test_a_threshold_is_a_number_or_scores_of_groups(digits_model, calibration):
+    with pytest.raises(TypeError, match=r"`threshold` .*got '3'"):
         Detector(digits_model, "3")
+    with pytest.raises(ValueError, match=r"`cutoffs` .*got none"):
+        Detector(digits_model, calibration.stream())
     with pytest.raises(ValueError, match=r"`threshold` .*got nan"):
         Detector(digits_model, math.nan)
     Detector(digits_model, torch.tensor(1.5))

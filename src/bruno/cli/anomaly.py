@@ -1,4 +1,4 @@
-"""`bruno anomaly watch`, `bruno anomaly batch` and `bruno anomaly measure`."""
+"""`bruno anomaly watch`, `bruno anomaly batch`, `bruno anomaly accept` and `bruno anomaly measure`."""
 
 from __future__ import annotations
 
@@ -25,58 +25,70 @@ _SOURCES = "Images, folders of them, a CSV, or - for standard input; synthetic d
 
 
 @dataclass(frozen=True)
-class CalibrationOptions:
-    """How thresholds are calibrated."""
+class DecisionOptions:
+    """What is flagged, and what counts as seen."""
 
     rate: Annotated[
         float | None,
-        typer.Option(
-            help=f"False-alarm rate, {_RATE} by default, calibrated on clean sets of unseen classes."
-        ),
+        typer.Option(help=f"False-alarm rate: elements with p ≤ rate are flagged; {_RATE} by default."),
     ] = None
     threshold: Annotated[
         float | None, typer.Option(help="Flag scores below this, instead of calibrating.")
     ] = None
-    sets: Annotated[int | None, typer.Option(help=f"Clean sets to calibrate on; {_SETS} by default.")] = None
+    count_all: Annotated[
+        bool, typer.Option("--count-all", help="Outliers count as seen; by default they are excluded.")
+    ] = False
     data: Annotated[
         str | None,
         typer.Option(
-            help="Calibrate on this instead of the model's data: a dataset, class folders, or a CSV."
+            help="Calibrate on this, not on what the model keeps: a dataset, class folders, or a CSV."
         ),
     ] = None
 
     def __post_init__(self) -> None:
         if self.threshold is not None:
             check_number("--threshold", self.threshold)
-            others = {"--rate": self.rate, "--sets": self.sets, "--data": self.data}
-            reject("`--threshold` leaves nothing to calibrate;", others)
+            reject("`--threshold` leaves nothing to calibrate;", {"--rate": self.rate, "--data": self.data})
         if self.rate is not None and not 0 < self.rate < 1:
             raise ValueError(f"`--rate` must be between 0 and 1, such as 0.01 for 1 %; got {self.rate}.")
-        check_number("--sets", _SETS if self.sets is None else self.sets, 1)
 
     @property
-    def calibration(self) -> dict[str, Any]:
+    def decision(self) -> dict[str, Any]:
         """The arguments of a detector."""
         return {
             "rate": _RATE if self.rate is None else self.rate,
             "threshold": self.threshold,
-            "sets": _SETS if self.sets is None else self.sets,
+            "count_all": self.count_all,
             "data": self.data,
         }
 
 
+@dataclass(frozen=True)
+class SetOptions:
+    """Which elements form a set."""
+
+    one_set: Annotated[
+        bool, typer.Option("--one-set", help="All rows are one set, though the model was trained on groups.")
+    ] = False
+    group: Annotated[
+        str | None, typer.Option(help="The column that names the set of a row; as in training by default.")
+    ] = None
+
+    @property
+    def sets(self) -> dict[str, Any]:
+        """The arguments of the library."""
+        return {"one_set": self.one_set, "group": self.group}
+
+
 def watch(
     model: ModelOptions,
-    calibration: CalibrationOptions,
+    decisions: DecisionOptions,
+    sets: SetOptions,
     files: ReadingOptions,
     stream: Annotated[list[str] | None, typer.Argument(metavar="STREAM", help=_SOURCES)] = None,
-    set_size: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Size of the clean sets, {_SET_SIZE} by default; later elements use the last threshold."
-        ),
-    ] = None,
-    keep_out: Annotated[bool, typer.Option("--keep-out", help="Exclude outliers from the evidence.")] = False,
+    within: Annotated[
+        bool, typer.Option("--within", help="Judge by ranks within the set; needs --count-all.")
+    ] = False,
     typical: Annotated[
         Path | None, typer.Option(help="A folder or CSV of typical elements, seen before the stream.")
     ] = None,
@@ -88,23 +100,31 @@ def watch(
     ] = False,
 ) -> None:
     """Flag outliers in a stream: each element is scored by log p(x | those before it) − log p(x)."""
-    if calibration.threshold is not None:
-        reject("`--threshold` leaves nothing to calibrate;", {"--set-size": set_size})
-    check_number("--set-size", _SET_SIZE if set_size is None else set_size, 2)
+    if within:
+        given = {"--threshold": decisions.threshold, "--data": decisions.data}
+        reject("`--within` needs no calibration;", given)
+        if not decisions.count_all:
+            raise ValueError("`--within` needs --count-all: ranks hold only if every element counts.")
     with to_stderr(as_json):
         trained = model.open()
         with progress_bar("elements to calibrate on") as progress:
             detector = partial(
                 trained.detector,
-                keep_out=keep_out,
-                set_size=set_size or _SET_SIZE,
+                within=within,
                 invert=files.invert,
                 seed=model.seed,
                 progress=progress,
-                **calibration.calibration,
+                **decisions.decision,
             )
-            elements = _elements(trained, stream, files, model.seed)
-            watched = trained.watch(elements, detector, typical=typical, state=state, **files.reading)
+            watched = trained.watch(
+                _elements(trained, stream, files, sets, model.seed),
+                detector,
+                typical=typical,
+                state=state,
+                within=within,
+                **sets.sets,
+                **files.reading,
+            )
         _run(trained, watched, as_json, model.seed)
 
 
@@ -116,7 +136,7 @@ def _run(trained: Trained, watched: Any, as_json: bool, seed: int) -> None:
     try:
         with StopSignal(interrupt=True), watched:
             for element, judgement in watched:
-                _print(element.name, judgement, as_json)
+                _print(element.name, element.group, judgement, as_json)
     except (KeyboardInterrupt, OSError, ValueError) as error:
         if not watched.summary.count:
             raise
@@ -130,21 +150,41 @@ def _run(trained: Trained, watched: Any, as_json: bool, seed: int) -> None:
 
 def batch(
     model: ModelOptions,
-    calibration: CalibrationOptions,
+    decisions: DecisionOptions,
+    sets: SetOptions,
     files: ReadingOptions,
     elements: Annotated[list[str] | None, typer.Argument(metavar="ELEMENTS", help=_SOURCES)] = None,
+    false_discovery_rate: Annotated[
+        float | None,
+        typer.Option(help="Flag so that at most this share of the flagged elements is clean, in each set."),
+    ] = None,
 ) -> None:
-    """Flag outliers in a complete batch: each element is scored given all others, as one set."""
+    """Flag outliers in a complete batch: each element is scored given all others of its set."""
+    if false_discovery_rate is not None:
+        given = {"--rate": decisions.rate, "--threshold": decisions.threshold}
+        reject("`--false-discovery-rate` decides what is flagged;", given)
     trained = model.open()
     with progress_bar("elements to calibrate on") as progress:
         outcome = trained.judge_batch(
-            _elements(trained, elements, files, model.seed),
+            _elements(trained, elements, files, sets, model.seed),
+            false_discovery_rate=false_discovery_rate,
             seed=model.seed,
             progress=progress,
-            **calibration.calibration,
+            **decisions.decision,
+            **sets.sets,
             **files.reading,
         )
     show(trained, outcome, model.seed)
+
+
+def accept(
+    model: ModelOptions,
+    names: Annotated[list[str], typer.Argument(help="Elements, as the stream named them.")],
+    state: Annotated[Path, typer.Option(help="The file that `bruno anomaly watch --state` saved.")],
+) -> None:
+    """Add flagged elements to their sets in the state of a stream: their alarms were none."""
+    left = len(model.open().accept(names, state).kept_out)
+    console.print(f"accepted {len(names)}; {left} other elements do not count", soft_wrap=True)
 
 
 def measure(
@@ -164,7 +204,9 @@ def measure(
     show(trained, outcome, model.seed)
 
 
-def _elements(trained: Trained, stream: list[str] | None, files: ReadingOptions, seed: int) -> Any:
+def _elements(
+    trained: Trained, stream: list[str] | None, files: ReadingOptions, sets: SetOptions, seed: int
+) -> Any:
     """Paths, lines of standard input, or a synthetic stream."""
     if not stream:
         return trained.synthetic_stream(seed=seed)
@@ -172,16 +214,16 @@ def _elements(trained: Trained, stream: list[str] | None, files: ReadingOptions,
         return stream
     if stream != ["-"]:
         raise ValueError(f"`-` must be the only stream; got {' '.join(stream)}.")
-    return trained.reader(**files.reading).read_lines(sys.stdin)
+    return trained.reader(**files.reading, group=sets.group).read_lines(sys.stdin)
 
 
-def _print(name: str, judgement: Judgement, as_json: bool) -> None:
+def _print(name: str, group: str, judgement: Judgement, as_json: bool) -> None:
     from dataclasses import asdict
 
     if as_json:
-        print(json.dumps({"element": name, **asdict(judgement)}), flush=True)
+        print(json.dumps({"element": name, "group": group, **asdict(judgement)}), flush=True)
         return
-    from bruno.reporting.summaries import verdict
+    from bruno.reporting.summaries import p_value, verdict
 
-    line = f"{judgement.score:+10.2f}  {name}  {verdict(judgement)}".rstrip()
+    line = f"{judgement.score:+10.2f}  {p_value(judgement):>9}  {name}  {verdict(judgement)}".rstrip()
     console.print(line, highlight=False, soft_wrap=True)

@@ -13,6 +13,7 @@ import typer
 import bruno
 from bruno.cli import (
     anomaly,
+    calibrate,
     classify,
     data,
     demo,
@@ -72,11 +73,16 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "repeat": (repeat.repeat, "bruno repeat runs/omniglot --given my-drawings"),
     "fewshot": (fewshot.fewshot, "bruno fewshot runs/omniglot --way 5,20 --shot 1,5"),
     "classify": (classify.classify, "bruno classify runs/omniglot photo.png --support my-classes --invert"),
+    "calibrate": (calibrate.calibrate, "bruno calibrate runs/table clean-machines.csv"),
     "anomaly watch": (
         anomaly.watch,
         "bruno anomaly watch runs/omniglot my-stream --typical my-set",
     ),
     "anomaly batch": (anomaly.batch, "bruno anomaly batch runs/omniglot my-images --rate 0.01"),
+    "anomaly accept": (
+        anomaly.accept,
+        "bruno anomaly accept runs/table 'stream.csv, line 27' --state machine.state",
+    ),
     "anomaly measure": (anomaly.measure, "bruno anomaly measure runs/omniglot --sets 200"),
     "retrieve search": (
         retrieve.search,
@@ -92,7 +98,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "data": (data.data, "bruno data --data-dir DIR"),
 }
 GROUPS = {
-    "anomaly": "Find outliers: in a stream, in a batch, or measure how well that works.",
+    "anomaly": "Find outliers: in a stream or a batch, accept false alarms, or measure how well it works.",
     "retrieve": "Rank a collection by how well it fits some examples, or measure how well that works.",
 }
 

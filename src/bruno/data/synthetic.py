@@ -171,4 +171,5 @@ def _deviations(shape: tuple[int, ...], random: np.random.Generator) -> Points:
     """Draw deviations of rows from the mean of their machine, each sensor with standard deviation 1."""
     spread = np.sqrt((_LOADINGS**2).sum(1) + _NOISE**2)
     factors, noise = random.normal(size=(*shape, 2)), random.normal(0, _NOISE, (*shape, len(SENSORS)))
-    return (factors @ _LOADINGS.T + noise) / spread
+    deviations: Points = (factors @ _LOADINGS.T + noise) / spread
+    return deviations

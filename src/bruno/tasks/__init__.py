@@ -14,16 +14,16 @@ from bruno.tasks.anomaly import (
     JudgedElement,
     Judgement,
     StreamSummary,
-    Thresholds,
-    calibrate,
-    calibrate_batch,
     density_floor,
     judge_batch,
     leave_one_out_scores,
     online_scores,
 )
 from bruno.tasks.anomaly_benchmark import Contamination, DetectionQuality, measure_anomaly
+from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
 from bruno.tasks.classification import Calibration, Classification, classify, fit_temperature
+from bruno.tasks.conformal import GroupScores, PValue, benjamini_hochberg
+from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
 from bruno.tasks.familiarity import Familiarity
 from bruno.tasks.few_shot import (
@@ -42,6 +42,7 @@ from bruno.tasks.generation import (
     samples_by_prefix,
     spread_by_repeats,
 )
+from bruno.tasks.keep_out import Cutoffs, StreamEvidence, typical_elements
 from bruno.tasks.progress import Progress
 from bruno.tasks.retrieval import (
     Index,
@@ -85,19 +86,27 @@ __all__ = [  # noqa: RUF022
     "fit_temperature",
     # outlier detection
     "Contamination",
+    "Cutoffs",
     "DetectionQuality",
     "Detector",
+    "DriftTest",
+    "GroupCalibration",
+    "GroupScores",
+    "Groups",
     "JudgedElement",
     "Judgement",
+    "PValue",
+    "StreamEvidence",
     "StreamSummary",
-    "Thresholds",
-    "calibrate",
-    "calibrate_batch",
+    "WithinSet",
+    "benjamini_hochberg",
     "density_floor",
+    "fixed_cutoffs",
     "judge_batch",
     "leave_one_out_scores",
     "measure_anomaly",
     "online_scores",
+    "typical_elements",
     # retrieval
     "Index",
     "Ranking",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,8 +17,8 @@ from bruno.arrays import ArrayLike, as_tensor
 from bruno.config import check_at_least, check_count
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
-from bruno.process import Evidence
-from bruno.tasks.progress import Progress
+from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
+from bruno.tasks.keep_out import Cutoffs, StreamEvidence, batch_scores
 
 SETS_AT_A_TIME = 16  # scored together, to bound memory
 _ELEMENTS_AT_A_TIME = 256  # encoded together, to bound memory
@@ -42,34 +42,6 @@ def leave_one_out_scores(model: Bruno, x: ArrayLike) -> Float[Tensor, "*batch n"
     The order of the elements makes no difference.
     """
     return leave_one_out_from_latents(model, _latents(model, x, at_least=2))
-
-
-class BatchScores(NamedTuple):
-    """Scores of the elements of one set, and which of them are out-of-distribution."""
-
-    scores: Float[Tensor, " n"]
-    out_of_distribution: Bool[Tensor, " n"]
-
-
-@torch.no_grad()
-def batch_scores(model: Bruno, x: ArrayLike, floor: float = -math.inf) -> BatchScores:
-    """`leave_one_out_scores` of one set (n, *shape), without its out-of-distribution elements as evidence.
-
-    An element is out-of-distribution if its log p(x) is below `floor`, see `density_floor`. It is scored
-    given all others, but excluded from their evidence: two equal glitches would make each other
-    likely. If fewer than two elements remain, none is excluded.
-    """
-    x = as_tensor(x, kind=model.kind)
-    z = _latents(model, x, at_least=2)
-    beyond = _below_floor(model, x, floor)
-    if (~beyond).sum() < 2:
-        beyond = torch.zeros_like(beyond)
-    kept, excluded, scores = z[~beyond], z[beyond], z.new_empty(len(z))
-    scores[~beyond] = leave_one_out_from_latents(model, kept)
-    if len(excluded):
-        given = Evidence.of(kept)
-        scores[beyond] = model.process.log_prob(excluded, given) - model.process.log_prob(excluded)
-    return BatchScores(scores, beyond)
 
 
 def _below_floor(model: Bruno, x: Tensor, floor: float) -> Bool[Tensor, " n"]:
@@ -100,71 +72,7 @@ def _latents(model: Bruno, x: ArrayLike, at_least: int) -> Float[Tensor, "*batch
     return model.latents(x)
 
 
-# --- calibration -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """The score below which an element is an outlier, by the number of elements seen before it.
-
-    Attributes:
-        by_count: threshold after n = 1, 2, … elements; the last holds for all larger n.
-        rate: the false-alarm rate: fraction of clean elements with a score below the threshold.
-        sets: number of clean sets used for calibration.
-    """
-
-    by_count: tuple[float, ...]
-    rate: float
-    sets: int
-
-    def at(self, seen: int) -> float:
-        """The threshold for an element after this many others (at least one)."""
-        return self.by_count[min(seen, len(self.by_count)) - 1]
-
-
-def calibrate(
-    model: Bruno,
-    sampler: SetSampler,
-    *,
-    rate: float,
-    set_size: int,
-    sets: int,
-    generator: Generator,
-    progress: Progress | None = None,
-) -> Thresholds:
-    """Thresholds with a chosen false-alarm rate, from the online scores of clean sets.
-
-    The threshold after n elements is the k-th smallest score at that position, k = ⌊rate·(sets + 1)⌋: a
-    new clean set falls below it with probability k/(sets + 1) ≤ rate, for any distribution of scores. That
-    is the mean over calibrations; the rate of one calibration deviates by about sqrt(rate/sets), so a rate
-    of 0.01 needs about 1,000 sets. Elements of a stream beyond `set_size` use the last threshold.
-    """
-    _check_rate_and_set_size(rate, set_size)
-    rank = math.floor(rate * (sets + 1) + 1e-9)
-    if rank < 1:
-        needed = math.ceil(1 / rate - 1 - 1e-9)
-        raise ValueError(f"`sets` must be at least {needed} for a `rate` of {rate}; got {sets}.")
-    scores = _scores_of_clean_sets(online_from_latents, model, sampler, set_size, sets, generator, progress)
-    ordered = scores[:, 1:].sort(0).values
-    return Thresholds(tuple(ordered[rank - 1].tolist()), rate, sets)
-
-
-def calibrate_batch(
-    model: Bruno,
-    sampler: SetSampler,
-    *,
-    rate: float,
-    set_size: int,
-    sets: int,
-    generator: Generator,
-    progress: Progress | None = None,
-) -> float:
-    """The threshold for leave-one-out scores of a batch of this size, with a chosen false-alarm rate."""
-    _check_rate_and_set_size(rate, set_size)
-    scores = _scores_of_clean_sets(
-        leave_one_out_from_latents, model, sampler, set_size, sets, generator, progress
-    )
-    return float(np.quantile(scores.numpy(), rate))  # torch.quantile limits the number of elements
+# --- out-of-distribution elements ------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -180,45 +88,12 @@ def density_floor(model: Bruno, sampler: SetSampler, *, generator: Generator, el
     return (2 * log_prob.min() - log_prob.median()).item()
 
 
-def _check_rate_and_set_size(rate: float, set_size: int) -> None:
-    if not 0 < rate < 1:
-        raise ValueError(
-            f"`rate` must be between 0 and 1, such as 0.01 for one false alarm in 100; got {rate}."
-        )
-    if set_size < 2:
-        raise ValueError(f"`set_size` must be at least 2, as scores need other elements; got {set_size}.")
-
-
-@torch.no_grad()
-def _scores_of_clean_sets(
-    scores: Callable[[Bruno, Tensor], Tensor],
-    model: Bruno,
-    sampler: SetSampler,
-    set_size: int,
-    sets: int,
-    generator: Generator,
-    progress: Progress | None,
-) -> Float[Tensor, "sets set_size"]:
-    """Scores of the elements of clean sets; each element is encoded once, even if several sets share it."""
-    check_count("sets", sets)
-    sampler.check_draw("sets", sets, set_size)
-    classes = torch.randint(sampler.classes, (sets,), generator=generator, device=generator.device)
-    used, which = sampler.indices_of(classes, set_size, generator).unique(return_inverse=True)
-    latents = []
-    for some in used.split(_ELEMENTS_AT_A_TIME):
-        latents.append(model.encode(sampler.at(some)).z)
-        if progress is not None:
-            progress(sum(map(len, latents)), len(used))
-    z = torch.cat(latents)
-    return torch.cat([scores(model, z[some]).cpu() for some in which.split(SETS_AT_A_TIME)])
-
-
 # --- judgement -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The score of an element, and whether it is an outlier.
+    """The score of an element, its p-value, and whether it is an outlier.
 
     Attributes:
         score: log p(x | evidence) − log p(x); 0 without evidence.
@@ -226,6 +101,9 @@ class Judgement:
         threshold: the score below which it is an outlier; None during warm-up.
         outlier: whether the score is below the threshold or the element is out-of-distribution.
         out_of_distribution: whether log p(x) is below the floor, which does not depend on the evidence.
+        p: probability of a score at most this low for an element of a clean set; None if not calibrated.
+        basis: of the p-value: "exact" or "estimated"; None without one.
+        p_within: p-value within the set (`WithinSet`), for streams in which every element counts.
     """
 
     score: float
@@ -233,117 +111,190 @@ class Judgement:
     threshold: float | None
     outlier: bool
     out_of_distribution: bool
+    p: float | None = None
+    basis: Basis | None = None
+    p_within: float | None = None
 
 
 def judge_batch(
-    model: Bruno, x: ArrayLike, threshold: float, floor: float = -math.inf
+    model: Bruno,
+    x: ArrayLike,
+    threshold: float | GroupScores,
+    *,
+    rate: float = 0.01,
+    cutoffs: Cutoffs | None = None,
+    count_all: bool = False,
+    floor: float = -math.inf,
+    false_discovery_rate: float | None = None,
 ) -> tuple[Judgement, ...]:
-    """Judge each element of a complete set (n, *shape), n ≥ 2, given all others.
+    """Judge each element of a complete set (n, *shape), n ≥ 2, given all others that count.
 
     Args:
         model: a model of such sets.
         x: the set.
-        threshold: an element with a lower score is an outlier; see `calibrate_batch`.
-        floor: an element with a lower log p(x) is out-of-distribution, and excluded from the evidence of the
-            others; see `density_floor` and `batch_scores`.
+        threshold: an element with a lower score is an outlier; or the scores of clean groups as batches of
+            this size (`GroupCalibration.batch`), for p-values.
+        rate: false-alarm rate: with p-values, an element with p ≤ rate is an outlier.
+        cutoffs: an element with a lower score does not count for the others; by default, the threshold.
+        count_all: every element counts for the others, whatever its score.
+        floor: an element with a lower log p(x) is out-of-distribution, and never counts for the others; see
+            `density_floor`.
+        false_discovery_rate: with p-values, flag by Benjamini–Hochberg at this rate instead of `rate`.
     """
-    scores, out_of_distribution = batch_scores(model, x, floor)
-    kept = int((~out_of_distribution).sum())
+    x = as_tensor(x, kind=model.kind)
+    z = _latents(model, x, at_least=2)
+    beyond = _below_floor(model, x, floor)
+    beyond = beyond if (~beyond).sum() >= 2 else torch.zeros_like(beyond)
+    used = None if count_all else cutoffs or _default_cutoffs(threshold)
+    scores, counts = batch_scores(model, z, used, ~beyond)
+    seen = (counts.sum() - counts.long()).tolist()
+    given = scores.masked_fill(beyond, -math.inf).double().cpu().numpy()
+    if not isinstance(threshold, GroupScores):
+        flagged = given < float(threshold)
+        return tuple(
+            Judgement(score, others, float(threshold), bool(outlier) or out, out)
+            for score, others, outlier, out in zip(
+                scores.tolist(), seen, flagged, beyond.tolist(), strict=True
+            )
+        )
+    position, asked = len(x) - 1, rate if false_discovery_rate is None else false_discovery_rate / len(x)
+    basis = threshold.basis(position, asked)
+    p = threshold.p_values(given, position, basis)
+    flagged = p <= rate if false_discovery_rate is None else benjamini_hochberg(p, false_discovery_rate)
+    limit = threshold.threshold(position, rate) if false_discovery_rate is None else _between(given, flagged)
     return tuple(
-        Judgement(score, kept if beyond else kept - 1, threshold, beyond or score < threshold, beyond)
-        for score, beyond in zip(scores.tolist(), out_of_distribution.tolist(), strict=True)
+        Judgement(score, others, limit, bool(outlier) or out, out, value, basis)
+        for score, others, outlier, out, value in zip(
+            scores.tolist(), seen, flagged, beyond.tolist(), p.tolist(), strict=True
+        )
     )
 
 
+def _default_cutoffs(threshold: float | GroupScores) -> Cutoffs:
+    """Without other cutoffs, outliers at a fixed threshold do not count."""
+    if isinstance(threshold, GroupScores):
+        raise ValueError("`cutoffs` must be given with calibrated scores; got none. Or set `count_all`.")
+    return Cutoffs((float(threshold),))
+
+
+def _between(scores: Float[np.ndarray, " n"], flagged: Bool[np.ndarray, " n"]) -> float:
+    """The score that separates the flagged elements from the others."""
+    return float(scores[~flagged].min(initial=math.inf)) if flagged.any() else -math.inf
+
+
 class Step(NamedTuple):
-    """The judgement of an element, and the posterior after it."""
+    """The judgement of an element, the state of the stream after it, its latents, and whether it counts."""
 
     judgement: Judgement
-    posterior: Posterior
+    state: StreamEvidence
+    z: Float[Tensor, " dim"]
+    counts: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Detector:
-    """Judges the elements of a stream one at a time; its state is a posterior of constant size.
+    """Judges the elements of a stream one at a time; the state of a stream has a bounded size.
+
+    Outliers do not count as seen: they are excluded from the evidence, unless `count_all`. They then do not
+    blur it, but the detector does not adapt to a permanent change of the stream either.
 
     Attributes:
         model: a model of such sets.
-        threshold: the result of `calibrate`, or one number for all counts; at a score of 0, the evidence
-            makes an element neither more nor less likely.
-        keep_out: exclude outliers from the evidence. They then do not blur it, but the detector never adapts
-            to a permanent change of the stream, and never recovers from atypical first elements.
-        warm_up: number of first elements that enter the evidence without being judged, at least 1.
+        threshold: a score, below which an element is an outlier; at 0, the evidence makes an element neither
+            more nor less likely. Or the scores of clean groups (`GroupCalibration.stream`), for p-values.
+        rate: false-alarm rate: with p-values, an element with p ≤ rate is an outlier.
+        cutoffs: an element with a lower score does not count; by default, the threshold.
+        count_all: every element counts, whatever its score.
+        warm_up: number of first elements that are not judged, at least 1.
         floor: an element with a log p(x) below this, see `density_floor`, is out-of-distribution. It is an
-            outlier, even as the first element, and is always excluded from the evidence: otherwise all later
-            inliers would look like outliers.
+            outlier, even as the first element, and never counts: otherwise all later inliers would look like
+            outliers.
     """
 
     model: Bruno
-    threshold: float | Thresholds = 0.0
-    keep_out: bool = False
+    threshold: float | GroupScores = 0.0
+    rate: float = 0.01
+    cutoffs: Cutoffs | None = None
+    count_all: bool = False
     warm_up: int = 1
     floor: float = -math.inf
 
     def __post_init__(self) -> None:
-        rule = f"`threshold` must be a number, or the result of `calibrate`; got {self.threshold!r}."
+        rule = f"`threshold` must be a number, or scores of clean groups; got {self.threshold!r}."
         try:
-            if not isinstance(self.threshold, Thresholds) and math.isnan(self.threshold):
+            if not isinstance(self.threshold, GroupScores) and math.isnan(self.threshold):
                 raise ValueError(rule)
         except TypeError:
             raise TypeError(rule) from None
+        check_rate("rate", self.rate)
         check_at_least("warm_up", self.warm_up, 1)  # the first element has no evidence
         if math.isnan(self.floor) or self.floor == math.inf:
             raise ValueError(f"`floor` must be a number, or -inf for none; got {self.floor}.")
+        if self.cutoffs is None and not self.count_all:
+            object.__setattr__(self, "cutoffs", _default_cutoffs(self.threshold))
 
-    @torch.no_grad()
-    def condition_on_typical(self, typical: ArrayLike) -> Posterior:
-        """The posterior after typical elements (n, *shape), without those that are out-of-distribution."""
-        known = self.model.prior()
-        x = as_tensor(typical, "typical", kind=self.model.kind)
-        for some in x.to(self.model.device).split(_ELEMENTS_AT_A_TIME):
-            likely = some[~_below_floor(self.model, some, self.floor)]
-            known = known.update(likely) if len(likely) else known
-        return known
+    def begin(self, posterior: Posterior | None = None) -> StreamEvidence:
+        """The state before the first element, or after the elements of a posterior, which all count."""
+        if posterior is None:
+            return StreamEvidence.empty(self.model.dim, device=self.model.device)
+        if not self.model.is_same(posterior.model):
+            raise ValueError("`posterior` must be of the detector's model; got one with other weights.")
+        if posterior.evidence.batch_shape:
+            shape = tuple(posterior.evidence.batch_shape)
+            raise ValueError(f"`posterior` must be of one set; got a batch of shape {shape}.")
+        return StreamEvidence.of(posterior.evidence)
+
+    def after_typical(self, typical: ArrayLike) -> StreamEvidence:
+        """The state after typical elements (n, *shape), which are not judged.
+
+        They pass through the same procedure as a stream: outliers among them do not count.
+        """
+        state = self.begin()
+        for x in as_tensor(typical, "typical", kind=self.model.kind):
+            state = self.step(state, x).state
+        return state
 
     def watch(self, stream: Iterable[ArrayLike], posterior: Posterior | None = None) -> Iterator[Judgement]:
         """Judge elements (*shape) as they arrive, each before the next is requested.
 
-        `posterior` is the state before the first, by default the prior; see `condition_on_typical`.
+        `posterior` is the state before the first, by default the prior.
         """
-        known = self.model.prior() if posterior is None else posterior
+        state = self.begin(posterior)
         for x in stream:
-            judgement, known = self.step(known, x)
+            judgement, state, *_ = self.step(state, x)
             yield judgement
 
     @torch.no_grad()
-    def step(self, posterior: Posterior, x: ArrayLike) -> Step:
-        """Judge one element (*shape) given a posterior; for callers who save or merge posteriors."""
+    def step(self, state: StreamEvidence, x: ArrayLike) -> Step:
+        """Judge one element (*shape) in a state, see `begin`; for callers who save states."""
         x = as_tensor(x, kind=self.model.kind)
         if x.shape != self.model.shape:
             raise ValueError(
                 f"`x` must be one element of shape {self.model.shape}; got {tuple(x.shape)}. "
                 "For a complete batch use judge_batch."
             )
-        if not self.model.is_same(posterior.model):
-            raise ValueError("`posterior` must be of the detector's model; got one with other weights.")
-        evidence = posterior.evidence
-        if evidence.batch_shape:
-            raise ValueError(
-                f"`posterior` must be of one set; got a batch of shape {tuple(evidence.batch_shape)}."
-            )
-        seen = int(evidence.count)
         z, log_det = self.model.encode(x.to(self.model.device))
-        unseen = self.model.process.log_prob(z)
-        score = (self.model.process.log_prob(z, evidence) - unseen).item()
-        threshold = self._threshold_at(seen) if seen >= self.warm_up else None
-        beyond = (unseen + log_det).item() < self.floor
-        outlier = beyond or (threshold is not None and score < threshold)
-        if not (beyond or (outlier and self.keep_out)):
-            posterior = Posterior(self.model, evidence.add(z))
-        return Step(Judgement(score, seen, threshold, outlier, beyond), posterior)
+        prior = self.model.process.log_prob(z)
+        beyond, score = prior + log_det < self.floor, state.score(self.model, z, prior)
+        after = state.add(self.model, z, score, None if self.count_all else self.cutoffs, ~beyond)
+        counts = int(after.evidence.count) > int(state.evidence.count)
+        return Step(self._judge(score.item(), bool(beyond), state), after, z, counts)
 
-    def _threshold_at(self, seen: int) -> float:
-        return self.threshold.at(seen) if isinstance(self.threshold, Thresholds) else self.threshold
+    def _judge(self, score: float, beyond: bool, state: StreamEvidence) -> Judgement:
+        seen, given = int(state.evidence.count), -math.inf if beyond else score
+        if state.position < self.warm_up or not seen:
+            return Judgement(score, seen, None, beyond, beyond)
+        if not isinstance(self.threshold, GroupScores):
+            return Judgement(score, seen, float(self.threshold), beyond or score < self.threshold, beyond)
+        p, basis = self.threshold.p_value(given, state.position, self.rate)
+        threshold = self.threshold.threshold(state.position, self.rate)
+        return Judgement(score, seen, threshold, beyond or p <= self.rate, beyond, p, basis)
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Raise unless a rate is between 0 and 1."""
+    if not 0 < rate < 1:
+        raise ValueError(f"`{name}` must be between 0 and 1, such as 0.01 for one in 100; got {rate}.")
 
 
 # --- summary ---------------------------------------------------------------------------------------------
@@ -358,6 +309,25 @@ class JudgedElement(NamedTuple):
     judgement: Judgement
 
 
+class GroupSummary(NamedTuple):
+    """Number of elements, outliers and out-of-distribution elements of a set, and its lowest p-value."""
+
+    elements: int = 0
+    outliers: int = 0
+    out_of_distribution: int = 0
+    lowest_p: float | None = None
+
+    def including(self, judgement: Judgement) -> GroupSummary:
+        """The numbers with another element."""
+        known = [p for p in (self.lowest_p, judgement.p) if p is not None]
+        return GroupSummary(
+            self.elements + 1,
+            self.outliers + judgement.outlier,
+            self.out_of_distribution + judgement.out_of_distribution,
+            min(known, default=None),
+        )
+
+
 class StreamSummary:
     """The judgements of a stream of any length, or of a batch, collected in bounded memory.
 
@@ -365,6 +335,7 @@ class StreamSummary:
         count: elements added.
         outliers: number of outliers, including out-of-distribution elements.
         out_of_distribution: number of out-of-distribution elements.
+        groups: the same numbers of each set, by its name.
         latest: names and judgements of the latest elements.
 
     Args:
@@ -374,6 +345,7 @@ class StreamSummary:
 
     def __init__(self, *, latest: int | None = 10_000, extremes: int = 12) -> None:
         self.count = self.outliers = self.out_of_distribution = 0
+        self.groups: dict[str, GroupSummary] = {}
         self.latest: deque[tuple[str, Judgement]] = deque(maxlen=latest)
         self._extremes = extremes
         self._outliers: list[JudgedElement] = []  # the lowest score first
@@ -382,8 +354,9 @@ class StreamSummary:
     def __repr__(self) -> str:
         return f"StreamSummary({self.outliers} outliers of {self.count} elements)"
 
-    def add(self, name: str, x: Tensor, judgement: Judgement) -> None:
-        """Add the next element (*shape)."""
+    def add(self, name: str, x: Tensor, judgement: Judgement, group: str = "") -> None:
+        """Add the next element (*shape), of the set `group`."""
+        self.groups[group] = self.groups.get(group, GroupSummary()).including(judgement)
         self.count += 1
         self.outliers += judgement.outlier
         self.out_of_distribution += judgement.out_of_distribution

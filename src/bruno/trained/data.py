@@ -120,14 +120,19 @@ class TrainedData:
         """
         return self._select(split, data, invert, min_classes).examples
 
-    def reader(self, *, invert: bool | None = None, skip_bad: bool = False) -> ElementReader:
-        """A reader of image files or table rows as the model takes them."""
+    def reader(
+        self, *, invert: bool | None = None, skip_bad: bool = False, group: str | None = None
+    ) -> ElementReader:
+        """A reader of image files or table rows as the model takes them.
+
+        `group` is the group column, if it has another name than in training.
+        """
         return ElementReader(
             self.model.shape,
             self.model.levels,
             invert=self._inverts(invert),
             skip_bad=skip_bad,
-            group=self.group,
+            group=self.group if group is None else group,
             columns=self.columns,
             table_format=self._table_format,
             missing=self.model.imputer is not None,

@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from torch import Generator
+import torch
 
-from bruno.data import Element, Examples, SetSampler
+from bruno.data import Element, SetSampler
 from bruno.kinds import Kind
-from bruno.recipe_data import is_path
-from bruno.tasks.anomaly import (
-    Detector,
-    StreamSummary,
-    calibrate,
-    calibrate_batch,
-    density_floor,
-    judge_batch,
-)
+from bruno.tasks.anomaly import Detector, Judgement, StreamSummary, check_rate, judge_batch
 from bruno.tasks.anomaly_benchmark import Contamination, measure_anomaly
 from bruno.tasks.progress import Progress
-from bruno.trained.data import Source, TrainedData, available_set_size
-from bruno.trained.watch import Watch
-
-_log = logging.getLogger(__name__)
-T = TypeVar("T")
+from bruno.trained.calibration import CalibrationJobs, report_support
+from bruno.trained.data import Source, available_set_size, warn_of_unreadable
+from bruno.trained.states import WatchState
+from bruno.trained.watch import Watch, calibration_command, grouped_elements
 
 _RATE = 0.01  # false alarms
-_SETS = 500  # to calibrate or measure on
+_SETS = 500  # to measure on
 _SET_SIZE = 20
-_FEW_CLASSES = 10  # too few to calibrate on
 _SYNTHETIC_LENGTH, _SYNTHETIC_OUTLIERS = 80, 0.1  # of a stream made from the data
 
 
 @dataclass(frozen=True, eq=False)
 class BatchJudgement:
-    """The judgements of a batch, each element given all others, in the order of the batch."""
+    """The judgements of a batch, each element given all others of its set, in the order of the batch.
+
+    Attributes:
+        summary: the judgements.
+        kind: kind of the elements.
+        rate: the false-alarm rate; None with a fixed threshold or a false-discovery rate.
+        advice: the command that calibrates on these data.
+    """
 
     summary: StreamSummary
     kind: Kind
+    rate: float | None
+    advice: str
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class AnomalyEvaluation:
     contaminations: tuple[Contamination, ...]
 
 
-class DetectionJobs(TrainedData):
+class DetectionJobs(CalibrationJobs):
     """The outlier-detection jobs of a trained model."""
 
     def detector(
@@ -62,38 +58,40 @@ class DetectionJobs(TrainedData):
         *,
         rate: float = _RATE,
         threshold: float | None = None,
-        keep_out: bool = False,
-        sets: int = _SETS,
-        set_size: int = _SET_SIZE,
+        count_all: bool = False,
+        within: bool = False,
         data: str | None = None,
         invert: bool | None = None,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> Detector:
-        """A detector of outliers in a stream, calibrated on sets of unseen classes.
+        """A detector of outliers in a stream, calibrated on held-out groups.
 
         Args:
             rate: false-alarm rate, the fraction of clean elements that are flagged.
             threshold: flag scores below this instead of calibrating.
-            keep_out: exclude outliers from the evidence.
-            sets: number of clean sets to calibrate on.
-            set_size: size of these sets; later elements of a stream use the last threshold.
-            data: calibrate on this instead of the model's own data.
+            count_all: every element counts as seen; by default, outliers are excluded from the evidence.
+            within: judge by p-values within the set (`watch`), which need no calibration but `count_all`.
+            data: calibrate on this instead of the calibration that is kept with the model.
             invert: turn dark ink into bright ink in `data`, if it is user data; as in training by default.
-            seed: seed of the sets.
+            seed: seed of the random orders of the groups.
             progress: called as progress(done, total).
         """
-        if threshold is not None:
-            return Detector(self.model, threshold, keep_out=keep_out)
-        clean, generator = self._clean_examples(data, invert), self._generator(seed)
-        thresholds = self._calibrated(calibrate, clean, rate, sets, set_size, generator, progress)
-        _log.info(
-            "thresholds: %+.1f after one element, %+.1f after %d",
-            thresholds.by_count[0],
-            thresholds.by_count[-1],
-            len(thresholds.by_count),
+        check_rate("rate", rate)
+        if threshold is not None or within:
+            limit = -math.inf if threshold is None else threshold
+            return Detector(self.model, limit, rate=rate, count_all=count_all)
+        found = self.calibration(data, invert=invert, seed=seed, progress=progress)
+        scores = found.stream(count_all=count_all)
+        report_support(scores, rate, len(found.groups.names), _SET_SIZE - 1)
+        return Detector(
+            self.model,
+            scores,
+            rate=rate,
+            cutoffs=found.cutoffs,
+            count_all=count_all,
+            floor=found.floor,
         )
-        return Detector(self.model, thresholds, keep_out=keep_out, floor=self._floor(clean, generator))
 
     def judge_batch(
         self,
@@ -101,39 +99,75 @@ class DetectionJobs(TrainedData):
         *,
         rate: float = _RATE,
         threshold: float | None = None,
-        sets: int = _SETS,
+        count_all: bool = False,
+        false_discovery_rate: float | None = None,
         data: str | None = None,
+        one_set: bool = False,
+        group: str | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> BatchJudgement:
-        """Judge each element of a complete batch given all others, as one set.
+        """Judge each element of a complete batch given all others of its set.
+
+        The elements with the lowest scores are removed from the set first, so that outliers do not hide each
+        other. Rows that name a group belong to the set of that group; other elements are one set.
 
         Args:
             batch: files, folders, arrays or elements; at least two elements.
             rate: false-alarm rate.
             threshold: flag scores below this instead of calibrating.
-            sets: number of clean sets, as large as the batch, to calibrate on.
-            data: calibrate on this instead of the model's own data.
+            count_all: every element counts for the others.
+            false_discovery_rate: flag by Benjamini–Hochberg at this rate, in each set, instead of `rate`.
+            data: calibrate on this instead of the calibration that is kept with the model.
+            one_set: judge all elements as one set, though the model was trained on groups.
+            group: the group column, if it has another name than in training.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
-            seed: seed of the sets.
+            seed: seed of the random orders of the groups.
             progress: called as progress(done, total).
         """
-        x, names, _ = self.read(batch, invert=invert, skip_bad=skip_bad)
-        if len(x) < 2:
-            raise ValueError(f"`batch` must have at least two elements; got {len(x)}.")
-        floor = -math.inf
+        check_rate("rate", rate)
+        if false_discovery_rate is not None:
+            check_rate("false_discovery_rate", false_discovery_rate)
+        reader = self.reader(invert=invert, skip_bad=skip_bad, group=group)
+        elements = list(grouped_elements(self, batch, reader, one_set))
+        warn_of_unreadable(reader)
+        if len(elements) < 2:
+            raise ValueError(f"`batch` must have at least two elements; got {len(elements)}.")
+        elements = _completed(self.model, elements, one_set)
+        self.warn_if_unfamiliar(torch.stack([one.x for one in elements]))
+        found = None
         if threshold is None:
-            clean, generator = self._clean_examples(data, invert), self._generator(seed)
-            threshold = self._calibrated(calibrate_batch, clean, rate, sets, len(x), generator, progress)
-            floor = self._floor(clean, generator)
+            found = self.calibration(data, invert=invert, seed=seed, progress=progress)
+        judged: dict[int, Judgement] = {}
+        for members in _members(elements, one_set).values():
+            x = torch.stack([elements[i].x for i in members]).to(self.device)
+            if len(x) < 2:
+                judged[members[0]] = Judgement(0.0, 0, None, False, False)
+                continue
+            judgements = judge_batch(
+                self.model,
+                x,
+                found.batch(len(x), count_all=count_all) if found else threshold or 0.0,
+                rate=rate,
+                cutoffs=found.cutoffs if found else None,
+                count_all=count_all,
+                floor=found.floor if found else -math.inf,
+                false_discovery_rate=false_discovery_rate if found else None,
+            )
+            judged |= dict(zip(members, judgements, strict=True))
+        if found:
+            largest = max(map(len, _members(elements, one_set).values()))
+            report_support(
+                found.batch(largest, count_all=count_all), rate, len(found.groups.names), largest - 1
+            )
         summary = StreamSummary(latest=None)
-        judged = judge_batch(self.model, x.to(self.device), threshold, floor)
-        for name, element, judgement in zip(names, x, judged, strict=True):
-            summary.add(name, element, judgement)
-        return BatchJudgement(summary, self.model.kind)
+        for i, element in enumerate(elements):
+            summary.add(element.name, element.x, judged[i], "" if one_set else element.group)
+        asked = rate if found and false_discovery_rate is None else None
+        return BatchJudgement(summary, self.model.kind, asked, calibration_command(self, batch))
 
     def watch(
         self,
@@ -142,22 +176,54 @@ class DetectionJobs(TrainedData):
         *,
         typical: Source | None = None,
         state: str | Path | None = None,
+        one_set: bool = False,
+        group: str | None = None,
+        within: bool = False,
         invert: bool | None = None,
         skip_bad: bool = False,
     ) -> Watch:
         """Watch a stream: iterate over its judged elements.
+
+        Rows that name a group belong to the set of that group; other elements are one set.
 
         Args:
             stream: files, folders, arrays or elements.
             detector: as from `detector`, or a function that returns it, called once all arguments are valid;
                 by default calibrated at a false-alarm rate of 1 %.
             typical: elements to condition on before the stream begins.
-            state: a file to resume from, if it exists, and to save the posterior to.
+            state: a file to resume from, if it exists, and to save the states of all sets to.
+            one_set: judge all elements as one set, though the model was trained on groups.
+            group: the group column, if it has another name than in training.
+            within: judge by the rank of an element within its set. It needs a detector with `count_all`, and
+                a set that was not trained on.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
         """
         detector = self.detector if detector is None else detector
-        return Watch(self, stream, detector, typical=typical, state=state, invert=invert, skip_bad=skip_bad)
+        return Watch(
+            self,
+            stream,
+            detector,
+            typical=typical,
+            state=state,
+            one_set=one_set,
+            group=group,
+            within=within,
+            invert=invert,
+            skip_bad=skip_bad,
+        )
+
+    def accept(self, names: list[str], state: str | Path) -> WatchState:
+        """Add elements that did not count to their sets in a state file: their alarms were none.
+
+        Args:
+            names: names of the elements, as a stream reports them.
+            state: the file of the state, which is replaced.
+        """
+        path = Path(state)
+        accepted = WatchState.load(path, self.model).accepting(names)
+        accepted.save(path, self.model)
+        return accepted
 
     def synthetic_stream(
         self,
@@ -201,54 +267,19 @@ class DetectionJobs(TrainedData):
         )
         return AnomalyEvaluation(selected.name, found)
 
-    def _clean_examples(self, data: str | None, invert: bool | None) -> Examples:
-        """The examples for calibration: unseen classes.
 
-        A table may have only a few of these, which say little about others. Then all sets are used: the small
-        model of a table fits its training sets hardly better than others.
-        """
-        unseen = None if is_path(data) else self.unseen
-        clean = self._select(unseen, data, invert if is_path(data) else None).examples
-        if data is not None or self.model.kind.is_images or len(clean.names) >= _FEW_CLASSES:
-            return clean
-        every = self._select("all", None, None).examples
-        if len(every.names) == len(clean.names):
-            return clean
-        _log.info(
-            "%d of %d sets were held out, too few: calibrating on all", len(clean.names), len(every.names)
-        )
-        return every
+def _completed(model: Bruno, elements: list[Element], one_set: bool) -> list[Element]:
+    """The elements with their missing numbers imputed from all elements of the same set."""
+    labels = torch.zeros(len(elements), dtype=torch.long)
+    for label, members in enumerate(_members(elements, one_set).values()):
+        labels[members] = label
+    x = model.impute(torch.stack([element.x for element in elements]), labels)
+    return [element._replace(x=row) for element, row in zip(elements, x, strict=True)]
 
-    def _calibrated(
-        self,
-        fit: Callable[..., T],
-        clean: Examples,
-        rate: float,
-        sets: int,
-        set_size: int,
-        generator: Generator,
-        progress: Progress | None,
-    ) -> T:
-        """The result of `calibrate` or `calibrate_batch` on clean sets."""
-        if len(clean.names) < _FEW_CLASSES:
-            warnings.warn(
-                f"calibrated on {len(clean.names)} class{'es' * (len(clean.names) > 1)} with {len(clean)} "
-                "elements, too few: the false-alarm rate may be far off. Name other data to calibrate on, or "
-                "set a threshold.",
-                stacklevel=3,
-            )
-        return fit(
-            self.model,
-            SetSampler(clean, device=self.device),
-            rate=rate,
-            set_size=available_set_size(clean, set_size, least=2),
-            sets=sets,
-            generator=generator,
-            progress=progress,
-        )
 
-    def _floor(self, clean: Examples, generator: Generator) -> float:
-        """The log p(x) below which a row is out-of-distribution; images can be judged however unlikely."""
-        if self.model.kind.is_images:
-            return -math.inf
-        return density_floor(self.model, SetSampler(clean, device=self.device), generator=generator)
+def _members(elements: list[Element], one_set: bool) -> dict[str, list[int]]:
+    """Positions of the elements of each set, by its name."""
+    members: dict[str, list[int]] = {}
+    for i, element in enumerate(elements):
+        members.setdefault("" if one_set else element.group, []).append(i)
+    return members

@@ -1,4 +1,4 @@
-"""A stream under watch: judged element by element, with a state that can be kept in a file."""
+"""Streams under watch: judged element by element, one set for each group, with a state kept in a file."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from torch import Tensor
-
-from bruno.checkpoint import load, save
-from bruno.data import Element
+from bruno.data import Element, ElementReader
 from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.tasks.anomaly import Detector, Judgement, StreamSummary
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.trained.data import Source, TrainedData, are_paths, warn_of_unreadable
+from bruno.trained.states import KeptOut, SetState, WatchState
 
 _log = logging.getLogger(__name__)
 
@@ -32,13 +31,16 @@ class Judged(NamedTuple):
 class Watch:
     """Judges the elements of a stream as they arrive; an iterator of `Judged`.
 
-    The state is the posterior after the elements so far. As a context manager, a watch saves its state when
-    the stream ends, for any reason: no judgement is lost. An empty stream leaves no state.
+    Rows that name a group belong to the set of that group; other elements are one set. As a context manager,
+    a watch saves its state when the stream ends, for any reason: no judgement is lost. An empty stream leaves
+    no state.
 
     Attributes:
-        posterior: the state.
+        state: the states of all sets.
         summary: the judgements so far, in bounded memory.
         kind: kind of the elements.
+        detector: the detector.
+        advice: the command that calibrates on these data.
     """
 
     def __init__(
@@ -49,32 +51,52 @@ class Watch:
         *,
         typical: Source | None = None,
         state: str | Path | None = None,
+        one_set: bool = False,
+        group: str | None = None,
+        within: bool = False,
         invert: bool | None = None,
         skip_bad: bool = False,
     ) -> None:
-        self._trained = trained
-        self._state = None if state is None else _writable(Path(state))
-        self._reader = trained.reader(invert=invert, skip_bad=skip_bad)
-        self._elements = self._opened(stream)
+        self._trained, self._one_set, self._within = trained, one_set, within
+        self._file = None if state is None else _writable(Path(state))
+        self._reader = trained.reader(invert=invert, skip_bad=skip_bad, group=group)
+        self._elements = grouped_elements(trained, stream, self._reader, one_set)
         self.summary, self.kind = StreamSummary(), trained.model.kind
-        self._group: str | None = None
-        self._warned_of_group = self._warned_of_brightness = False
+        self.advice = calibration_command(trained, stream)
+        self._warned_of_brightness = False
         resumed = self._resumed(typical)
-        seen = None
+        before = None
         if resumed is None and typical is not None:
-            seen = trained.read(typical, invert=invert, skip_bad=skip_bad).x
+            before = list(grouped_elements(trained, typical, self._reader, one_set))
         # Calibration may take long: the arguments are checked first.
-        self._detector = detector if isinstance(detector, Detector) else detector()
-        if seen is not None:
-            resumed = self._conditioned(seen)
-        self.posterior = trained.model.prior() if resumed is None else resumed
+        self.detector = detector if isinstance(detector, Detector) else detector()
+        if within and not self.detector.count_all:
+            raise ValueError(
+                "`within` needs `count_all`: ranks within a set hold only if every element counts."
+            )
+        self.state = resumed or WatchState()
+        if before is not None:
+            self._condition_on(before)
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior of the only set; see `posteriors` for several."""
+        if len(self.state.sets) > 1:
+            raise ValueError(f"`posterior` is for one set; got {len(self.state.sets)}. Use `posteriors`.")
+        return next(iter(self.posteriors.values()), self._trained.model.prior())
+
+    @property
+    def posteriors(self) -> dict[str, Posterior]:
+        """The posterior of each set, by its name."""
+        model = self._trained.model
+        return {name: Posterior(model, one.stream.evidence) for name, one in self.state.sets.items()}
 
     def __iter__(self) -> Iterator[Judged]:
         for element in self._elements:
             self._warn_of(element)
-            x = self.posterior.impute(element.x.to(self._trained.device))
-            judgement, self.posterior = self._detector.step(self.posterior, x)
-            self.summary.add(element.name, x.cpu(), judgement)
+            element = self._complete(element)
+            judgement = self._advance(element)
+            self.summary.add(element.name, element.x, judgement, self._set_of(element))
             yield Judged(element, judgement)
         warn_of_unreadable(self._reader)
         if not self.summary.count:
@@ -86,48 +108,84 @@ class Watch:
     def __exit__(self, *exception: object) -> None:
         self.save()
 
+    def accept(self, *names: str) -> None:
+        """Add elements that did not count to their sets, by name: their alarms were none."""
+        self.state = self.state.accepting(list(names))
+
     def save(self) -> None:
         """Write the state to its file, if it has one and anything was judged."""
-        if self._state is None or not self.summary.count:
+        if self._file is None or not self.summary.count:
             return
         with StopSignal():  # no signal interrupts the writing
-            save(self.posterior, self._state)
-        _log.info("the state is kept in %s", self._state)
+            self.state.save(self._file, self._trained.model)
+        _log.info("the state is kept in %s", self._file)
 
-    def _opened(self, stream: Source | Iterable[Element]) -> Iterable[Element]:
-        if isinstance(stream, Iterator):
-            return stream
-        if not are_paths(stream):
-            x, names, groups = self._trained.read(stream, impute=False)
-            return [Element(*one) for one in zip(names, x, groups, strict=True)]
-        paths = [stream] if isinstance(stream, str | Path) else list(cast(Sequence[str], stream))
-        if not self._reader.skip_bad:
-            for path in paths:
-                if not Path(path).exists():
-                    raise FileNotFoundError(f"{path}: no such file or folder.")
-        return self._reader.read(paths)
+    def _complete(self, element: Element) -> Element:
+        """The element with its missing numbers imputed from the elements seen of its set."""
+        own, model = self.state.sets.get(self._set_of(element)), self._trained.model
+        posterior = Posterior(model, own.stream.evidence) if own else model.prior()
+        return element._replace(x=posterior.impute(element.x.to(self._trained.device)).cpu())
 
-    def _resumed(self, typical: Source | None) -> Posterior | None:
-        if self._state is None or not self._state.is_file():
+    def _advance(self, element: Element) -> Judgement:
+        """Judge an element and update the state of its set."""
+        group, model = self._set_of(element), self._trained.model
+        own = self.state.sets.get(group) or SetState.of(self.detector.begin())
+        judgement, stream, z, counts = self.detector.step(own.stream, element.x.to(self._trained.device))
+        within, drift = own.within, own.drift
+        if not judgement.out_of_distribution:
+            ranked = within.p_value(model, z)
+            within, drift = within.add(z), drift.add(ranked.uniform)
+            judgement = self._with_rank(judgement, ranked.p)
+        self.state = self.state.with_set(group, SetState(stream, within, drift))
+        if not counts:
+            self.state = self.state.with_kept_out(KeptOut(element.name, group, z))
+        if drift.detected and not own.drift.detected:
+            self._report_drift(element, group, own.stream.position + 1 - (drift.position - drift.since))
+        return judgement
+
+    def _with_rank(self, judgement: Judgement, p: float) -> Judgement:
+        """The judgement with the p-value within the set, or by it, if every element counts."""
+        if not self.detector.count_all:
+            return judgement
+        if not self._within or judgement.threshold is None:
+            return replace(judgement, p_within=p)
+        outlier = p <= self.detector.rate
+        return replace(judgement, p=p, basis="exact", p_within=p, outlier=outlier, threshold=None)
+
+    def _report_drift(self, element: Element, group: str, since: int) -> None:
+        what = f"{self._trained.group} {group}" if group else "the stream"
+        warnings.warn(
+            f"{element.name}: {what} has changed, since about its element {since + 1}. If it is to stay so, "
+            "begin a new set.",
+            stacklevel=3,
+        )
+
+    def _set_of(self, element: Element) -> str:
+        return "" if self._one_set else element.group
+
+    def _resumed(self, typical: Source | None) -> WatchState | None:
+        if self._file is None or not self._file.is_file():
             return None
-        posterior = load(self._state, model=self._trained.model)
+        state = WatchState.load(self._file, self._trained.model)
         ignored = "; `typical` is ignored, it is for the beginning of a stream" * (typical is not None)
-        _log.info("resuming from %s, after %d elements%s", self._state, posterior.evidence.count, ignored)
-        return posterior
+        count = sum(one.stream.position for one in state.sets.values())
+        sets = f" of {len(state.sets)} sets" if len(state.sets) > 1 else ""
+        _log.info("resuming from %s, after %d elements%s%s", self._file, count, sets, ignored)
+        return state
 
-    def _conditioned(self, typical: Tensor) -> Posterior:
-        posterior = self._detector.condition_on_typical(typical)
-        if excluded := len(typical) - int(posterior.evidence.count):
+    def _condition_on(self, typical: list[Element]) -> None:
+        for element in typical:
+            self._advance(self._complete(element))
+        kept = sum(int(one.stream.evidence.count) for one in self.state.sets.values())
+        if excluded := len(typical) - kept:
             warnings.warn(
-                f"`typical`: excluded {excluded} of {len(typical)} elements, which are out-of-distribution.",
+                f"`typical`: excluded {excluded} of {len(typical)} elements, which are not typical.",
                 stacklevel=3,
             )
-        return posterior
 
     def _warn_of(self, element: Element) -> None:
-        """Warn about the first elements that are unlike training, and once of elements of another group."""
+        """Warn about the first elements that are unlike training."""
         if self.summary.count == 0:
-            self._group = element.group
             self._trained.warn_if_unfamiliar(element.x)
             self._warned_of_brightness = bool(self._trained.familiarity.too_bright(element.x))
         elif not self._warned_of_brightness and (reason := self._trained.familiarity.too_bright(element.x)):
@@ -137,13 +195,54 @@ class Watch:
                 stacklevel=3,
             )
             self._warned_of_brightness = True
-        if element.group != self._group and not self._warned_of_group:
-            warnings.warn(
-                f"{element.name}: {self._trained.group} changes from {self._group} to {element.group}; all "
-                "rows are judged as one set. Use one stream per group.",
-                stacklevel=3,
+
+
+def grouped_elements(
+    trained: TrainedData, source: Source | Iterable[Element], reader: ElementReader, one_set: bool
+) -> Iterable[Element]:
+    """Elements with their groups, from files, lines or arrays; files of a grouped model must name them.
+
+    Arrays and lists of elements are one set, unless the elements name groups.
+    """
+    if isinstance(source, Iterator):
+        return source if one_set else _with_groups(trained, source, reader)
+    if isinstance(source, list) and source and isinstance(source[0], Element):
+        return source
+    if not are_paths(source):
+        x, names, groups = trained.read(source, impute=False)
+        return [Element(*one) for one in zip(names, x, groups, strict=True)]
+    paths = [source] if isinstance(source, str | Path) else list(cast(Sequence[str], source))
+    if not reader.skip_bad:
+        for path in paths:
+            if not Path(path).exists():
+                raise FileNotFoundError(f"{path}: no such file or folder.")
+    elements = reader.read(paths)
+    return elements if one_set else _with_groups(trained, elements, reader)
+
+
+def _with_groups(
+    trained: TrainedData, elements: Iterator[Element], reader: ElementReader
+) -> Iterator[Element]:
+    """The elements; raises if the model was trained on groups and an element names none."""
+    for element in elements:
+        if reader.group and trained.group and not element.group:
+            raise ValueError(
+                f"{element.name}: must name its set in column {reader.group!r}, as in training; got none. "
+                "Name the column (`group`), or judge all rows as one set (`one_set`)."
             )
-            self._warned_of_group = True
+        yield element
+
+
+def calibration_command(trained: TrainedData, source: object) -> str:
+    """The command that calibrates a model on the data of a source."""
+    name = str(trained.folder)
+    if trained.is_pretrained:
+        name = trained.folder.name.removeprefix("pretrained-")
+    elif not (trained.folder / "recipe.json").is_file():
+        name = f"{name}.safetensors"
+    paths = [source] if isinstance(source, str | Path) else source
+    known = are_paths(source) and isinstance(paths, list | tuple) and len(paths) == 1
+    return f"bruno calibrate {name} {cast(Sequence[str], paths)[0] if known else 'DATA'}"
 
 
 def _writable(path: Path) -> Path:

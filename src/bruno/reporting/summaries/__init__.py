@@ -3,7 +3,7 @@
 # Importing a module registers its summaries.
 from bruno.reporting.summaries import analysis, classification, evaluation, retrieval  # noqa: F401
 from bruno.reporting.summaries.base import summarise
-from bruno.reporting.summaries.detection import verdict
+from bruno.reporting.summaries.detection import p_value, verdict
 from bruno.reporting.summaries.generation import class_samples_picture
 
-__all__ = ["class_samples_picture", "summarise", "verdict"]
+__all__ = ["class_samples_picture", "p_value", "summarise", "verdict"]

@@ -1,4 +1,4 @@
-"""Summaries of outliers in streams and batches."""
+"""Summaries of outliers in streams and batches, and of calibrations."""
 
 from __future__ import annotations
 
@@ -7,24 +7,39 @@ from dataclasses import asdict, replace
 from bruno.kinds import Kind
 from bruno.reporting.element_plots import STRIP, score_timeline
 from bruno.reporting.images import to_uint8
-from bruno.reporting.plots import (
-    Measured,
-    dot_plot,
-)
+from bruno.reporting.plots import Measured, dot_plot
 from bruno.reporting.results import Result
 from bruno.reporting.summaries.base import short_names, summarise
 from bruno.tasks.anomaly import Judgement, StreamSummary
+from bruno.tasks.conformal import GroupScores
+from bruno.trained.calibration import CalibrationReport
 from bruno.trained.detection import AnomalyEvaluation, BatchJudgement
 from bruno.trained.watch import Watch
 
-_LOWEST = 20  # scores of a batch in its table
+_LOWEST = 20  # elements of a batch, or groups, in a table
+_RATES = (0.01, 0.05, 0.1)  # whose thresholds are reported
+_POSITIONS = (1, 5, 20, 50, 100)  # at which they are
+_FAR_MORE = (5.0, 0.2)  # times the asked rate, and share of all elements: more is flagged than faults explain
 
 
 @summarise.register
 def _(outcome: Watch) -> Result:
-    return _timeline(
+    detector = outcome.detector
+    calibrated = isinstance(detector.threshold, GroupScores)
+    result = _timeline(
         "anomaly", "Outliers in a stream", outcome.summary, outcome.kind, "stream", "those before it"
     )
+    changed = {name: one.drift.since for name, one in outcome.state.sets.items() if one.drift.detected}
+    drift = [
+        f"{name or 'the stream'} has changed since about element {since}" for name, since in changed.items()
+    ]
+    notes = [*drift, _misfit(outcome.summary, detector.rate if calibrated else None, outcome.advice)]
+    result = replace(
+        result,
+        values={**result.values, "changed_since": changed},
+        note=" ".join([result.note, *(f"{note[:1].upper()}{note[1:]}." for note in notes if note)]),
+    )
+    return _with_groups(result, outcome.summary)
 
 
 @summarise.register
@@ -32,20 +47,66 @@ def _(outcome: BatchJudgement) -> Result:
     result = _timeline(
         "anomaly-batch", "Outliers in a batch", outcome.summary, outcome.kind, "batch", "all others"
     )
+    misfit = _misfit(outcome.summary, outcome.rate, outcome.advice)
+    result = replace(result, note=f"{result.note} {misfit}.") if misfit else result
+    if len(outcome.summary.groups) > 1:
+        return _with_groups(result, outcome.summary)
     lowest = sorted(outcome.summary.latest, key=lambda one: (not one[1].out_of_distribution, one[1].score))[
         :_LOWEST
     ]
     names = short_names([name for name, _ in lowest])
     rows = tuple(
-        (f"{judgement.score:+.2f}", name, verdict(judgement))
+        (f"{judgement.score:+.2f}", p_value(judgement), name, verdict(judgement))
         for name, (_, judgement) in zip(names, lowest, strict=True)
     )
-    return replace(result, columns=("score", "lowest scores", ""), rows=rows)
+    return replace(result, columns=("score", "p", "lowest scores", ""), rows=rows)
 
 
 def verdict(judgement: Judgement) -> str:
     """A judgement in words; empty for an inlier."""
     return "outlier" * judgement.outlier + ", out-of-distribution" * judgement.out_of_distribution
+
+
+def p_value(judgement: Judgement) -> str:
+    """The p-value in words, with ≈ if it is estimated; empty without one."""
+    if judgement.p is None:
+        return ""
+    return f"p {'≈' if judgement.basis == 'estimated' else '='} {judgement.p:.2g}"
+
+
+def _misfit(summary: StreamSummary, rate: float | None, advice: str) -> str:
+    """A sentence if far more is flagged than asked for, else ""."""
+    times, share = _FAR_MORE
+    flagged = summary.outliers / max(1, summary.count)
+    if rate is None or flagged <= max(times * rate, share):
+        return ""
+    return (
+        f"{100 * flagged:.0f} % are flagged where {100 * rate:g} % was asked for: the model or its "
+        f"calibration does not fit these data. Calibrate on clean sets like these: {advice}"
+    )
+
+
+def _with_groups(result: Result, summary: StreamSummary) -> Result:
+    """The result with a table of the sets, those with most outliers first, and of all together."""
+    if len(summary.groups) < 2:
+        return result
+    order = sorted(summary.groups.items(), key=lambda one: (-one[1].outliers, one[1].lowest_p or 1.0))
+    rows = [
+        (name, str(one.elements), str(one.outliers), "" if one.lowest_p is None else f"{one.lowest_p:.2g}")
+        for name, one in order[:_LOWEST]
+    ]
+    if len(order) > _LOWEST:
+        rest = [one for _, one in order[_LOWEST:]]
+        elements, outliers = sum(one.elements for one in rest), sum(one.outliers for one in rest)
+        rows.append((f"{len(rest)} others", str(elements), str(outliers), ""))
+    rows.append((f"all {len(order)} sets", str(summary.count), str(summary.outliers), ""))
+    groups = {name: one._asdict() for name, one in summary.groups.items()}
+    return replace(
+        result,
+        columns=("set", "elements", "outliers", "lowest p"),
+        rows=tuple(rows),
+        values={**result.values, "groups": groups},
+    )
 
 
 def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: str, given: str) -> Result:
@@ -69,6 +130,8 @@ def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: s
             "names": [name for name, _ in summary.latest],
             "scores": scores,
             "thresholds": thresholds,
+            "p": [one.p for one in judged],
+            "basis": [one.basis for one in judged],
         },
         note=f"{found}.{shown} The score is log p(x | {given}) − log p(x), in nats.",
         picture=score_timeline(
@@ -80,6 +143,42 @@ def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: s
             xlabel=f"element of the {what}",
             **images,
         ),
+    )
+
+
+@summarise.register
+def _(outcome: CalibrationReport) -> Result:
+    calibration, scores = outcome.calibration, outcome.calibration.stream()
+    last = int(scores.positions[-1])
+    positions = [n for n in _POSITIONS if n < last] + [last]
+    smallest = scores.smallest_exact(min(positions[-1], 19))
+    counts = calibration.groups.counts
+    return Result(
+        "calibration",
+        "Thresholds of the score in a stream",
+        {
+            "data": calibration.data,
+            "groups": len(calibration.groups.names),
+            "elements": int(counts.sum()),
+            "unseen": calibration.unseen,
+            "smallest_exact_rate": smallest if smallest < 1 else None,
+            "cutoffs": calibration.cutoffs.by_count,
+            "thresholds": {str(rate): [scores.threshold(n, rate) for n in positions] for rate in _RATES},
+            "positions": positions,
+        },
+        ("false-alarm rate", "basis", *(f"after {n}" for n in positions)),
+        tuple(
+            (
+                f"{100 * rate:g} %",
+                scores.basis(positions[0], rate),
+                *(f"{scores.threshold(n, rate):+.1f}" for n in positions),
+            )
+            for rate in _RATES
+        ),
+        f"{len(calibration.groups.names)} groups of {calibration.data}, {int(counts.min())} to "
+        f"{int(counts.max())} elements each, "
+        + (f"support {100 * smallest:.1f} % exactly." if smallest < 1 else "support nothing exactly.")
+        + f" Kept in {outcome.path}.",
     )
 
 

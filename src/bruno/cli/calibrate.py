@@ -1,0 +1,28 @@
+"""`bruno calibrate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bruno.cli.options import Invert, ModelOptions
+from bruno.cli.output import progress_bar, show
+
+
+def calibrate(
+    model: ModelOptions,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="Clean groups that the model was not trained on: a dataset, class folders, or a CSV; by "
+            "default the unseen classes of its own data."
+        ),
+    ] = None,
+    invert: Invert = None,
+) -> None:
+    """Learn from clean, held-out groups how elements score; judged elements then have p-values."""
+    trained = model.open()
+    with progress_bar("elements to calibrate on") as progress:
+        outcome = trained.calibrate(data, invert=invert, seed=model.seed, progress=progress)
+    show(trained, outcome, model.seed)

@@ -1,0 +1,254 @@
+"""Calibration of decisions on held-out groups: their latents, and their scores in streams and batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+
+from bruno.checkpoint import read, write
+from bruno.data.examples import Examples
+from bruno.model import Bruno
+from bruno.tasks.conformal import GroupScores
+from bruno.tasks.keep_out import Cutoffs, batch_scores, scores_of_the_rest
+from bruno.tasks.progress import Progress
+
+_KEPT_OUT = 0.01  # fraction of clean elements below the cutoffs
+_LONGEST = 128  # positions of a stream that are calibrated; later ones use the last
+_MOST_ELEMENTS = 200  # of a group
+_SEQUENCES = 600  # random orders of all groups together
+_BATCH_ELEMENTS = 120  # at least, of each group in batches
+_FEWEST_ORDERS, _MOST_ORDERS = 2, 32  # of each group
+_NUMBERS_AT_A_TIME = 2**20
+
+# Scores of sets (sets, n), or at each position (sets, n, n), from latents and which elements are usable.
+Scores = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Encoded groups of clean elements.
+
+    Attributes:
+        latents: latents of all elements.
+        labels: the group of each element.
+        usable: whether log p(x) of each element is at least the floor.
+        names: names of the groups.
+    """
+
+    latents: Float[Tensor, "n dim"]
+    labels: Int[Tensor, " n"]
+    usable: Bool[Tensor, " n"]
+    names: tuple[str, ...]
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls,
+        model: Bruno,
+        examples: Examples,
+        *,
+        floor: float = -math.inf,
+        generator: Generator,
+        progress: Progress | None = None,
+    ) -> Groups:
+        """Encode examples, at most `_MOST_ELEMENTS` random ones of each class."""
+        order = torch.randperm(len(examples), generator=generator, device=generator.device).cpu()
+        labels = examples.labels[order]
+        rank = torch.zeros(len(order), dtype=torch.long)
+        for group in range(len(examples.names)):
+            rank[labels == group] = torch.arange(int((labels == group).sum()))
+        chosen = order[rank < _MOST_ELEMENTS]
+        latents, usable = [], []
+        for some in chosen.split(256):
+            z, log_det = model.encode(examples.elements[some].to(model.device))
+            latents.append(z.cpu())
+            usable.append((model.process.log_prob(z) + log_det >= floor).cpu())
+            if progress is not None:
+                progress(sum(map(len, latents)), len(chosen))
+        return cls(torch.cat(latents), examples.labels[chosen], torch.cat(usable), examples.names)
+
+    @cached_property
+    def counts(self) -> Int[Tensor, " groups"]:
+        """Number of elements of each group."""
+        return torch.bincount(self.labels, minlength=len(self.names))
+
+    def orders(
+        self, groups: Int[Tensor, " some"], length: int, orders: int, generator: Generator
+    ) -> Int[Tensor, "some orders length"]:
+        """Random orders of the elements of groups, as indices; −1 after the last element of a group."""
+        index = torch.full((len(groups), orders, length), -1)
+        for place, group in enumerate(groups.tolist()):
+            members = (self.labels == group).nonzero().flatten()
+            keys = torch.rand((orders, len(members)), generator=generator, device=generator.device).cpu()
+            shuffled = members[keys.argsort(1)[:, :length]]
+            index[place, :, : shuffled.shape[1]] = shuffled
+        return index
+
+    def scores(
+        self, function: Scores, index: Int[Tensor, "some orders length"], device: torch.device
+    ) -> Float[Tensor, "some orders *positions length"]:
+        """Scores of ordered sets; −∞ where an element is not usable, NaN where there is none."""
+        sets = index.flatten(0, 1)
+        inside = sets >= 0
+        usable = self.usable[sets.clamp(min=0)] & inside
+        size = max(1, _NUMBERS_AT_A_TIME // (sets.shape[1] * max(self.latents.shape[1:] + sets.shape[1:])))
+        parts = []
+        for some, may, exists in zip(sets.split(size), usable.split(size), inside.split(size), strict=True):
+            scores = function(self.latents[some.clamp(min=0)].to(device), may.to(device)).cpu()
+            may, exists = (mask if scores.ndim == 2 else mask.unsqueeze(1) for mask in (may, exists))
+            parts.append(scores.masked_fill(~may & ~scores.isnan(), -math.inf).masked_fill(~exists, math.nan))
+        found = torch.cat(parts)
+        return found.view(*index.shape[:2], *found.shape[1:])
+
+    @staticmethod
+    def number_of_orders(groups: int) -> int:
+        """Number of random orders of each group: more if groups are few."""
+        return min(_MOST_ORDERS, max(_FEWEST_ORDERS, math.ceil(_SEQUENCES / groups)))
+
+
+@dataclass(frozen=True, eq=False)
+class GroupCalibration:
+    """What a model learns from held-out groups: how clean elements score, in streams and batches.
+
+    Attributes:
+        model: the model.
+        groups: the encoded groups.
+        cutoffs: cutoffs of the evidence, fixed on other data.
+        floor: log p(x) below which an element is out-of-distribution, fixed on other data.
+        data: name of the data of the groups.
+        unseen: whether the groups were not trained on and the cutoffs were fixed on other data.
+        seed: seed of the random orders.
+    """
+
+    model: Bruno
+    groups: Groups
+    cutoffs: Cutoffs
+    floor: float
+    data: str
+    unseen: bool
+    seed: int = 0
+    _kept: dict[tuple[str, int], GroupScores] = field(default_factory=dict)
+
+    def stream(self, *, count_all: bool = False) -> GroupScores:
+        """Scores of the groups as streams, by the number of elements before."""
+        name = ("counted" if count_all else "stream", 0)
+        if name not in self._kept:
+            cutoffs = None if count_all else self.cutoffs
+            self._kept[name] = stream_group_scores(self.model, self.groups, cutoffs, self.seed, self.unseen)
+        return self._kept[name]
+
+    def batch(self, size: int, *, count_all: bool = False) -> GroupScores:
+        """Scores of random subsets of the groups as batches of this size.
+
+        If fewer than half of the groups are that large, the size is that of the median group, and nothing is
+        exact.
+        """
+        size = min(size, int(self.groups.counts.median()))
+        name = ("batch counted" if count_all else "batch", size)
+        if name not in self._kept:
+            self._kept[name] = self._batch_scores(size, None if count_all else self.cutoffs)
+        return self._kept[name]
+
+    def _batch_scores(self, size: int, cutoffs: Cutoffs | None) -> GroupScores:
+        groups, generator = self.groups, _generator(self.model, self.seed)
+        large = (groups.counts >= size).nonzero().flatten()
+        orders = min(groups.number_of_orders(len(large)), math.ceil(_BATCH_ELEMENTS / size))
+        index = groups.orders(large, size, orders, generator)
+
+        def function(z: Tensor, usable: Tensor) -> Tensor:
+            return batch_scores(self.model, z, cutoffs, usable)[0]
+
+        scores = groups.scores(function, index, self.model.device)
+        return GroupScores.of(
+            torch.tensor([size - 1]),
+            scores.flatten(1).unsqueeze(0),
+            int(groups.counts[large].sum()),
+            unseen=self.unseen,
+        )
+
+    # --- files -------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Write to a file, atomically, with the scores of streams."""
+        stream = self.stream()
+        header = {
+            "kind": "calibration",
+            "model": self.model.fingerprint(),
+            "names": self.groups.names,
+            "cutoffs": self.cutoffs.by_count,
+            "rate": self.cutoffs.rate,
+            "floor": None if self.floor == -math.inf else self.floor,
+            "data": self.data,
+            "unseen": self.unseen,
+            "seed": self.seed,
+            "elements": stream.elements,
+        }
+        tensors = {
+            "latents": self.groups.latents,
+            "labels": self.groups.labels,
+            "usable": self.groups.usable,
+            "positions": stream.positions,
+            "scores": stream.scores,
+        }
+        write(path, tensors, header)
+
+    @classmethod
+    def load(cls, path: Path, model: Bruno) -> GroupCalibration:
+        """Read a file that `save` wrote for the same model; raises ValueError if it is another file."""
+        tensors, header = read(path, "cpu")
+        if header.get("kind") != "calibration":
+            raise ValueError(f"{path}: must be a calibration; got a {header.get('kind')}.")
+        if header["model"] != model.fingerprint():
+            raise ValueError(
+                f"{path}: must be of this model, {model.fingerprint()}; got one of {header['model']}. "
+                "Calibrate again."
+            )
+        groups = Groups(
+            tensors["latents"], tensors["labels"], tensors["usable"].bool(), tuple(header["names"])
+        )
+        stream = GroupScores(
+            tensors["positions"], tensors["scores"], header["elements"], bool(header["unseen"])
+        )
+        floor = -math.inf if header["floor"] is None else header["floor"]
+        cutoffs = Cutoffs(tuple(header["cutoffs"]), header["rate"])
+        kept = {("stream", 0): stream}
+        return cls(
+            model, groups, cutoffs, floor, header["data"], header["unseen"], header["seed"], _kept=kept
+        )
+
+
+def stream_group_scores(
+    model: Bruno, groups: Groups, cutoffs: Cutoffs | None, seed: int = 0, unseen: bool = True
+) -> GroupScores:
+    """Scores of groups as streams in random orders; every position after the first has a distribution."""
+    length = min(_LONGEST, int(groups.counts.max()))
+    if length < 2:
+        raise ValueError(
+            f"`groups` must have at least two elements in one group; got {len(groups.names)} of one element."
+        )
+    every = torch.arange(len(groups.names))
+    index = groups.orders(every, length, groups.number_of_orders(len(every)), _generator(model, seed))
+
+    def function(z: Tensor, usable: Tensor) -> Tensor:
+        return scores_of_the_rest(model, z, cutoffs, usable)
+
+    scores = groups.scores(function, index, model.device)[:, :, 1:]
+    by_position = scores.permute(2, 0, 1, 3).flatten(2)
+    return GroupScores.of(torch.arange(1, length), by_position, len(groups.labels), unseen=unseen)
+
+
+def fixed_cutoffs(model: Bruno, groups: Groups, *, rate: float = _KEPT_OUT, seed: int = 0) -> Cutoffs:
+    """Cutoffs with a fraction `rate` of the clean elements of groups below them, smooth over positions."""
+    scores = stream_group_scores(model, groups, None, seed, unseen=False)
+    return Cutoffs(tuple(scores.threshold(n, rate) for n in scores.positions.tolist()), rate)
+
+
+def _generator(model: Bruno, seed: int) -> Generator:
+    return torch.Generator(model.device).manual_seed(seed)

@@ -1,0 +1,221 @@
+"""p-values of scores from the scores of clean groups: exact by exchangeability, or estimated by pooling.
+
+A new set is one more group, exchangeable with G held-out groups that passed through the same procedure. With
+f_g the share of the scores of group g at the same position, over random orders, that are at most the new
+score, p = (1 + Σ f_g)/(G + 1) has P(p ≤ a) ≤ a for an element of a clean set, whatever the model. The
+guarantee is marginal: over calibrations and new sets, for each element.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+Basis = Literal["exact", "estimated"]
+
+_LEVELS = 128  # scores kept of each group at each position
+_GRID = 96  # levels of the estimated distribution
+_BANDWIDTH = 0.25  # of the smoothing over the logarithm of the position
+_SHIFTS = 33  # at most, to spread the scores of a group over those of groups like it
+_LOCATION = 0.1  # the quantile whose spread between groups is that of new groups
+_GROUPS_NEEDED = 2  # see `smallest_exact`
+
+Numbers = NDArray[np.float64]
+
+
+class PValue(NamedTuple):
+    """A p-value and its basis: "exact" by exchangeability of groups, or "estimated" by pooling."""
+
+    p: float
+    basis: Basis
+
+
+@dataclass(frozen=True, eq=False)
+class GroupScores:
+    """Scores of clean groups by position, and the p-values that they support.
+
+    Attributes:
+        positions: numbers of elements before the one that is scored, increasing.
+        scores: lowest scores of `_LEVELS` blocks of the sorted scores of each group at each position; NaN
+            for a group that is too small. Block j has the ranks from (j/`_LEVELS`)² to ((j + 1)/`_LEVELS`)²
+            of the group, so that the lower tail keeps its resolution. A block counts completely as soon as
+            its lowest score does: p-values are never too low.
+        elements: number of different elements behind the scores.
+        unseen: whether groups and cutoffs support exact p-values: the groups were not trained on, and the
+            cutoffs were fixed on other data.
+    """
+
+    positions: Int[Tensor, " positions"]
+    scores: Float[Tensor, "positions groups levels"]
+    elements: int
+    unseen: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        positions: Int[Tensor, " positions"],
+        scores: Float[Tensor, "positions groups draws"],
+        elements: int,
+        *,
+        unseen: bool = True,
+    ) -> GroupScores:
+        """Keep the blocks of all scores of groups over random orders; NaN marks draws that do not exist."""
+        ordered, count = scores.double().sort(-1).values, (~scores.isnan()).sum(-1, keepdim=True)  # NaN last
+        starts = torch.arange(_LEVELS, dtype=torch.double, device=scores.device).div(_LEVELS).square()
+        ranks = (starts * count).long()
+        kept = torch.where(count > 0, ordered.gather(-1, ranks.clamp(max=scores.shape[-1] - 1)), math.nan)
+        return cls(positions.cpu(), kept.float().cpu(), elements, unseen)
+
+    # --- p-values ----------------------------------------------------------------------------------------
+
+    def groups_at(self, position: int) -> int:
+        """Number of groups that support exact p-values at a position; 0 if there are none."""
+        place = self._places.get(position)
+        return len(self._tails[place].values) // _LEVELS if place is not None and self.unseen else 0
+
+    def smallest_exact(self, position: int) -> float:
+        """The smallest false-alarm rate that is supported exactly at a position, 2/(G + 1).
+
+        p-values are exact down to 1/(G + 1). But at a rate a, about a − 1/G of the clean elements have p ≤ a,
+        as p counts the unknown share of the new set as 1: below 2/(G + 1), less than half of the rate.
+        """
+        return min(1.0, _GROUPS_NEEDED / (self.groups_at(position) + 1))
+
+    def basis(self, position: int, rate: float) -> Basis:
+        """The basis of a decision at this false-alarm rate."""
+        return "exact" if rate >= self.smallest_exact(position) - 1e-12 and rate < 1 else "estimated"
+
+    def p_values(
+        self, scores: Float[Tensor, " n"] | Numbers, position: int, basis: Basis
+    ) -> Float[np.ndarray, " n"]:
+        """p-values of scores at a position, with this basis."""
+        scores = np.asarray(scores, dtype=np.float64)
+        if basis == "exact":
+            tail = self._tails[self._places[position]]
+            below = np.searchsorted(tail.values, _rounded(scores), side="right")
+            found: Numbers = (1 + tail.weight[below]) / (self.groups_at(position) + 1)
+            return found.clip(max=1.0)
+        return np.interp(scores, self._curve(position), self._levels)
+
+    def p_value(self, score: float, position: int, rate: float) -> PValue:
+        """The p-value of one score at a position, to be compared with this false-alarm rate."""
+        basis = self.basis(position, rate)
+        return PValue(float(self.p_values(np.array([score]), position, basis)[0]), basis)
+
+    def threshold(self, position: int, rate: float) -> float:
+        """The score below which p ≤ rate."""
+        if self.basis(position, rate) == "estimated":
+            return float(np.interp(rate, self._levels, self._curve(position)))
+        tail = self._tails[self._places[position]]
+        most = rate * (self.groups_at(position) + 1) - 1 + 1e-9
+        place = int(np.searchsorted(tail.weight[1:], most, side="right"))
+        return float(tail.values[place]) if place < len(tail.values) else math.inf
+
+    # --- exact -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {position: place for place, position in enumerate(self.positions.tolist())}
+
+    @cached_property
+    def _tails(self) -> list[_Tail]:
+        """Per position: the scores of all groups, sorted, and Σ f_g at each."""
+        steps = np.diff((np.arange(_LEVELS + 1) / _LEVELS) ** 2)
+        tails = []
+        for scores in self.scores.numpy():
+            scores = scores[~np.isnan(scores[:, 0])]
+            order = np.argsort(scores, axis=None, kind="stable")
+            weight = np.tile(steps, len(scores))[order]
+            tails.append(_Tail(scores.flatten()[order].astype(np.float64), np.cumsum([0.0, *weight])))
+        return tails
+
+    # --- estimated ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def _levels(self) -> Numbers:
+        """Levels of the estimated distribution, from one element in all to 1."""
+        return np.geomspace(1 / (self.elements + 1), 1.0, _GRID)
+
+    def _curve(self, position: int) -> Numbers:
+        """Quantiles at `_levels` at a position, interpolated between positions."""
+        known = self.positions.numpy()
+        after = int(np.searchsorted(known, position).clip(0, len(known) - 1))
+        before = max(0, after - 1)
+        first, last, now = np.log1p([known[before], known[after], min(max(position, known[0]), known[-1])])
+        share = (now - first) / (last - first) if last > first else 1.0
+        curve: Numbers = (1 - share) * self._curves[before] + share * self._curves[after]
+        return curve
+
+    @cached_property
+    def _curves(self) -> Float[np.ndarray, "positions levels"]:
+        """Quantiles of the pooled scores, smoothed over positions."""
+        raw = np.stack([self._pooled_quantiles(scores) for scores in self.scores.numpy()])
+        places = np.log1p(self.positions.numpy())
+        weight = np.exp(-0.5 * ((places[:, None] - places) / _BANDWIDTH) ** 2)
+        weight *= (~np.isnan(self.scores.numpy()[:, :, 0])).sum(1)
+        smooth = weight @ raw / weight.sum(1, keepdims=True)
+        return np.maximum.accumulate(smooth, axis=1)
+
+    def _pooled_quantiles(self, scores: Float[np.ndarray, "groups levels"]) -> Numbers:
+        """Quantiles at `_levels` of an element of a new group.
+
+        The scores of each group are spread by Student-t shifts: the mean of G groups varies, and a new group
+        varies around it. With s the standard deviation of a low quantile between groups, the groups alone
+        have variance s²·(G − 1)/G; a new group has s²·(G + 1)/G, and G − 1 degrees of freedom.
+        """
+        scores = scores[~np.isnan(scores[:, 0])].astype(np.float64)
+        scores = np.maximum(scores, scores[np.isfinite(scores)].min(initial=0.0) - 1.0)  # not −∞
+        groups = len(scores)
+        shifts = np.zeros(1)
+        if groups > 1:
+            location = scores[:, int(_LEVELS * math.sqrt(_LOCATION))]
+            count = max(3, min(_SHIFTS, 512 // groups) | 1)
+            shifts = location.std(ddof=1) * math.sqrt(2 / groups) * _student_t(count, groups - 1)
+        weight = np.diff((np.arange(_LEVELS + 1) / _LEVELS) ** 2)
+        spread = (scores[:, :, None] + shifts).reshape(-1)
+        weight = np.tile(np.repeat(weight, len(shifts)), groups) / (groups * len(shifts))
+        order = np.argsort(spread, kind="stable")
+        return np.interp(self._levels, np.cumsum(weight[order]), spread[order])
+
+
+class _Tail(NamedTuple):
+    """Sorted scores, and the sum of weights of those before each place."""
+
+    values: Numbers
+    weight: Numbers
+
+
+def _rounded(scores: Numbers) -> Numbers:
+    """Scores rounded like those that are kept."""
+    return scores.astype(np.float32).astype(np.float64)
+
+
+def _student_t(count: int, dof: int) -> Numbers:
+    """Quantiles of Student's t at the midpoints of `count` equal parts, by simulation-free inversion."""
+    levels = (np.arange(count) + 0.5) / count
+    grid = np.sinh(np.linspace(-12, 12, 20001))  # dense near 0, far into the tails
+    density = (1 + grid**2 / dof) ** (-(dof + 1) / 2)
+    mass = np.cumsum(np.concatenate([[0.0], (density[1:] + density[:-1]) / 2 * np.diff(grid)]))
+    return np.interp(levels, mass / mass[-1], grid)
+
+
+def benjamini_hochberg(p: Float[Tensor, " n"] | Numbers, rate: float) -> Bool[np.ndarray, " n"]:
+    """Which of n p-values to flag so that the false-discovery rate is at most `rate`.
+
+    With the p-values sorted, p_(1) ≤ … ≤ p_(n), flags those up to the largest k with p_(k) ≤ rate·k/n.
+    """
+    p = np.asarray(p, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    passed = p[order] <= rate * np.arange(1, len(p) + 1) / len(p)
+    most = np.flatnonzero(passed)[-1] + 1 if passed.any() else 0
+    flagged = np.zeros(len(p), dtype=bool)
+    flagged[order[:most]] = True
+    return flagged

@@ -1,0 +1,130 @@
+"""p-values within one set, by ranks of leave-one-out scores, and a test whether a stream has changed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bruno.model import Bruno
+from bruno.process import Evidence
+from bruno.tasks.keep_out import log_prob_given
+
+RANKS = 128  # elements that a new one is ranked among
+_BETS = (-1.0, 0.0, 1.0)  # slopes of the bets on p-values; −1 bets on low ones
+_JUMP = 0.01  # share of the wealth that is distributed over all bets before each p-value
+_LEVEL = 0.01  # probability of a false alarm over a stream of any length
+
+
+class WithinPValue(NamedTuple):
+    """The p-value of an element within its set.
+
+    Attributes:
+        p: (1 + number of ranked elements with a score at most this low)/(number of ranked elements + 1).
+        uniform: the same with ties broken at random, which is uniform.
+    """
+
+    p: float
+    uniform: float
+
+
+@dataclass(frozen=True, eq=False)
+class WithinSet:
+    """A set in which every element counts, with a uniform random sample of its latents to rank among.
+
+    If the elements of a set and a new one are exchangeable, the rank of the score of the new element among
+    all scores, each given all others, is uniform: P(p ≤ a) ≤ a for any model. The set must not be trained
+    on, and no element may be selected by its score: it does not hold if outliers are kept out. The smallest p
+    is 1/(m + 1) for m ranked elements.
+
+    Attributes:
+        evidence: of all elements.
+        sample: latents of at most `RANKS` elements, chosen whatever their values.
+    """
+
+    evidence: Evidence
+    sample: Float[Tensor, "m dim"]
+
+    @classmethod
+    def empty(cls, dim: int, device: torch.device | str = "cpu") -> WithinSet:
+        """A set without elements."""
+        return cls(Evidence.empty(dim, device=device), torch.zeros((0, dim), device=device))
+
+    @torch.no_grad()
+    def p_value(self, model: Bruno, z: Float[Tensor, " dim"]) -> WithinPValue:
+        """The p-value of a new element: the rank of its score among those of the sample."""
+        if not len(self.sample):
+            return WithinPValue(1.0, self._random())
+        prior = Evidence.empty(model.dim, device=z.device)
+        own = log_prob_given(model, z, self.evidence) - log_prob_given(model, z, prior)
+        one = Evidence(
+            torch.ones(len(self.sample), dtype=torch.long, device=z.device),
+            self.sample.double(),
+            torch.zeros_like(self.sample, dtype=torch.double),
+        )
+        others = self.evidence.add(z).reshape(1) - one
+        scores = log_prob_given(model, self.sample, others) - log_prob_given(model, self.sample, prior)
+        below, ties = int((scores < own).sum()), int((scores == own).sum())
+        count = len(self.sample) + 1
+        return WithinPValue((1 + below + ties) / count, (below + self._random() * (1 + ties)) / count)
+
+    def add(self, z: Float[Tensor, " dim"]) -> WithinSet:
+        """The set with another element, which takes a random place of the sample (reservoir sampling)."""
+        seen, sample = int(self.evidence.count), self.sample
+        if seen < RANKS:
+            sample = torch.cat([sample, z.unsqueeze(0)])
+        elif (place := int(self._random() * (seen + 1))) < RANKS:
+            sample = sample.clone()
+            sample[place] = z
+        return WithinSet(self.evidence.add(z), sample)
+
+    def _random(self) -> float:
+        """A random number that depends only on the number of elements so far."""
+        generator = torch.Generator().manual_seed(int(self.evidence.count))
+        return torch.rand((2,), generator=generator, dtype=torch.double)[1].item()
+
+
+@dataclass(frozen=True)
+class DriftTest:
+    """Bets against the p-values of a stream being uniform; it becomes rich only if the stream changes.
+
+    The wealth is a martingale (Vovk's Simple Jumper): starting from 1, it ever reaches 100 with a probability
+    of at most 1 % if the elements are exchangeable. Random outliers at a constant rate are exchangeable.
+
+    Attributes:
+        wealth: logarithm of the money on each bet.
+        position: number of p-values so far.
+        gain: logarithm of the gain of the bet on low p-values since it last had none.
+        since: position after which this gain began: where the stream seems to have changed.
+        detected: position at which the wealth reached 1/level; 0 if it did not.
+    """
+
+    wealth: tuple[float, ...] = (-math.log(len(_BETS)),) * len(_BETS)
+    position: int = 0
+    gain: float = 0.0
+    since: int = 0
+    detected: int = 0
+
+    def add(self, p: float) -> DriftTest:
+        """The test after another p-value."""
+        if self.detected:
+            return replace(self, position=self.position + 1)
+        total = _log_sum(self.wealth)
+        spread = [
+            _log_sum((math.log1p(-_JUMP) + own, math.log(_JUMP / len(_BETS)) + total)) for own in self.wealth
+        ]
+        wealth = tuple(
+            own + math.log(1 + slope * (p - 0.5)) for own, slope in zip(spread, _BETS, strict=True)
+        )
+        position, gain = self.position + 1, max(0.0, self.gain + math.log(1.5 - p))
+        detected = position if _log_sum(wealth) >= -math.log(_LEVEL) else 0
+        return DriftTest(wealth, position, gain, self.since if gain else position, detected)
+
+
+def _log_sum(values: tuple[float, ...]) -> float:
+    most = max(values)
+    return most + math.log(sum(math.exp(value - most) for value in values))

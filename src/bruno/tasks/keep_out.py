@@ -1,0 +1,239 @@
+"""Evidence without outliers: which elements of a set count, in a complete batch and along a stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bruno.model import Bruno
+from bruno.process import Evidence
+
+START = 20  # elements at the beginning of a stream that are reconsidered together
+_RECONSIDERED = {2, 3, 4, 5, 6, 7, 8, 10, 12, 16, START}  # numbers of elements after which they are
+_SHARE_REMOVED = 16  # of a large set, 1/16 is removed at a time
+_ROUNDS = 10  # at most, of putting elements back
+
+
+@dataclass(frozen=True)
+class Cutoffs:
+    """The score below which an element is excluded from the evidence, by the number of others in it.
+
+    Attributes:
+        by_count: cutoff given n = 1, 2, … elements; the last holds for all larger n.
+        rate: fraction of clean elements below it on the data that it was fixed on.
+    """
+
+    by_count: tuple[float, ...]
+    rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.by_count or any(map(math.isnan, self.by_count)):
+            raise ValueError(f"`by_count` must be numbers, one for n = 1 at least; got {self.by_count}.")
+
+    def at(self, count: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """The cutoff given this many elements; −∞ given none."""
+        table = torch.tensor((-math.inf, *self.by_count), dtype=torch.double, device=count.device)
+        return table[count.clamp(max=len(self.by_count))]
+
+
+def evidence_within(z: Float[Tensor, "*batch n dim"], inside: Bool[Tensor, "*batch n"]) -> Evidence:
+    """The evidence of the elements that are `inside`."""
+    weight, z = inside.double().unsqueeze(-1), z.double()
+    count = inside.sum(-1)
+    mean = (weight * z).sum(-2) / count.clamp(min=1).unsqueeze(-1)
+    return Evidence(count, mean, (weight * (z - mean.unsqueeze(-2)).square()).sum(-2))
+
+
+def scores_within(
+    model: Bruno,
+    z: Float[Tensor, "*batch n dim"],
+    inside: Bool[Tensor, "*batch n"],
+    prior: Float[Tensor, "*batch n"] | None = None,
+) -> Float[Tensor, "*batch n"]:
+    """log p(z_i | all others that are inside) − log p(z_i): leave-one-out scores of a part of a set.
+
+    An element inside is removed from the evidence (`Evidence.remove`); the evidence of the others is exact.
+    `prior` is log p(z_i), if it is known.
+    """
+    own = Evidence(inside.long(), z.double(), torch.zeros_like(z, dtype=torch.double))
+    others = evidence_within(z, inside).unsqueeze() - own
+    return log_prob_given(model, z, others) - (model.process.log_prob(z) if prior is None else prior)
+
+
+def log_prob_given(model: Bruno, z: Float[Tensor, "*batch dim"], evidence: Evidence) -> Float[Tensor, "*any"]:
+    """`log_prob` of the process, several times faster where elements share their evidence."""
+    found = model.process.predictive(evidence).log_prob(z).sum(-1)
+    return found if bool(found.isfinite().all()) else model.process.log_prob(z, evidence)
+
+
+def typical_elements(
+    model: Bruno,
+    z: Float[Tensor, "*batch n dim"],
+    cutoffs: Cutoffs,
+    usable: Bool[Tensor, "*batch n"] | None = None,
+) -> Bool[Tensor, "*batch n"]:
+    """Which elements of complete sets are typical of their set, however many outliers hide each other.
+
+    The element with the lowest score given the others is removed, again and again, until half of the set is
+    left. Then all elements are put back whose score given the others inside is at least the cutoff, until
+    nothing changes. Sets of fewer than three elements have no majority: all elements count.
+
+    Args:
+        model: a model of such sets.
+        z: latents of the sets.
+        cutoffs: by the number of others inside.
+        usable: elements that may count; all by default.
+    """
+    usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
+    size, inside, prior = usable.sum(-1, keepdim=True), usable, model.process.log_prob(z)
+    half = torch.where(size > 2, (size + 1) // 2, size)
+    while bool(((left := inside.sum(-1, keepdim=True)) > half).any()):
+        removed = (left // _SHARE_REMOVED).clamp(min=1).minimum(left - half)
+        scores = scores_within(model, z, inside, prior).masked_fill(~inside, math.inf)
+        inside = inside & (scores.argsort(-1).argsort(-1) >= removed)
+    for _ in range(_ROUNDS):
+        others = inside.sum(-1, keepdim=True) - inside.long()
+        back = usable & ((scores_within(model, z, inside, prior) >= cutoffs.at(others)) | (size < 3))
+        back = torch.where(back.sum(-1, keepdim=True) >= half, back, inside)  # never fewer than half
+        if torch.equal(back, inside):
+            break
+        inside = back
+    return inside
+
+
+@dataclass(frozen=True, eq=False)
+class StreamEvidence:
+    """The state of streams, one for each set of a batch: what counts, and what may still be reconsidered.
+
+    Attributes:
+        evidence: of the elements that count.
+        position: number of elements so far, including those that do not count.
+        first: latents of the first elements while they may be reconsidered; empty afterwards.
+        usable: which of them may count.
+    """
+
+    evidence: Evidence
+    position: int
+    first: Float[Tensor, "*batch first dim"]
+    usable: Bool[Tensor, "*batch first"]
+
+    @classmethod
+    def empty(
+        cls, dim: int, batch_shape: Sequence[int] = (), device: torch.device | str = "cpu"
+    ) -> StreamEvidence:
+        """The state before the first element."""
+        return cls.of(Evidence.empty(dim, batch_shape, device=device))
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> StreamEvidence:
+        """The state after elements that all count, with nothing to reconsider unless there are none."""
+        shape, device = evidence.batch_shape, evidence.mean.device
+        position = int(evidence.count.max()) if evidence.count.numel() else 0
+        return cls(
+            evidence,
+            position,
+            torch.zeros((*shape, 0, evidence.dim), device=device),
+            torch.zeros((*shape, 0), dtype=torch.bool, device=device),
+        )
+
+    def including(self, z: Float[Tensor, "*batch dim"]) -> StreamEvidence:
+        """The state in which an element counts that passed before; the position stays."""
+        return StreamEvidence(
+            self.evidence.add(z), self.position, self.first[..., :0, :], self.usable[..., :0]
+        )
+
+    def score(
+        self, model: Bruno, z: Float[Tensor, "*batch dim"], prior: Float[Tensor, "*batch"]
+    ) -> Float[Tensor, "*batch"]:
+        """log p(z | evidence) − log p(z) of the next element of each stream; `prior` is log p(z)."""
+        return log_prob_given(model, z, self.evidence) - prior
+
+    def add(
+        self,
+        model: Bruno,
+        z: Float[Tensor, "*batch dim"],
+        score: Float[Tensor, "*batch"],
+        cutoffs: Cutoffs | None,
+        usable: Bool[Tensor, "*batch"],
+    ) -> StreamEvidence:
+        """The state after an element, which counts if it is usable and its score is at least the cutoff.
+
+        The first `START` elements are reconsidered together from time to time, as the first of them may be
+        an outlier itself. Without cutoffs, every usable element counts.
+        """
+        counts = usable if cutoffs is None else usable & (score >= cutoffs.at(self.evidence.count))
+        own = Evidence(counts.long(), z.double(), torch.zeros_like(z, dtype=torch.double))
+        evidence, position = self.evidence + own, self.position + 1
+        first, known = self.first, self.usable
+        if cutoffs is None or first.shape[-2] < self.position:  # over, or began with a posterior
+            return StreamEvidence(evidence, position, first[..., :0, :], known[..., :0])
+        first = torch.cat([first, z.unsqueeze(-2)], -2)
+        known = torch.cat([known, usable.unsqueeze(-1)], -1)
+        if position in _RECONSIDERED:
+            evidence = evidence_within(first, typical_elements(model, first, cutoffs, known))
+        if position >= START:
+            first, known = first[..., :0, :], known[..., :0]
+        return StreamEvidence(evidence, position, first, known)
+
+
+@torch.no_grad()
+def stream_scores(
+    model: Bruno,
+    z: Float[Tensor, "*batch n dim"],
+    cutoffs: Cutoffs | None,
+    usable: Bool[Tensor, "*batch n"] | None = None,
+) -> Float[Tensor, "*batch n"]:
+    """Scores of encoded sets as streams: each element given those before it that count, the first 0."""
+    usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
+    if cutoffs is None and bool(usable.all()):
+        return model.process.step_log_prob(z) - model.process.log_prob(z)
+    state = StreamEvidence.empty(z.shape[-1], z.shape[:-2], z.device)
+    scores, prior = [], model.process.log_prob(z)
+    for i in range(z.shape[-2]):
+        scores.append(state.score(model, z[..., i, :], prior[..., i]))
+        state = state.add(model, z[..., i, :], scores[-1], cutoffs, usable[..., i])
+    return torch.stack(scores, -1)
+
+
+@torch.no_grad()
+def scores_of_the_rest(
+    model: Bruno,
+    z: Float[Tensor, "*batch n dim"],
+    cutoffs: Cutoffs | None,
+    usable: Bool[Tensor, "*batch n"],
+) -> Float[Tensor, "*batch n n"]:
+    """Scores of all elements that are still to come, at each position of streams; NaN for those before it.
+
+    Entry (i, j) is the score of element j, were it the next after the first i.
+    """
+    n, prior = z.shape[-2], model.process.log_prob(z)
+    found = torch.full((*z.shape[:-1], n), math.nan, dtype=prior.dtype, device=z.device)
+    state = StreamEvidence.empty(z.shape[-1], z.shape[:-2], z.device)
+    for i in range(n):
+        rest = log_prob_given(model, z[..., i:, :], state.evidence.unsqueeze()) - prior[..., i:]
+        found[..., i, i:] = rest
+        state = state.add(model, z[..., i, :], rest[..., 0], cutoffs, usable[..., i])
+    return found
+
+
+@torch.no_grad()
+def batch_scores(
+    model: Bruno,
+    z: Float[Tensor, "*batch n dim"],
+    cutoffs: Cutoffs | None,
+    usable: Bool[Tensor, "*batch n"] | None = None,
+) -> tuple[Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
+    """Scores of complete encoded sets, each element given all others that count, and which elements count.
+
+    Without cutoffs, every usable element counts.
+    """
+    usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
+    counts = usable if cutoffs is None else typical_elements(model, z, cutoffs, usable)
+    if bool(counts.all()):
+        return model.process.leave_one_out_log_prob(z) - model.process.log_prob(z), counts
+    return scores_within(model, z, counts), counts

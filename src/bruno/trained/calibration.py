@@ -1,0 +1,228 @@
+"""Calibration of a trained model on held-out groups, kept beside the model."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Generator
+
+from bruno.data import Examples, SetSampler
+from bruno.recipe_data import is_path
+from bruno.tasks.anomaly import check_rate, density_floor
+from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.conformal import GroupScores
+from bruno.tasks.progress import Progress
+from bruno.trained.data import TrainedData
+
+_log = logging.getLogger(__name__)
+
+FILE = "calibration.safetensors"  # in the folder of the results of a model
+_FEW_GROUPS = 10  # too few to calibrate on
+_MOST_GROUPS = 200  # of images, which take long to encode
+_OTHER_IMAGES, _OTHER_ROWS = (50, 20), (100, 60)  # most groups, and elements of each, to fix cutoffs on
+_SET_ASIDE = 4  # without other data, every fourth group is for the cutoffs
+
+
+class CleanGroups(NamedTuple):
+    """Groups to calibrate on, and whether none of them was trained on."""
+
+    examples: Examples
+    unseen: bool
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationReport:
+    """A calibration, and its file.
+
+    Attributes:
+        calibration: the calibration.
+        path: where it is kept.
+    """
+
+    calibration: GroupCalibration
+    path: Path
+
+
+class CalibrationJobs(TrainedData):
+    """The calibration of a trained model."""
+
+    @property
+    def calibration_path(self) -> Path:
+        """The file of the calibration: in the run folder, or in the folder of the results of a model."""
+        return self.folder / FILE
+
+    def calibrate(
+        self,
+        data: str | None = None,
+        *,
+        invert: bool | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> CalibrationReport:
+        """Learn from clean groups how elements score, and keep it with the model.
+
+        Afterwards, judged elements have p-values from these groups. The groups pass through the same
+        procedure as a new set. They must be clean, like those to be judged, and not trained on.
+
+        Args:
+            data: groups that the model was not trained on: a dataset, class folders, or a CSV with the group
+                column. By default, the unseen classes of the model's own data.
+            invert: turn dark ink into bright ink in `data`; as in training by default.
+            seed: seed of the random orders of the groups.
+            progress: called as progress(done, total), in elements.
+        """
+        calibration = self._calibrated_on(data, invert, seed, progress)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        calibration.save(self.calibration_path)
+        return CalibrationReport(calibration, self.calibration_path)
+
+    def calibration(
+        self,
+        data: str | None = None,
+        *,
+        invert: bool | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> GroupCalibration:
+        """The calibration that is kept with the model, or one on `data` or on its own unseen classes."""
+        if data is None and (kept := self.kept_calibration()) is not None:
+            return kept
+        return self._calibrated_on(data, invert, seed, progress)
+
+    def kept_calibration(self) -> GroupCalibration | None:
+        """The calibration that `calibrate` kept with the model; None without one."""
+        if not self.calibration_path.is_file():
+            return None
+        try:
+            return GroupCalibration.load(self.calibration_path, self.model)
+        except ValueError as error:
+            warnings.warn(f"the calibration is ignored: {error}", stacklevel=3)
+            return None
+
+    def _calibrated_on(
+        self, data: str | None, invert: bool | None, seed: int, progress: Progress | None
+    ) -> GroupCalibration:
+        generator = self._generator(seed)
+        clean, unseen = self._clean_groups(data, invert)
+        clean = _with_two_elements(clean)
+        if self.model.kind.is_images:
+            clean = _some(clean, (_MOST_GROUPS, None), generator)
+        other = self._other_groups(clean)
+        if other is None and len(clean.names) >= 2 * _SET_ASIDE:
+            every = range(len(clean.names))
+            other = clean.of_classes(i for i in every if i % _SET_ASIDE == 0)
+            clean = clean.of_classes(i for i in every if i % _SET_ASIDE)
+        unseen = unseen and other is not None
+        other = clean if other is None else other
+        floor = self._floor(other, generator)
+        cutoffs = fixed_cutoffs(self.model, Groups.of(self.model, other, floor=floor, generator=generator))
+        groups = Groups.of(self.model, clean, floor=floor, generator=generator, progress=progress)
+        name = data or (self.recipe.data.name if self.recipe else "unknown data")
+        if len(groups.names) < _FEW_GROUPS:
+            warnings.warn(
+                f"calibrated on {len(groups.names)} class{'es' * (len(groups.names) > 1)} with "
+                f"{len(clean)} elements, too few: the false-alarm rate may be far off. Calibrate on more "
+                "classes (`bruno calibrate`), or set a threshold.",
+                stacklevel=4,
+            )
+        return GroupCalibration(self.model, groups, cutoffs, floor, str(name), unseen, seed)
+
+    def _clean_groups(self, data: str | None, invert: bool | None) -> CleanGroups:
+        """The groups to calibrate on.
+
+        Of the model's own data, these are the unseen classes. A table may have only a few of these, which say
+        little about others. Then all sets are used: the small model of a table fits its training sets hardly
+        better than others, but its p-values are no longer exact.
+        """
+        if data is not None and not (self.recipe and _is_same(data, self.recipe.data.name)):
+            split = None if is_path(data) else self.unseen
+            return CleanGroups(self._select(split, data, invert if is_path(data) else None).examples, True)
+        clean = self._select(self.unseen, None, None).examples
+        if self._available(None) is not None:  # a pretrained model without its data: it has seen none of them
+            return CleanGroups(clean, True)
+        assert self.recipe is not None
+        trained_on = set(self._select(self.recipe.data.split, None, None).examples.names)
+        if data is not None:
+            every = self._select("all", None, None).examples
+            clean = every.of_classes(i for i, name in enumerate(every.names) if name not in trained_on)
+        if self.model.kind.is_images or len(clean.names) >= _FEW_GROUPS:
+            return CleanGroups(clean, trained_on.isdisjoint(clean.names))
+        every = self._select("all", None, None).examples
+        if len(every.names) > len(clean.names):
+            _log.info(
+                "%d of %d sets were held out, too few: calibrating on all", len(clean.names), len(every.names)
+            )
+        return CleanGroups(every, False)
+
+    def _other_groups(self, clean: Examples) -> Examples | None:
+        """Training classes, on which the cutoffs are fixed; None if they cannot be read."""
+        if self.recipe is None or self._available(None) is not None:
+            return None
+        try:
+            examples = self._select(self.recipe.data.split, None, None).examples
+        except (ValueError, OSError):
+            return None
+        most = _OTHER_IMAGES if self.model.kind.is_images else _OTHER_ROWS
+        return _some(_with_two_elements(examples), most, self._generator(0))
+
+    def _floor(self, clean: Examples, generator: Generator) -> float:
+        """The log p(x) below which a row is out-of-distribution; images can be judged however unlikely."""
+        if self.model.kind.is_images:
+            return -math.inf
+        return density_floor(self.model, SetSampler(clean, device=self.device), generator=generator)
+
+
+def report_support(scores: GroupScores, rate: float, groups: int, position: int) -> None:
+    """Log which rate the groups support exactly, and whether the asked one is estimated."""
+    check_rate("rate", rate)
+    position = min(position, int(scores.positions[-1]))
+    smallest = scores.smallest_exact(position)
+    asked = f"{100 * rate:g} % is {scores.basis(position, rate)}"
+    if smallest < 1:
+        _log.info("%d groups support %.1f %% exactly; %s", scores.groups_at(position), 100 * smallest, asked)
+    else:
+        _log.info("%d groups support nothing exactly; %s", groups, asked)
+
+
+def _is_same(first: str | Path, second: str | Path) -> bool:
+    return Path(first).resolve() == Path(second).resolve()
+
+
+def _with_two_elements(examples: Examples) -> Examples:
+    """The classes with at least two elements."""
+    kept = [i for i, count in enumerate(examples.counts.tolist()) if count >= 2]
+    if not kept:
+        raise ValueError(
+            f"`data` must have a class of at least 2 elements; got {len(examples.names)} of one element. "
+            "Name the group column, or add elements."
+        )
+    return examples if len(kept) == len(examples.names) else examples.of_classes(kept)
+
+
+def _some(examples: Examples, most: tuple[int, int | None], generator: Generator) -> Examples:
+    """At most this many random classes, with at most this many elements of each."""
+    groups, elements = most
+    if len(examples.names) > groups:
+        chosen = torch.randperm(len(examples.names), generator=generator, device=generator.device)[:groups]
+        examples = examples.of_classes(sorted(chosen.tolist()))
+    if elements is None or int(examples.counts.max()) <= elements:
+        return examples
+    keep = torch.zeros(len(examples), dtype=torch.bool)
+    for group in range(len(examples.names)):
+        members = (examples.labels == group).nonzero().flatten()
+        order = torch.randperm(len(members), generator=generator, device=generator.device).cpu()
+        keep[members[order[:elements]]] = True
+    return Examples(
+        examples.elements[keep],
+        examples.labels[keep],
+        examples.names,
+        examples.skipped,
+        examples.levels,
+        examples.columns,
+    )
