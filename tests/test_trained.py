@@ -236,7 +236,7 @@ def contaminated(unseen: Examples) -> torch.Tensor:
 def test_an_outlier_in_a_stream_has_the_lowest_score(trained, unseen, form, tmp_path):
     stream = FORMS[form](contaminated(unseen), tmp_path / "stream")
     typical = FORMS[form](some(unseen, "5", 0, 5), tmp_path / "typical")
-    with trained.watch(stream, trained.detector(threshold=0.0), typical=typical) as watch:
+    with trained.watch(stream, trained.detector(threshold=-30.0), typical=typical) as watch:
         judged = list(watch)
     scores = [judgement.score for _, judgement in judged]
     assert np.argmin(scores) == 5
@@ -245,7 +245,7 @@ def test_an_outlier_in_a_stream_has_the_lowest_score(trained, unseen, form, tmp_
 
 
 def test_a_stream_is_resumed_from_its_state(trained, unseen, tmp_path):
-    x, detector = contaminated(unseen), trained.detector(threshold=0.0)
+    x, detector = contaminated(unseen), trained.detector(threshold=0.0, count_all=True)
     whole = [judged.judgement.score for judged in trained.watch(x, detector)]
     parts = []
     for part in (x[:4], x[4:]):
@@ -257,7 +257,7 @@ def test_a_stream_is_resumed_from_its_state(trained, unseen, tmp_path):
 
 def test_a_detector_is_calibrated_to_a_false_alarm_rate(trained, unseen):
     with pytest.warns(UserWarning, match="calibrated on 3 classes"):
-        detector = trained.detector(rate=0.1, sets=50, set_size=10)
+        detector = trained.detector(rate=0.1)
     clean = some(unseen, "8", 0, 60)
     flagged = [judged.judgement.outlier for judged in trained.watch(clean, detector)]
     assert np.mean(flagged) < 0.35
@@ -266,7 +266,8 @@ def test_a_detector_is_calibrated_to_a_false_alarm_rate(trained, unseen):
 def test_a_batch_is_judged_given_all_others(trained, unseen):
     found = trained.judge_batch(contaminated(unseen), threshold=0.0).summary
     assert min(found.latest, key=lambda one: one[1].score)[0] == "6"
-    assert all(judgement.seen == 9 for _, judgement in found.latest)
+    everything = trained.judge_batch(contaminated(unseen), threshold=0.0, count_all=True).summary
+    assert all(judgement.seen == 9 for _, judgement in everything.latest)
     with pytest.raises(ValueError, match=r"`batch` .*got 1"):
         trained.judge_batch(some(unseen, "5", 0, 1), threshold=0.0)
 

@@ -16,6 +16,7 @@ import pytest
 import sklearn.ensemble
 
 import bruno
+from bruno.checkpoint import write
 from bruno.data import ElementReader
 from bruno.tasks.anomaly import StreamSummary
 from bruno.training.run import Run
@@ -69,12 +70,13 @@ def test_the_library_judges_like_the_command(stream):
 
 def test_json_lines_are_all_of_standard_output(in_digits, capsys):
     files = sorted(Path("queries/5").iterdir())
-    ended = run_main(capsys, *WATCH, *files, "--threshold", "10", "--json")
+    ended = run_main(capsys, *WATCH, *files, "--threshold", "10", "--count-all", "--json")
     assert "are outliers. The score is" in words(ended.errors)
     lines = [json.loads(line) for line in ended.out.splitlines()]
     assert [line["element"] for line in lines] == [str(file) for file in files]
     assert [line["seen"] for line in lines] == list(range(len(files)))
-    assert set(lines[0]) == {"element", "score", "seen", "threshold", "outlier", "out_of_distribution"}
+    judgement = {"score", "seen", "threshold", "outlier", "out_of_distribution", "p", "basis", "p_within"}
+    assert set(lines[0]) == {"element", "group", *judgement}
 
 
 def test_a_stream_is_resumed_from_its_state(in_digits, tmp_path):
@@ -130,9 +132,9 @@ def test_signals_do_not_interrupt_the_writing_of_the_state(in_digits, tmp_path, 
     def disturbed(*arguments):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
-        bruno.save(*arguments)
+        write(*arguments)
 
-    monkeypatch.setattr("bruno.trained.watch.save", disturbed)
+    monkeypatch.setattr("bruno.trained.states.write", disturbed)
     run(*WATCH, "queries/5", "--threshold", "0", "--state", tmp_path / "state")
     assert posterior_in(tmp_path / "state").evidence.count == ELEMENTS
 
@@ -150,7 +152,7 @@ def test_results_are_kept_if_the_state_cannot_be_written(in_digits, tmp_path, mo
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bruno.trained.watch.save", full)
+    monkeypatch.setattr("bruno.trained.states.write", full)
     with pytest.raises(OSError, match="No space"):
         run(*WATCH, "queries/5/5-00.png", "queries/5/5-01.png", "--threshold", "0", "--state", tmp_path / "x")
     assert values_of("run", "anomaly")["elements"] == 2
@@ -172,9 +174,9 @@ def test_only_the_latest_scores_of_a_long_stream_are_kept(in_digits, monkeypatch
 
 @pytest.mark.slow
 def test_a_synthetic_stream_is_judged_by_calibrated_thresholds(in_digits):
-    output = run(*WATCH, "--sets", "50", "--rate", "0.05")
+    output = run(*WATCH, "--rate", "0.05")
     assert "of another class  outlier" in output
-    assert re.search(r"thresholds: .*after one element", output)
+    assert "3 groups support 50.0 % exactly; 5 % is estimated" in output
     stream = bruno.open("run").synthetic_stream()
     assert values_of("run", "anomaly")["names"] == [element.name for element in stream]  # with any detector
 
@@ -185,13 +187,10 @@ def test_a_synthetic_stream_is_judged_by_calibrated_thresholds(in_digits):
         (["nowhere"], r"nowhere: "),
         (["queries/2", "-"], r"`-` .*got queries/2 -"),
         (["queries/2", "--rate", "5"], r"`--rate` .*between 0 and 1.*got 5"),
-        (["queries/2", "--sets", "0"], r"`--sets` .*at least 1; got 0"),
-        (["queries/2", "--set-size", "1"], r"`--set-size` .*at least 2; got 1"),
         (["queries/2", "--threshold", "nan"], r"`--threshold` .*finite.*got nan"),
         (["queries/2", "--threshold", "0", "--data", "digits"], r"`--threshold` .*omit --data"),
-        (["queries/2", "--threshold", "0", "--set-size", "9"], r"`--threshold` .*omit --set-size"),
         (["--threshold", "0", "--rate", "0.1"], r"`--threshold` .*omit --rate"),
-        (["--threshold", "0", "--sets", "9"], r"`--threshold` .*omit --sets"),
+        (["--within"], r"`--within` .*--count-all"),
         (["queries/2", "--state", "."], r"`state` .*got \."),
         (["queries/2", "--state", "no/state"], r"`state` .*existing folder; no "),
         (["queries/2", "--typical", "no"], r"no: "),
@@ -223,7 +222,7 @@ def test_an_outlier_in_a_batch_is_flagged(stream):
 
 
 def test_a_batch_is_judged_by_a_calibrated_threshold(stream):
-    run("anomaly", "batch", "run", stream, "--rate", "0.3", "--sets", "50")
+    run("anomaly", "batch", "run", stream, "--rate", "0.3")
     values = values_of("run", "anomaly-batch")
     assert 1 <= values["outliers"] <= 6
     assert values["names"][np.argmin(values["scores"])].endswith("outlier.png")
@@ -241,9 +240,7 @@ def test_a_batch_has_at_least_two_elements(in_digits):
         run("anomaly", "batch", "run", "queries/5/5-00.png", "--threshold", "0")
 
 
-@pytest.mark.parametrize(
-    "option", ["--keep-out", "--set-size=9", "--state=x", "--typical=support/5", "--json"]
-)
+@pytest.mark.parametrize("option", ["--within", "--state=x", "--typical=support/5", "--json"])
 def test_a_batch_has_no_options_of_a_stream(in_digits, option):
     assert option.partition("=")[0] in run("anomaly", "batch", "run", "queries/2", option, code=2)
 

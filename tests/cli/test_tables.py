@@ -7,12 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+import bruno
+from bruno.tasks import GroupCalibration
 from bruno.training.run import Run
 from cli.commandline import run, values_of, words
 
 SCALE = np.array([1, 1, 1e5])  # the third column, weight, is in grams
 OUT_OF_DISTRIBUTION = "outlier, out-of-distribution"
-WATCH = ["anomaly", "watch", "runs/machines"]
+WATCH = ["anomaly", "watch", "runs/machines", "--one-set"]
 
 
 class Table(NamedTuple):
@@ -69,7 +71,7 @@ def broken_stream() -> list[str]:
 @pytest.mark.parametrize(("kind", "name"), [("watch", "anomaly"), ("batch", "anomaly-batch")])
 def test_out_of_distribution_rows_are_outliers_and_excluded_from_the_evidence(machines, kind, name):
     Path("broken.csv").write_text("\n".join([*broken_stream(), "-999,-999,-999"]))
-    output = run("anomaly", kind, "runs/machines", "broken.csv")
+    output = run("anomaly", kind, "runs/machines", "broken.csv", "--one-set")
     assert output.count(OUT_OF_DISTRIBUTION) == 2
     assert len(re.findall(r"  outlier\b|│ outlier\b", output)) == 3  # and no later row
     found = "3 of 32 are outliers, 2 of them out-of-distribution and excluded from the evidence"
@@ -113,12 +115,123 @@ def test_the_spread_after_repeated_rows_is_in_standardised_units(machines):
     assert spread[-1] < spread[0] < 2
 
 
-def test_a_stream_of_several_groups_is_a_warning(machines):
+@pytest.mark.parametrize(("kind", "name"), [("watch", "anomaly"), ("batch", "anomaly-batch")])
+def test_rows_of_several_groups_are_one_set_for_each_group(machines, kind, name):
     lines = Path("machines.csv").read_text().splitlines(keepends=True)
-    Path("three.csv").write_text("".join(lines[:91]))
-    output = run(*WATCH, "three.csv", "--threshold", "-3")
-    assert "three.csv, line 91" in output
-    assert output.count("machine changes from m0 to m1") == 1
+    Path("three.csv").write_text("".join([lines[0], *sorted(lines[1:91], key=lambda line: line[::-1])]))
+    output = run("anomaly", kind, "runs/machines", "three.csv")
+    assert re.search(r"all 3 sets +│ 90", output)
+    values = values_of("runs/machines", name)
+    assert {group: one["elements"] for group, one in values["groups"].items()} == dict.fromkeys(
+        ("m0", "m1", "m2"), 30
+    )
+    assert values["outliers"] == sum(one["outliers"] for one in values["groups"].values()) <= 5
+    run("anomaly", kind, "runs/machines", "three.csv", "--one-set")
+    assert "groups" not in values_of("runs/machines", name)
+
+
+def test_a_file_without_the_group_column_must_be_called_one_set(machines):
+    for kind in ("watch", "batch"):
+        with pytest.raises(ValueError, match=r"stream\.csv, line 2.*'machine'.*`one_set`"):
+            run("anomaly", kind, "runs/machines", "stream.csv")
+    lines = Path("machines.csv").read_text().splitlines(keepends=True)
+    Path("renamed.csv").write_text("unit,heat,speed,weight\n" + "".join(lines[1:61]))
+    run("anomaly", "batch", "runs/machines", "renamed.csv", "--group", "unit")
+    assert set(values_of("runs/machines", "anomaly-batch")["groups"]) == {"m0", "m1"}
+
+
+@pytest.fixture
+def calibrated(machines) -> Path:
+    """Forty other machines, on which the model is calibrated while the test runs."""
+    generator = np.random.default_rng(1)
+    rows = (generator.normal(60, 5, (40, 1, 3)) + generator.normal(0, 1, (40, 25, 3))) * SCALE
+    text = "".join(f"n{m},{a},{b},{c}\n" for m in range(40) for a, b, c in rows[m])
+    Path("clean.csv").write_text("machine,heat,speed,weight\n" + text)
+    yield Path("clean.csv")
+    Path("runs/machines/calibration.safetensors").unlink(missing_ok=True)
+
+
+def test_a_calibration_is_kept_with_the_model_and_gives_exact_p_values(calibrated):
+    output = words(run("calibrate", "runs/machines", calibrated))
+    assert "40 groups of clean.csv, 25 to 25 elements each, support 4.9 % exactly" in output
+    values = values_of("runs/machines", "calibration")
+    assert (values["groups"], values["elements"], values["unseen"]) == (40, 1000, True)
+    output = run(*WATCH, "stream.csv")
+    assert "40 groups support 4.9 % exactly; 1 % is estimated" in output
+    assert re.search(r"p ≈ 0\.00\d+  stream.csv, line 27  outlier", output)
+    run(*WATCH, "stream.csv", "--rate", "0.05")
+    values = values_of("runs/machines", "anomaly")
+    assert values["basis"] == [None] + ["exact"] * 24 + ["estimated"] * 5  # groups have 25 rows
+    assert all(p is None or p >= 1 / 41 - 1e-9 for p in values["p"][:25])
+
+
+def test_training_groups_give_no_exact_p_values(machines):
+    trained = bruno.open("runs/machines", device="cpu")
+    own = trained.calibration("machines.csv")
+    assert not own.unseen  # too few machines were held out: all are used, and nothing is exact
+
+
+def test_a_calibration_of_another_model_is_rejected(calibrated, digits_run):
+    run("calibrate", "runs/machines", calibrated)
+    other = bruno.open(digits_run, device="cpu")
+    with pytest.raises(ValueError, match=r"must be of this model"):
+        GroupCalibration.load(Path("runs/machines/calibration.safetensors"), other.model)
+
+
+def test_far_more_alarms_than_asked_for_name_the_command_that_calibrates(calibrated):
+    shifted = [line.split(",") for line in calibrated.read_text().splitlines()]
+    noisy = np.random.default_rng(2).uniform(-20, 20, len(shifted))
+    rows = [f"{m},{float(a) + n},{b},{c}" for n, (m, a, b, c) in zip(noisy, shifted[1:], strict=False)]
+    Path("noisy.csv").write_text("\n".join([",".join(shifted[0]), *rows]))
+    output = words(run("anomaly", "batch", "runs/machines", "noisy.csv"))
+    assert re.search(
+        r"% are flagged where 1 % was asked for.*bruno calibrate runs/machines noisy.csv", output
+    )
+    run("calibrate", "runs/machines", "noisy.csv")
+    assert "was asked" not in run("anomaly", "batch", "runs/machines", "noisy.csv")
+
+
+def test_an_accepted_alarm_is_added_to_its_set(machines):
+    Path("state").unlink(missing_ok=True)
+    watch = [*WATCH, "stream.csv", "--state", "state"]
+    assert re.search(r"stream.csv, line 27  outlier", run(*watch))
+    model = bruno.open("runs/machines", device="cpu").model
+    before = int(bruno.load("state", model=model).evidence.count)
+    run("anomaly", "accept", "runs/machines", "stream.csv, line 27", "--state", "state")
+    assert int(bruno.load("state", model=model).evidence.count) == before + 1
+    with pytest.raises(ValueError, match=r"`names` .*got 'stream.csv, line 27'"):
+        run("anomaly", "accept", "runs/machines", "stream.csv, line 27", "--state", "state")
+
+
+def test_the_state_of_several_sets_is_resumed(machines):
+    lines = Path("machines.csv").read_text().splitlines(keepends=True)
+    Path("state").unlink(missing_ok=True)
+    watch = ["anomaly", "watch", "runs/machines", "--threshold", "-9", "--state", "state"]
+    for part in (lines[1:41], lines[41:61]):
+        Path("part.csv").write_text("".join([lines[0], *part]))
+        output = run(*watch, "part.csv")
+    assert "resuming from state, after 40 elements of 2 sets" in output
+    model = bruno.open("runs/machines", device="cpu").model
+    assert bruno.load("state", model=model).evidence.count.tolist() == [30, 30]
+
+
+def test_a_stream_that_changes_is_reported_with_its_position(machines):
+    rows = np.array([60, 60, 60]) + np.random.default_rng(3).normal(0, 1, (90, 3))
+    rows[60:, 0] += 5
+    text = "".join(f"{a},{b},{c}\n" for a, b, c in rows * SCALE)
+    Path("changing.csv").write_text("heat,speed,weight\n" + text)
+    output = words(run(*WATCH, "changing.csv", "--threshold", "-3"))
+    since = re.search(r"the stream has changed, since about its element (\d+)", output)
+    assert 55 <= int(since[1]) <= 65
+
+
+def test_ranks_within_a_set_need_no_calibration(machines):
+    run(*WATCH, "stream.csv", "--count-all", "--within", "--rate", "0.05")
+    values = values_of("runs/machines", "anomaly")
+    assert values["basis"][1:] == ["exact"] * 29
+    assert values["p"][25] == min(p for p in values["p"] if p is not None)
+    with pytest.raises(ValueError, match="--count-all"):
+        run(*WATCH, "stream.csv", "--within")
 
 
 def test_few_shot_accuracy_is_compared_with_standardised_columns(machines):
@@ -138,9 +251,9 @@ def test_small_classes_limit_the_set_size(machines):
     Path("few.csv").write_text(few + "lonely,60,60,6e6\n")
     output = run("evaluate", "runs/machines", "--data", "few.csv")
     assert "set size 1 instead of 20: class 'lonely' has 1" in output
-    for job in ([*WATCH, "stream.csv"], ["anomaly", "measure", "runs/machines"]):
-        with pytest.raises(ValueError, match=r"`data` .*at least 2 elements.*'lonely' has 1"):
-            run(*job, "--data", "few.csv")
+    with pytest.raises(ValueError, match=r"`data` .*at least 2 elements.*'lonely' has 1"):
+        run("anomaly", "measure", "runs/machines", "--data", "few.csv")
+    assert "calibrated on 1 class with 25 elements" in run(*WATCH, "stream.csv", "--data", "few.csv")
 
 
 def test_rows_are_classified_given_a_folder_or_a_table(machines):

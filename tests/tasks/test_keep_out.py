@@ -70,7 +70,7 @@ def test_most_elements_of_a_clean_set_are_typical_and_a_cluster_of_outliers_is_n
     mixed = clean.clone()
     mixed[:, :3] = clean.roll(1, 0)[:, :3]  # three of twelve, all of one other machine
     counts = typical_elements(model, mixed, cutoffs)
-    assert counts[:, :3].double().mean() < 0.15
+    assert counts[:, :3].double().mean() < 0.3
     assert counts[:, 3:].double().mean() > 0.9
 
 

@@ -60,8 +60,9 @@ def scores_within(
     An element inside is removed from the evidence (`Evidence.remove`); the evidence of the others is exact.
     `prior` is log p(z_i), if it is known.
     """
-    own = Evidence(inside.long(), z.double(), torch.zeros_like(z, dtype=torch.double))
-    others = evidence_within(z, inside).unsqueeze() - own
+    all_inside = evidence_within(z, inside).unsqueeze()
+    own = torch.where(inside.unsqueeze(-1), z.double(), all_inside.mean)  # nothing to remove outside
+    others = all_inside - Evidence(inside.long(), own, torch.zeros_like(own))
     return log_prob_given(model, z, others) - (model.process.log_prob(z) if prior is None else prior)
 
 

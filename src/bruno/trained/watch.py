@@ -178,10 +178,7 @@ class Watch:
             self._advance(self._complete(element))
         kept = sum(int(one.stream.evidence.count) for one in self.state.sets.values())
         if excluded := len(typical) - kept:
-            warnings.warn(
-                f"`typical`: excluded {excluded} of {len(typical)} elements, which are not typical.",
-                stacklevel=3,
-            )
+            _log.info("`typical`: excluded %d of %d elements, outliers", excluded, len(typical))
 
     def _warn_of(self, element: Element) -> None:
         """Warn about the first elements that are unlike training."""
