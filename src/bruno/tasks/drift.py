@@ -15,7 +15,7 @@ from bruno.process import Evidence
 from bruno.tasks.keep_out import log_prob_given
 
 RANKS = 128  # elements that a new one is ranked among
-_BETS = (-1.0, 0.0, 1.0)  # slopes of the bets on p-values; −1 bets on low ones
+_BETS = (-1.9, 0.0, 1.9)  # slopes of the bets on p-values; negative ones bet on low p-values
 _JUMP = 0.01  # share of the wealth that is distributed over all bets before each p-value
 _LEVEL = 0.01  # probability of a false alarm over a stream of any length
 
@@ -25,7 +25,8 @@ class WithinPValue(NamedTuple):
 
     Attributes:
         p: (1 + number of ranked elements with a score at most this low)/(number of ranked elements + 1).
-        uniform: the same with ties broken at random, which is uniform.
+        uniform: the same for the density log p(x | others) in place of the score, with ties broken at random,
+            which is uniform. The density of a set that moves is low, while its score may be high.
     """
 
     p: float
@@ -60,17 +61,20 @@ class WithinSet:
         if not len(self.sample):
             return WithinPValue(1.0, self._random())
         prior = Evidence.empty(model.dim, device=z.device)
-        own = log_prob_given(model, z, self.evidence) - log_prob_given(model, z, prior)
+        density = log_prob_given(model, z, self.evidence)
+        score = density - log_prob_given(model, z, prior)
         one = Evidence(
             torch.ones(len(self.sample), dtype=torch.long, device=z.device),
             self.sample.double(),
             torch.zeros_like(self.sample, dtype=torch.double),
         )
         others = self.evidence.add(z).reshape(1) - one
-        scores = log_prob_given(model, self.sample, others) - log_prob_given(model, self.sample, prior)
-        below, ties = int((scores < own).sum()), int((scores == own).sum())
+        densities = log_prob_given(model, self.sample, others)
+        scores = densities - log_prob_given(model, self.sample, prior)
+        below, ties = int((densities < density).sum()), int((densities == density).sum())
         count = len(self.sample) + 1
-        return WithinPValue((1 + below + ties) / count, (below + self._random() * (1 + ties)) / count)
+        p = (1 + int((scores <= score).sum())) / count
+        return WithinPValue(p, (below + self._random() * (1 + ties)) / count)
 
     def add(self, z: Float[Tensor, " dim"]) -> WithinSet:
         """The set with another element, which takes a random place of the sample (reservoir sampling)."""
@@ -120,7 +124,7 @@ class DriftTest:
         wealth = tuple(
             own + math.log(1 + slope * (p - 0.5)) for own, slope in zip(spread, _BETS, strict=True)
         )
-        position, gain = self.position + 1, max(0.0, self.gain + math.log(1.5 - p))
+        position, gain = self.position + 1, max(0.0, self.gain + math.log(1 + _BETS[0] * (p - 0.5)))
         detected = position if _log_sum(wealth) >= -math.log(_LEVEL) else 0
         return DriftTest(wealth, position, gain, self.since if gain else position, detected)
 
