@@ -31,8 +31,6 @@ CHEAPER = {  # appended to a line that is run; the last of two equal options cou
     "finetune": "--steps 3 --trials 0 --out {new}",
     "evaluate": "--sets 4",
     "fewshot": "--trials 2",
-    "anomaly watch": "--rate 0.1 --sets 10 --set-size 5",
-    "anomaly batch": "--rate 0.1 --sets 10",
     "retrieve measure": "--queries 4",
     "specks": "--samples 4",
     "inspect": "--sets 4",

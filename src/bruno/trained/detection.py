@@ -11,6 +11,7 @@ import torch
 
 from bruno.data import Element, SetSampler
 from bruno.kinds import Kind
+from bruno.model import Bruno
 from bruno.tasks.anomaly import Detector, Judgement, StreamSummary, check_rate, judge_batch
 from bruno.tasks.anomaly_benchmark import Contamination, measure_anomaly
 from bruno.tasks.progress import Progress
