@@ -29,8 +29,8 @@ LAYOUT = """
     bruno.training.trainer bruno.training.log bruno.training.checkpoints bruno.training.clock
     bruno.training.run bruno.training
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.few_shot
-    bruno.tasks.classification bruno.tasks.generation bruno.tasks.specks bruno.tasks.conformal
-    bruno.tasks.keep_out bruno.tasks.calibration bruno.tasks.drift bruno.tasks.anomaly
+    bruno.tasks.conformal bruno.tasks.keep_out bruno.tasks.calibration bruno.tasks.classification
+    bruno.tasks.generation bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly
     bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis
     bruno.tasks.stability bruno.tasks
     bruno.reporting bruno.reporting.results bruno.reporting.images bruno.reporting.figure

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import bruno
-from bruno.data import Examples
+from bruno.data import Examples, load_examples
 from bruno.reporting.summaries import summarise
 from bruno.trained import Trained, UnfamiliarDataWarning, export
 
@@ -261,6 +261,22 @@ def test_a_detector_is_calibrated_to_a_false_alarm_rate(trained, unseen):
     clean = some(unseen, "8", 0, 60)
     flagged = [judged.judgement.outlier for judged in trained.watch(clean, detector)]
     assert np.mean(flagged) < 0.35
+
+
+def test_queries_of_no_class_are_none_of_these(digits_run, tmp_path):
+    trained = bruno.open(shutil.copytree(digits_run, tmp_path / "run"), device="cpu")
+    seen = load_examples("digits")
+    support = {
+        name: seen.elements[seen.labels == i][:15] for i, name in enumerate(seen.names) if name in "016"
+    }
+    queries = torch.cat([seen.elements[seen.labels == i][20:40] for i in (0, seen.names.index("7"))])
+    assert trained.classify(queries, support).none_of_these is None
+    with pytest.warns(UserWarning, match="calibrated on 3 classes"):
+        trained.calibrate()
+    found = trained.classify(queries, support, none_rate=0.2)
+    assert found.p.shape == (40, 3)
+    assert torch.equal(found.none_of_these, (found.p <= 0.2).all(1))
+    assert found.none_of_these[20:].double().mean() > found.none_of_these[:20].double().mean() + 0.3
 
 
 def test_a_batch_is_judged_given_all_others(trained, unseen):

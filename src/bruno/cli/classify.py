@@ -40,6 +40,12 @@ def classify(
             help="Calibrate on this instead of the model's data: a dataset, class folders, or a CSV."
         ),
     ] = None,
+    none_rate: Annotated[
+        float,
+        typer.Option(
+            help="Of a calibrated model: how often an element of a class may be called none of these."
+        ),
+    ] = 0.01,
 ) -> None:
     """Classify your own elements into your own classes, given a few examples of each."""
     check_number("--temperature", temperature, 1e-6)
@@ -54,6 +60,7 @@ def classify(
         prior=_parse_prior(prior) if prior else None,
         temperature=None if calibrate else temperature,
         data=data,
+        none_rate=none_rate,
         seed=model.seed,
         **files.reading,
     )

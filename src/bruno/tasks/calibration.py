@@ -25,6 +25,7 @@ _MOST_ELEMENTS = 200  # of a group
 _SEQUENCES = 600  # random orders of all groups together
 _BATCH_ELEMENTS = 120  # at least, of each group in batches
 _FEWEST_ORDERS, _MOST_ORDERS = 2, 32  # of each group
+_NUMBERS = 2**20  # latent numbers of all orders, beyond the fewest orders
 _NUMBERS_AT_A_TIME = 2**20
 
 # Scores of sets (sets, n), or at each position (sets, n, n), from latents and which elements are usable.
@@ -107,10 +108,10 @@ class Groups:
         found = torch.cat(parts)
         return found.view(*index.shape[:2], *found.shape[1:])
 
-    @staticmethod
-    def number_of_orders(groups: int) -> int:
-        """Number of random orders of each group: more if groups are few."""
-        return min(_MOST_ORDERS, max(_FEWEST_ORDERS, math.ceil(_SEQUENCES / groups)))
+    def number_of_orders(self, groups: int, length: int) -> int:
+        """Number of random orders of each group: more if groups are few and elements are small."""
+        sequences = min(_SEQUENCES, _NUMBERS // (length * self.latents.shape[1]))
+        return min(_MOST_ORDERS, max(_FEWEST_ORDERS, math.ceil(sequences / groups)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +160,7 @@ class GroupCalibration:
     def _batch_scores(self, size: int, cutoffs: Cutoffs | None) -> GroupScores:
         groups, generator = self.groups, _generator(self.model, self.seed)
         large = (groups.counts >= size).nonzero().flatten()
-        orders = min(groups.number_of_orders(len(large)), math.ceil(_BATCH_ELEMENTS / size))
+        orders = min(groups.number_of_orders(len(large), size), math.ceil(_BATCH_ELEMENTS / size))
         index = groups.orders(large, size, orders, generator)
 
         def function(z: Tensor, usable: Tensor) -> Tensor:
@@ -234,7 +235,7 @@ def stream_group_scores(
             f"`groups` must have at least two elements in one group; got {len(groups.names)} of one element."
         )
     every = torch.arange(len(groups.names))
-    index = groups.orders(every, length, groups.number_of_orders(len(every)), _generator(model, seed))
+    index = groups.orders(every, length, groups.number_of_orders(len(every), length), _generator(model, seed))
 
     def function(z: Tensor, usable: Tensor) -> Tensor:
         return scores_of_the_rest(model, z, cutoffs, usable)

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, Arrays, NumpyResult, as_tensor
@@ -15,6 +16,7 @@ from bruno.data import Examples
 from bruno.kinds import Kind
 from bruno.model import Bruno
 from bruno.process import Evidence
+from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.few_shot import FewShotProtocol, episode_scores
 from bruno.tasks.metrics import calibration_error, log_loss
 from bruno.tasks.progress import Progress
@@ -39,6 +41,8 @@ class Classification(NumpyResult):
         temperature: divisor of the log scores.
         queries: the elements that were classified.
         kind: kind of the elements.
+        p: p-value of each query as an element of each class; None if not calibrated, see `with_p_values`.
+        none_of_these: whether each query is of none of the classes; None if not calibrated.
     """
 
     probabilities: Float[Tensor, "queries classes"]
@@ -50,6 +54,8 @@ class Classification(NumpyResult):
     temperature: float
     queries: Tensor
     kind: Kind
+    p: Float[Tensor, "queries classes"] | None = None
+    none_of_these: Bool[Tensor, " queries"] | None = None
 
     def most_probable(self, k: int) -> list[list[tuple[str, float]]]:
         """For each query, the k most probable classes (or all, if fewer) with their probabilities."""
@@ -144,6 +150,27 @@ def classify(
         queries=queries,
         kind=kind,
     )
+
+
+@torch.no_grad()
+def with_p_values(
+    found: Classification, model: Bruno, calibration: GroupCalibration, rate: float
+) -> Classification:
+    """The classification with a p-value of each query for each class, and whether it is of none of them.
+
+    The p-value of a class is that of the query as the next element of its support, which counts completely.
+    A query is of none of the classes if all its p-values are at most `rate`. A query of one of the classes
+    is then rejected with a probability of at most `rate`, as its own class must reject it.
+    """
+    scores = calibration.stream(count_all=True)
+    prior = model.process.log_prob(model.latents(found.queries.to(model.device)))
+    gains = (found.log_scores - prior.unsqueeze(1)).double().cpu().numpy()
+    columns = [
+        scores.p_values(gains[:, i], shots, scores.basis(shots, rate))
+        for i, shots in enumerate(found.support)
+    ]
+    p = torch.from_numpy(np.stack(columns, 1)).to(found.probabilities)
+    return replace(found, p=p, none_of_these=(p <= rate).all(1))
 
 
 @torch.no_grad()

@@ -144,7 +144,7 @@ class CalibrationJobs(TrainedData):
             split = None if is_path(data) else self.unseen
             return CleanGroups(self._select(split, data, invert if is_path(data) else None).examples, True)
         clean = self._select(self.unseen, None, None).examples
-        if self._available(None) is not None:  # a pretrained model without its data: it has seen none of them
+        if self.lacks_its_data:  # the model has seen none of the characters that take their place
             return CleanGroups(clean, True)
         assert self.recipe is not None
         trained_on = set(self._select(self.recipe.data.split, None, None).examples.names)
@@ -162,7 +162,7 @@ class CalibrationJobs(TrainedData):
 
     def _other_groups(self, clean: Examples) -> Examples | None:
         """Training classes, on which the cutoffs are fixed; None if they cannot be read."""
-        if self.recipe is None or self._available(None) is not None:
+        if self.recipe is None or self.lacks_its_data:
             return None
         try:
             examples = self._select(self.recipe.data.split, None, None).examples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,18 @@ from torch import Tensor
 
 from bruno.data.archives import is_hidden
 from bruno.recipe_data import is_path
-from bruno.tasks.classification import Classification, classify, fit_temperature
+from bruno.tasks.anomaly import check_rate
+from bruno.tasks.classification import Classification, classify, fit_temperature, with_p_values
 from bruno.tasks.few_shot import FewShotProtocol
-from bruno.trained.data import Source, TrainedData
+from bruno.trained.calibration import CalibrationJobs
+from bruno.trained.data import Source
 
 _log = logging.getLogger(__name__)
 
 _CALIBRATION_EPISODES = 600  # at least, to fit a temperature to
 
 
-class ClassificationJobs(TrainedData):
+class ClassificationJobs(CalibrationJobs):
     """The classification job of a trained model."""
 
     def classify(
@@ -34,6 +37,7 @@ class ClassificationJobs(TrainedData):
         data: str | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
+        none_rate: float = 0.01,
         seed: int = 0,
     ) -> Classification:
         """Probabilities of your own classes for your own elements, given a few examples of each class.
@@ -46,8 +50,12 @@ class ClassificationJobs(TrainedData):
             data: fit the temperature on this instead of the model's own data.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
+            none_rate: a query whose p-value is at most this for every class is of none of these, which is
+                decided if the model keeps a calibration (`calibrate`). A query of one of the classes is
+                rejected with at most this probability.
             seed: seed of the episodes that the temperature is fitted on.
         """
+        check_rate("none_rate", none_rate)
         reading: dict[str, Any] = {"invert": invert, "skip_bad": skip_bad}
         sets = self._support(support, reading)
         if len(sets) < 2:
@@ -57,7 +65,9 @@ class ClassificationJobs(TrainedData):
         self.warn_if_unfamiliar(torch.cat(list(sets.values())), x)
         if temperature is None:
             temperature = self._fitted_temperature(sets, data, invert, seed)
-        return classify(self.model, sets, x, names=names, prior=prior, temperature=temperature)
+        found = classify(self.model, sets, x, names=names, prior=prior, temperature=temperature)
+        calibration = self.kept_calibration()
+        return found if calibration is None else with_p_values(found, self.model, calibration, none_rate)
 
     def _support(
         self, support: str | Path | Mapping[str, Source], reading: dict[str, Any]
@@ -95,6 +105,13 @@ class ClassificationJobs(TrainedData):
             rotations=self.rotations,
         ).limited_to(examples)
         found = fit_temperature(self.model, examples, protocol, generator=torch.Generator().manual_seed(seed))
+        if not found.mistakes:
+            warnings.warn(
+                f"no mistakes in {found.episodes} episodes: no temperature is fitted, and probabilities may "
+                f"be overconfident. Mistakes are rarer than about {300 / found.episodes:.2g} %. Calibrate on "
+                "data that are harder to tell apart (`data`).",
+                stacklevel=4,
+            )
         _log.info(
             "temperature %.2f, from %d episodes with %d mistakes",
             found.temperature,

@@ -256,17 +256,24 @@ class TrainedData:
 
         A pretrained model can be tried without its dataset: built-in characters take its place.
         """
-        if data is None and self.is_pretrained and self.recipe:
+        if data is None and self.lacks_its_data and self.recipe:
             name = self.recipe.data.name
-            if not is_available(name, None if self.data_dir is None else Path(self.data_dir)):
-                _log.info(
-                    "%s is not on this machine; using the built-in characters (drawn). Use --data %s to "
-                    "download it, or --data-dir to name its folder.",
-                    name,
-                    name,
-                )
-                return "drawn"
+            _log.info(
+                "%s is not on this machine; using the built-in characters (drawn). Use --data %s to "
+                "download it, or --data-dir to name its folder.",
+                name,
+                name,
+            )
+            return "drawn"
         return data
+
+    @property
+    def lacks_its_data(self) -> bool:
+        """Whether the model is pretrained and its dataset is not on this machine."""
+        if not (self.is_pretrained and self.recipe):
+            return False
+        folder = None if self.data_dir is None else Path(self.data_dir)
+        return not is_available(self.recipe.data.name, folder)
 
     def _other_examples(self, data: str, split: str, invert: bool | None) -> Examples:
         """Examples of other data than the model's own, if they have the model's shape."""

@@ -16,7 +16,9 @@ _CLASSES = 5  # shown of each query
 def _(outcome: Classification) -> Result:
     names, likeliest = short_names(outcome.names), outcome.most_probable(_CLASSES)
     rows = []
-    for name, ((first, probability), *others) in zip(names, likeliest, strict=True):
+    rejected = [False] * len(names) if outcome.none_of_these is None else outcome.none_of_these.tolist()
+    for name, none, ((first, probability), *others) in zip(names, rejected, likeliest, strict=True):
+        first = f"none of these; nearest {first}" if none else first
         rest = ", ".join(f"{other} {100 * p:.1f}" for other, p in others)
         rows.append((name, first, f"{100 * probability:.1f}", rest))
     shown = [f"the first {_QUERIES} of {len(rows)}"] * (len(rows) > _QUERIES)
@@ -33,6 +35,8 @@ def _(outcome: Classification) -> Result:
             "support": outcome.support,
             "images": outcome.names,
             "probabilities": outcome.probabilities.tolist(),
+            "p": None if outcome.p is None else outcome.p.tolist(),
+            "none_of_these": rejected if outcome.p is not None else None,
         },
         (outcome.kind.noun, "class", "%", "or"),
         tuple(rows),
