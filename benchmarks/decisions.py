@@ -4,8 +4,8 @@ Coverage: in every redraw, the held-out groups are divided at random into calibr
 test group is one stream in random order. The false-alarm rate is the mean over groups of the share of clean
 elements with p at most the asked rate. Standard errors are clustered by group: over the means of groups.
 
-Detection: 200 machines unlike those of training, with 8 % faults. All methods judge the same rows. Each has its
-own threshold at the asked rate from the same clean calibration machines, with the same estimator.
+Detection: 200 machines that were not trained on, with 8 % faults. All methods judge the same rows. Each has
+its own threshold at a rate of 1 %, the same quantile of its scores on the same clean machines.
 """
 
 from __future__ import annotations

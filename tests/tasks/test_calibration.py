@@ -1,0 +1,109 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from tasks.machines import latents_of, machine_model, machines
+
+from bruno.data import Examples
+from bruno.data.sampling import SetSampler
+from bruno.tasks.anomaly import density_floor
+from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.keep_out import batch_scores, stream_scores
+
+
+@pytest.fixture(scope="module")
+def model():
+    return machine_model()
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def calibrated(
+    model, groups: int, rows: int = 20, seed: int = 1, floor: float = -math.inf
+) -> GroupCalibration:
+    other = Groups.of(model, machines(40, rows, seed=50), generator=seeded())
+    encoded = Groups.of(model, machines(groups, rows, seed=seed), floor=floor, generator=seeded())
+    return GroupCalibration(model, encoded, fixed_cutoffs(model, other), floor, "machines", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count_all", [False, True])
+def test_false_alarms_of_new_machines_are_within_the_asked_rate(model, count_all):
+    """The model ignores the correlations of sensors; p-values hold nevertheless."""
+    shares: dict[tuple[float, str], list[float]] = {}
+    new = latents_of(model, machines(60, 20, seed=2))
+    for seed in range(2):
+        found = calibrated(model, 60, seed=10 + seed)
+        cutoffs = None if count_all else found.cutoffs
+        stream, batch = found.stream(count_all=count_all), found.batch(20, count_all=count_all)
+        for rate in (0.01, 0.05, 0.1):
+            limits = torch.tensor([stream.threshold(n, rate) for n in range(1, 20)])
+            alarms = stream_scores(model, new, cutoffs)[:, 1:] < limits
+            shares.setdefault((rate, stream.basis(1, rate)), []).append(alarms.double().mean().item())
+            alarms = batch_scores(model, new, cutoffs)[0] < batch.threshold(19, rate)
+            shares.setdefault((rate, batch.basis(19, rate)), []).append(alarms.double().mean().item())
+    assert [basis for _, basis in shares] == ["estimated", "exact", "exact"]
+    for (rate, basis), found_rates in shares.items():
+        assert np.mean(found_rates) < rate * (1.4 if basis == "exact" else 2)
+        assert np.mean(found_rates) > rate * 0.4
+
+
+def test_thresholds_do_not_zigzag(model):
+    stream = calibrated(model, 40, rows=30).stream()
+    for rate in (0.01, 0.1):
+        thresholds = np.array([stream.threshold(n, rate) for n in range(1, 25)])
+        assert np.abs(np.diff(thresholds, 2)[4:]).max() < 0.5
+
+
+def test_a_calibration_survives_a_file(model, tmp_path):
+    found = calibrated(model, 12)
+    found.save(tmp_path / "calibration.safetensors")
+    loaded = GroupCalibration.load(tmp_path / "calibration.safetensors", model)
+    assert (loaded.cutoffs, loaded.floor, loaded.unseen) == (found.cutoffs, found.floor, True)
+    assert torch.equal(loaded.stream().scores, found.stream().scores)
+    assert loaded.batch(10).threshold(9, 0.2) == found.batch(10).threshold(9, 0.2)
+    with pytest.raises(ValueError, match="of this model"):
+        GroupCalibration.load(tmp_path / "calibration.safetensors", machine_model_of_another_scale())
+
+
+def machine_model_of_another_scale():
+    model = machine_model()
+    with torch.no_grad():
+        model.process.raw_variance += 1
+    return model
+
+
+def test_batches_larger_than_most_groups_are_estimated(model):
+    found = calibrated(model, 30)
+    assert found.batch(20).basis(19, 0.1) == "exact"
+    assert found.batch(50).basis(49, 0.1) == "estimated"
+    assert found.batch(50) is found.batch(20)
+
+
+def test_out_of_distribution_rows_of_groups_are_unusable(model):
+    clean = machines(20, 15, seed=3)
+    floor = density_floor(model, SetSampler(clean), generator=seeded())
+    rows = clean.elements.clone()
+    rows[7] = -999
+    groups = Groups.of(model, Examples(rows, clean.labels, clean.names), floor=floor, generator=seeded())
+    assert int((~groups.usable).sum()) == 1
+
+
+def test_groups_of_different_sizes_support_the_positions_that_they_have(model):
+    clean = machines(30, 20, seed=4)
+    keep = (clean.labels < 20) | (torch.arange(600) % 20 < 6)  # ten groups of six
+    groups = Groups.of(
+        model, Examples(clean.elements[keep], clean.labels[keep], clean.names), generator=seeded()
+    )
+    stream = GroupCalibration(model, groups, fixed_cutoffs(model, groups), -math.inf, "", True).stream()
+    assert (stream.groups_at(5), stream.groups_at(6), stream.groups_at(19)) == (30, 20, 20)
+
+
+def test_groups_of_one_element_support_nothing(model):
+    clean = machines(5, 1, seed=5)
+    groups = Groups.of(model, clean, generator=seeded())
+    with pytest.raises(ValueError, match=r"`groups` .*got 5"):
+        fixed_cutoffs(model, groups)
