@@ -36,6 +36,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "decisions"
 RATES = (0.01, 0.05, 0.1)
 _ROWS, _TRAINED, _TESTED, _FAULTS = 60, 100, 200, 0.08
 _BOOTSTRAPS = 200
+_NEIGHBOURS = 10  # of LocalOutlierFactor; its default of 20 is as many as a small set has
 
 
 @dataclass(frozen=True)
@@ -220,9 +221,7 @@ def _methods(model: Bruno, cutoffs: Cutoffs) -> dict[str, Callable[[torch.Tensor
         "BRUNO, batch, everything counts": lambda x: batch_scores(model, model.latents(x), None)[0],
         "IsolationForest": each(lambda x: IsolationForest(random_state=0).fit(x).score_samples(x)),
         "LocalOutlierFactor": each(
-            lambda x: (
-                LocalOutlierFactor(n_neighbors=min(20, len(x) - 1)).fit(scaled(x)).negative_outlier_factor_
-            )
+            lambda x: LocalOutlierFactor(n_neighbors=_NEIGHBOURS).fit(scaled(x)).negative_outlier_factor_
         ),
         "robust Mahalanobis": each(
             lambda x: -MinCovDet(random_state=0).fit(scaled(x)).mahalanobis(scaled(x))
