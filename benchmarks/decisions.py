@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,28 +81,25 @@ def wine_groups(size: int = 10) -> Examples:
     )
 
 
-def cases(folder: Path, steps: int, data_dir: Path | None) -> list[Case]:
-    """The cases that can be run here; Omniglot, MNIST and Fashion-MNIST need their data."""
+def cases(folder: Path, steps: int, data_dir: Path | None) -> Iterator[Case]:
+    """The cases that can be run here, each trained when it is needed; Omniglot needs its data."""
     machines = train_machines(folder, steps)
     clean = simulate_machines(_TRAINED, _ROWS, seed=0).examples
     new = simulate_machines(360, _ROWS, seed=1).examples
-    found = [Case(f"machines, {g}", machines, clean, new, g, 30) for g in (40, 250)]
+    for calibrated in (40, 250):
+        yield Case(f"machines, {calibrated}", machines, clean, new, calibrated, 12)
     wine = wine_groups()
     some, rest = wine.of_classes(range(0, len(wine.names), 2)), wine.of_classes(range(1, len(wine.names), 2))
-    found.append(Case("wine", _train_table(folder / "wine", some, steps), some, rest, 7, 10))
+    yield Case("wine", _train_table(folder / "wine", some, steps), some, rest, 7, 10)
     digits = bruno.train("digits", folder / "digits", data={"rotations": False}, steps=steps, device="cpu")
     seen, unseen = load_examples("digits"), load_examples("digits", "test")
-    found.append(Case("digits", digits.model, seen, unseen, 2, 20))
-    pretrained = bruno.open("omniglot", device="cpu", data_dir=data_dir)
-    drawn = load_examples("drawn", "all")
-    found.append(
-        Case("drawn", pretrained.model, drawn.of_classes(range(10)), drawn.of_classes(range(10, 40)), 25, 12)
-    )
+    yield Case("digits", digits.model, seen, unseen, 2, 12)
+    pretrained, drawn = bruno.open("omniglot", device="cpu").model, load_examples("drawn", "all")
+    yield Case("drawn", pretrained, drawn.of_classes(range(10)), drawn.of_classes(range(10, 40)), 25, 12)
     if is_available("omniglot", data_dir):
         seen, unseen = (load_examples("omniglot", split, data_dir=data_dir) for split in ("train", "test"))
         some = unseen.of_classes(range(0, 423, 3))
-        found.append(Case("omniglot", pretrained.model, seen.of_classes(range(0, 900, 40)), some, 110, 12))
-    return found
+        yield Case("omniglot", pretrained, seen.of_classes(range(0, 900, 40)), some, 110, 12)
 
 
 def coverage(case: Case, redraws: int, seed: int) -> dict[str, Any]:
@@ -115,13 +112,14 @@ def coverage(case: Case, redraws: int, seed: int) -> dict[str, Any]:
         lambda z, usable: stream_scores(case.model, z, cutoffs, usable), every, case.model.device
     )[:, :, 1:]
     table = GroupCalibration(case.model, groups, cutoffs, -math.inf, case.name, True, seed).stream()
+    positions = slice(case.set_size - 1)  # estimates are smoothed over all positions that are kept
     alarms: dict[float, list[torch.Tensor]] = {rate: [] for rate in RATES}
     bases: dict[float, str] = {}
     for _ in range(redraws):
         order = torch.randperm(len(groups.names), generator=generator)
         used, tested = order[: case.calibrated], order[case.calibrated :]
         elements = int(groups.counts[used].sum())
-        known = GroupScores(table.positions, table.scores[:, used], elements)
+        known = GroupScores(table.positions[positions], table.scores[positions][:, used], elements)
         which = torch.randint(8, (len(tested),), generator=generator)
         new = scores[tested, which]
         for rate in RATES:
