@@ -149,7 +149,7 @@ def _rate(rate: float, basis: str, shares: torch.Tensor) -> dict[str, Any]:
         "basis": basis,
         "measured": mean,
         "standard error": error,
-        "holds": least - 3 * error <= mean <= most,
+        "holds": least <= mean <= most,
     }
 
 
