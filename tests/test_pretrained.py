@@ -23,6 +23,7 @@ from bruno.data.sampling import SetSampler
 from bruno.tasks.anomaly import Detector
 from bruno.tasks.classification import classify
 from bruno.tasks.evaluation import measure_bits_per_dim
+from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.tasks.few_shot import FewShotProtocol, measure_few_shot
 from bruno.tasks.retrieval import Index, rank
 from bruno.weights import pretrained_names, pretrained_path
@@ -265,3 +266,57 @@ def test_waiting_threads_sleep_unless_the_environment_sets_a_spin_count(environm
     spy = "import sys, os; sys.modules['torch'] = None\ntry: import bruno\nexcept ImportError: pass\n"
     code = [sys.executable, "-c", f"{spy}print(os.environ['GOMP_SPINCOUNT'])"]  # set before torch is imported
     assert subprocess.check_output(code, env=kept | environment, text=True).strip() == expected
+
+
+# --- images that someone else made -----------------------------------------------------------------------
+
+FILTERS = ("BILINEAR", "BICUBIC", "BOX", "LANCZOS")
+
+
+def resized_examples(filter: str, to: Path, *, dark: bool = False) -> Path:
+    """The example images at 28 × 28 by a filter of Pillow, as class folders and a folder of new images."""
+    for path in [*(ROOT / "examples").glob("known/*/*.png"), *(ROOT / "examples").glob("new/*.png")]:
+        small = Image.open(path).convert("L").resize((28, 28), Image.Resampling[filter])
+        target = to / path.relative_to(ROOT / "examples")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (small.point(lambda level: 255 - level) if dark else small).save(target)
+    return to
+
+
+def correct(outcome) -> int:
+    chosen = [outcome.classes[label] for label in outcome.labels]
+    return sum(name == Path(path).name[0] for name, path in zip(chosen, outcome.names, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("filter", FILTERS)
+def test_drawings_are_recognised_whatever_made_them(filter, dark, tmp_path):
+    trained, folder = bruno.open("omniglot-fewshot"), resized_examples(filter, tmp_path, dark=dark)
+    assert correct(trained.classify(folder / "new", folder / "known")) == 15
+
+
+@pytest.mark.slow
+def test_images_are_normalised_unless_that_is_switched_off(tmp_path):
+    folder = resized_examples("BOX", tmp_path)
+    trained, plain = (bruno.open("omniglot-fewshot", drawings=drawings) for drawings in (None, False))
+    assert (trained.normalises, plain.normalises) == (True, False)
+    with pytest.warns(UnfamiliarDataWarning, match="bits/dim"):
+        assert correct(plain.classify(folder / "new", folder / "known")) < 15
+    drawing = Image.open(folder / "new" / "a6.png")
+    from_file, from_image = trained.read(folder / "new" / "a6.png").x, trained.read(drawing).x
+    assert torch.equal(from_file, from_image)
+    assert not torch.equal(from_file, torch.from_numpy(np.asarray(drawing))[None, None])
+    assert torch.equal(
+        trained.examples(data=str(folder / "known")).elements[:1],
+        trained.read(folder / "known" / "a" / "1.png").x,
+    )
+
+
+@pytest.mark.slow
+def test_tensors_are_not_normalised_but_warned_about(tmp_path):
+    trained, folder = bruno.open("omniglot-fewshot"), resized_examples("BOX", tmp_path)
+    images = np.stack([np.asarray(Image.open(path)) for path in sorted((folder / "new").glob("*.png"))])
+    with pytest.warns(UnfamiliarDataWarning, match="bits/dim"):
+        read = trained.read(images).x
+    assert torch.equal(read[:, 0], torch.from_numpy(images))

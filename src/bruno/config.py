@@ -302,6 +302,11 @@ class DataConfig:
     )
     colour: bool = _setting(False, "user images: three channels instead of one")
     invert: bool = _setting(False, "user images: turn dark ink on bright paper into bright ink")
+    # Recipes of older files do not have this setting; that of Omniglot is true.
+    drawings: bool = _setting(
+        attrs.Factory(lambda data: data.name == "omniglot", takes_self=True),
+        "user images: normalise polarity, frame, pen and sharpness of line drawings",
+    )
     group: str = _setting("", "table: the group column, which names the set of a row; empty: blocks of rows")
     columns: tuple[str, ...] = _setting((), "table: the columns of a row; empty: all that are numbers")
     format: str = _setting("", 'table: words such as "semicolon decimal-comma"; empty: detect the format')

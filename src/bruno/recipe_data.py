@@ -83,6 +83,7 @@ class RecipeData:
 
     def _read(self, *, original: bool) -> Examples:
         data = self.recipe.data
+        drawings = data.drawings and is_path(data.name)  # known datasets are read as published
         examples = load_examples(
             data.name,
             "all",
@@ -95,12 +96,14 @@ class RecipeData:
             table_format=data.format,
             missing=self.recipe.missing == "impute",
             skip_bad=data.skip_bad,
+            drawings=drawings,
+            invert=data.invert or None,
         )
         # Small classes are skipped after the split, so that the others stay in their split.
         skip_small = data.skip_bad and is_path(data.name)
         kept = _without_small_classes(examples, self.recipe) if skip_small else examples
         warn_of_skipped(kept, data.name)
-        return examples.inverted() if data.invert else examples
+        return examples.inverted() if data.invert and not drawings else examples
 
 
 def _without_small_classes(examples: Examples, recipe: Recipe) -> Examples:

@@ -66,10 +66,23 @@ class ModelOptions:
     data_dir: DataDir = None
     device: Device = "auto"
     seed: Seed = 0
+    drawings: Annotated[
+        bool | None,
+        typer.Option(
+            "--drawings/--no-drawings",
+            help="Normalise images of others as line drawings; by default if the model learnt drawings.",
+        ),
+    ] = None
 
     def open(self) -> Trained:
         """The trained model."""
-        return bruno.open(self.model, checkpoint=self.checkpoint, device=self.device, data_dir=self.data_dir)
+        return bruno.open(
+            self.model,
+            checkpoint=self.checkpoint,
+            device=self.device,
+            data_dir=self.data_dir,
+            drawings=self.drawings,
+        )
 
 
 @dataclass(frozen=True)

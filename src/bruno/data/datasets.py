@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from bruno.data.archives import file_stamp
 from bruno.data.examples import Examples, concatenate
 from bruno.data.formats import read_cifar10, read_idx, read_npz
-from bruno.data.images import Size, read_images
+from bruno.data.images import Size, normalise_drawings, read_images
 from bruno.data.synthetic import draw_characters
 from bruno.data.tables import is_table, read_table
 from bruno.files import check_regular
@@ -69,6 +70,8 @@ def load_examples(
     skip_bad: bool = False,
     min_count: int = 1,
     download: bool = True,
+    drawings: bool = False,
+    invert: bool | None = None,
 ) -> Examples:
     """Load a split of a named dataset, or of a folder, archive, npz or table given by its path.
 
@@ -89,6 +92,8 @@ def load_examples(
         skip_bad: for user files: skip elements that cannot be read; `Examples.skipped` names them.
         min_count: with skip_bad, also skip classes with fewer elements. Other classes keep their split.
         download: download missing files.
+        drawings: normalise line drawings, `original` ones too; see `bruno.data.drawings.normalise_drawing`.
+        invert: for drawings: whether ink is darker than paper; by default found out.
     """
     if split not in SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
@@ -97,7 +102,8 @@ def load_examples(
             raise ValueError(f"`size` must be omitted for {name}, which has a fixed size; got {size}.")
         source, folder = DATASETS[name], None if data_dir is None else Path(data_dir)
         parsed = _parsed(name, source, folder, download, original)
-        return parsed if split == "all" else source.split(parsed, split)
+        part = parsed if split == "all" else source.split(parsed, split)
+        return _normalised(part, invert) if drawings else part
     examples = load_path(
         Path(name),
         size=None if original else size,
@@ -107,6 +113,8 @@ def load_examples(
         table_format=table_format,
         missing=missing,
         skip_bad=skip_bad,
+        drawings=drawings,
+        invert=invert,
     )
     part = examples if split == "all" else split_by_class(examples, split)
     if not skip_bad:
@@ -126,6 +134,8 @@ def load_path(
     prefer: str = "",
     missing: bool = False,
     skip_bad: bool = False,
+    drawings: bool = False,
+    invert: bool | None = None,
 ) -> Examples:
     """Load all examples of a folder, archive, npz or table; for the arguments see `load_examples`.
 
@@ -143,7 +153,7 @@ def load_path(
         check_regular(path)
     kind = path.suffix.lower()
     if kind == ".npz":
-        return read_npz(path, size=size, grey=grey, missing=missing)
+        return read_npz(path, size=size, grey=grey, missing=missing, drawings=drawings, invert=invert)
     if is_table(path) and not path.is_dir():
         return _cached(
             f"{path.resolve()} {group!r} {tuple(columns)} {skip_bad} {table_format} {prefer} {missing}",
@@ -159,10 +169,21 @@ def load_path(
             ),
         )
     return _cached(
-        f"{path.resolve()} {size} {grey} {skip_bad}",
+        f"{path.resolve()} {size} {grey} {skip_bad}" + f" drawings {invert}" * drawings,
         file_stamp(path),
-        lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad),
+        lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad, drawings=drawings, invert=invert),
     )
+
+
+def _normalised(examples: Examples, invert: bool | None) -> Examples:
+    """Examples of one channel and 256 grey values as drawings of their own size; others raise."""
+    if len(examples.shape) != 3 or examples.shape[0] != 1 or examples.levels != 256:
+        raise ValueError(
+            f"`drawings` must be omitted for elements other than grey images; got {examples.shape}."
+        )
+    size = (examples.shape[1], examples.shape[2])
+    drawn = normalise_drawings(examples.elements.numpy(), size, invert=invert)
+    return replace(examples, elements=torch.from_numpy(drawn))
 
 
 def split_by_class(examples: Examples, split: str) -> Examples:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bruno import limits
 from bruno.data.archives import READ_ERRORS, entries, read_arrays, reason
 from bruno.data.examples import Examples
-from bruno.data.images import Size, fit_all
+from bruno.data.images import Size, fit_all, normalise_drawings
 from bruno.data.tables import MAX_NUMBER
 from bruno.files import check_regular
 
@@ -54,14 +54,21 @@ def read_cifar10(path: Path, train: bool) -> Examples:
 
 
 def read_npz(
-    path: Path, *, size: Size | None = None, grey: bool | None = None, missing: bool = False
+    path: Path,
+    *,
+    size: Size | None = None,
+    grey: bool | None = None,
+    missing: bool = False,
+    drawings: bool = False,
+    invert: bool | None = None,
 ) -> Examples:
     """Read an npz with `labels` (n,) and either `rows` (n, dim) or `images`, uint8.
 
     `rows` may be NaN if `missing`; `columns` (dim,) may give their names.
 
     Images are (n, height, width), (n, height, width, channels) or (n, channels, height, width). They are
-    resized and converted like those of `read_images`; by default they keep their size and channels.
+    resized and converted like those of `read_images`, or normalised as `drawings`; by default they keep their
+    size and channels.
     """
     arrays = _load_npz(path)
     are_rows = "rows" in arrays
@@ -75,7 +82,9 @@ def read_npz(
             f"got labels of shape {labels.shape} for {n} elements."
         )
     names, classes = np.unique(labels.reshape(n), return_inverse=True)
-    elements = elements if are_rows else fit_all(elements, size, grey)
+    if not are_rows:
+        elements = fit_all(elements, None if drawings else size, drawings or grey)
+        elements = normalise_drawings(elements, size, invert=invert) if drawings else elements
     columns = tuple(map(str, arrays.get("columns", ()))) if are_rows else ()
     if columns and len(columns) != elements.shape[1]:
         raise ValueError(f"{path}: `columns` must name {elements.shape[1]} columns; got {len(columns)}.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from bruno import limits
 from bruno.arrays import image_to_array
 from bruno.data.archives import READ_ERRORS, entries, is_hidden, reason
+from bruno.data.drawings import normalise_drawing
 from bruno.data.examples import Examples
 
 _READABLE = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
@@ -24,7 +26,13 @@ Size = int | tuple[int, int]  # a side, or (height, width)
 
 
 def read_images(
-    path: Path, *, size: Size | None = None, grey: bool = True, skip_bad: bool = False
+    path: Path,
+    *,
+    size: Size | None = None,
+    grey: bool = True,
+    skip_bad: bool = False,
+    drawings: bool = False,
+    invert: bool | None = None,
 ) -> Examples:
     """Read a folder, zip or tar of class folders of images; the name of a class is the path of its folder.
 
@@ -34,8 +42,11 @@ def read_images(
         grey: one channel; otherwise three.
         skip_bad: skip images and folders that cannot be read, images that differ from the most common size,
             and the lost part of a damaged archive, instead of raising. `Examples.skipped` names them.
+        drawings: normalise line drawings; see `normalise_drawing`.
+        invert: for drawings: whether ink is darker than paper; by default found out.
     """
-    images, problems = _decode_all(path, size, grey, skip_bad)
+    read = partial(decode, size=size, grey=grey, drawings=drawings, invert=invert)
+    images, problems = _decode_all(path, read, skip_bad)
     problems |= _size_problems(images)
     if problems and not skip_bad:
         name, problem = next(iter(problems.items()))
@@ -52,8 +63,12 @@ def read_images(
     return Examples(pixels, labels, tuple(map(str, classes)), tuple(problems))
 
 
-def decode(content: bytes, size: Size | None, grey: bool) -> NDArray[np.uint8]:
+def decode(
+    content: bytes, size: Size | None, grey: bool, *, drawings: bool = False, invert: bool | None = None
+) -> NDArray[np.uint8]:
     """Decode an image file to uint8 (channels, height, width), resized if `size` is given.
+
+    With `drawings`, to the grey image of `normalise_drawing`; `invert` is as there.
 
     Raises ValueError or OSError if the file is damaged.
     """
@@ -63,13 +78,28 @@ def decode(content: bytes, size: Size | None, grey: bool) -> NDArray[np.uint8]:
             opened = Image.open(io.BytesIO(content))
         with opened as image:
             limits.PIXELS.check(image.width * image.height, "it")  # before they are decoded
-            return image_to_array(image, size, grey)
+            if not drawings:
+                return image_to_array(image, size, grey)
+            drawing: NDArray[np.uint8]
+            [drawing] = normalise_drawings(image_to_array(image, None, True)[None], size, invert=invert)
+            return drawing
     except UnidentifiedImageError as error:
         raise ValueError("it is not an image") from error
     except OSError:
         raise
     except READ_ERRORS as error:
         raise ValueError(reason(error)) from error
+
+
+def normalise_drawings(
+    images: NDArray[np.uint8], size: Size | None, *, invert: bool | None = None
+) -> NDArray[np.uint8]:
+    """Normalise line drawings (n, 1, height, width) to `size`, by default Omniglot's 28 × 28."""
+    wanted = (size, size) if isinstance(size, int) else size or (28, 28)
+    drawn: list[NDArray[np.uint8]] = [
+        normalise_drawing(image, wanted, invert=invert)[None] for image in images[:, 0]
+    ]
+    return np.stack(drawn)
 
 
 def fit_all(images: NDArray[np.uint8], size: Size | None, grey: bool | None) -> NDArray[np.uint8]:
@@ -96,7 +126,7 @@ def is_unreadable_image(name: str) -> bool:
 
 
 def _decode_all(
-    path: Path, size: Size | None, grey: bool, skip_bad: bool
+    path: Path, read_image: Callable[[bytes], NDArray[np.uint8]], skip_bad: bool
 ) -> tuple[dict[str, NDArray[np.uint8]], dict[str, str]]:
     """Return the images and the problems, by file name; stops at the first problem unless `skip_bad`."""
     images: dict[str, NDArray[np.uint8]] = {}
@@ -106,7 +136,7 @@ def _decode_all(
         for name, read in entries(path, _is_in_class_folder):
             limits.MEMORY.check(amount, f"{path}: the images")
             try:
-                images[name] = decode(read(), size, grey)
+                images[name] = read_image(read())
                 amount += images[name].nbytes
             except (*READ_ERRORS, ValueError) as error:
                 problems[name] = reason(error)

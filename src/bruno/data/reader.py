@@ -58,8 +58,10 @@ class ImageReader:
 
     plural = "images"
 
-    def __init__(self, shape: tuple[int, ...], levels: int, invert: bool) -> None:
-        self.shape, self.levels, self.invert = shape, levels, invert
+    def __init__(
+        self, shape: tuple[int, ...], levels: int, invert: bool | None, drawings: bool = False
+    ) -> None:
+        self.shape, self.levels, self.invert, self.drawings = shape, levels, invert, drawings
 
     def find(self, folder: Path) -> list[Path]:
         """Return the images of a folder, sorted by name; warns about images in unsupported formats."""
@@ -78,8 +80,12 @@ class ImageReader:
 
     def _load(self, path: Path) -> Tensor:
         channels, height, width = self.shape
-        pixels = torch.from_numpy(decode(read_regular(path), (height, width), channels == 1).copy())
-        return rescale_levels(255 - pixels if self.invert else pixels, 256, self.levels)
+        array = decode(
+            read_regular(path), (height, width), channels == 1, drawings=self.drawings, invert=self.invert
+        )
+        pixels = torch.from_numpy(array.copy())
+        inverted = 255 - pixels if self.invert and not self.drawings else pixels
+        return rescale_levels(inverted, 256, self.levels)
 
 
 class RowReader:
@@ -182,6 +188,8 @@ class ElementReader:
         shape: (channels, height, width) for images, which are resized to it, or (dim,) for rows.
         levels: number of grey values of the images; 0 for rows of real numbers.
         invert: use 255 − pixel, for dark ink on bright paper if the model expects bright ink.
+        drawings: normalise images as line drawings (see `normalise_drawing`). If `invert` is None, the reader
+            finds out whether ink is darker than paper.
         skip_bad: skip elements that cannot be read, and add them to `skipped`, instead of raising.
         group: for rows: the group column, which is not one of the numbers. A header may lack it.
         columns: for rows: the names of the numbers. If a header is given, they are found by name.
@@ -194,7 +202,8 @@ class ElementReader:
         shape: Sequence[int],
         levels: int,
         *,
-        invert: bool = False,
+        invert: bool | None = False,
+        drawings: bool = False,
         skip_bad: bool = False,
         group: str = "",
         columns: Sequence[str] = (),
@@ -205,11 +214,11 @@ class ElementReader:
         if len(shape) != (3 if levels else 1) or min(shape) < 1:
             wanted = "(channels, height, width) for images" if levels else "(dim,) for rows"
             raise ValueError(f"`shape` must be {wanted}; got {tuple(shape)}.")
-        self.invert, self.skip_bad = invert, skip_bad
+        self.invert, self.drawings, self.skip_bad = invert, drawings, skip_bad
         self.group, self.columns = group, tuple(columns)
         self.skipped: list[str] = []
         self._source = (
-            ImageReader(tuple(shape), levels, invert)
+            ImageReader(tuple(shape), levels, invert, drawings)
             if levels
             else RowReader(shape[0], group, columns, table_format=table_format, missing=missing)
         )

@@ -227,7 +227,7 @@ def _default_path(collection: Path, model: Bruno) -> Path:
 
 def _state_of(reader: ElementReader, files: Sequence[Path], folder: Path) -> str:
     """A digest that changes if a file or a setting of the reader changes."""
-    settings = (reader.invert, reader.skip_bad, reader.group, reader.columns)
+    settings = (reader.invert, reader.drawings, reader.skip_bad, reader.group, reader.columns)
     stamps = [(str(file.relative_to(folder)), file_stamp(file)) for file in files]
     return hashlib.sha256(repr((settings, stamps)).encode()).hexdigest()
 

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bruno.arrays import ArrayLike, as_tensor, is_pil_image
+from bruno.arrays import ArrayLike, as_tensor, image_to_array, is_pil_image
 from bruno.config import Recipe
 from bruno.data import Element, ElementReader, Examples, is_available, load_examples, load_path
 from bruno.data.datasets import SPLITS
+from bruno.data.images import normalise_drawings
 from bruno.data.tables import is_frame
-from bruno.kinds import Images
+from bruno.kinds import Images, rescale_levels
 from bruno.model import Bruno
 from bruno.recipe_data import RecipeData, imputed, is_path, unseen_split, warn_of_skipped
 from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
@@ -57,6 +58,7 @@ class TrainedData:
         folder: where its results go.
         is_pretrained: whether it comes with the package.
         data_dir: the folder of published datasets; $BRUNO_DATA if None.
+        drawings: whether to normalise the line drawings of others; as in training if None.
     """
 
     model: Bruno
@@ -64,6 +66,7 @@ class TrainedData:
     folder: Path
     is_pretrained: bool = False
     data_dir: str | Path | None = None
+    drawings: bool | None = None
 
     def __repr__(self) -> str:
         data = self.recipe.data.name if self.recipe else "unknown data"
@@ -80,6 +83,18 @@ class TrainedData:
     def rotations(self) -> bool:
         """Whether rotated classes counted as classes in training."""
         return self.recipe is not None and self.recipe.data.rotations
+
+    @property
+    def normalises(self) -> bool:
+        """Whether images of others are normalised as line drawings; see `normalise_drawing`."""
+        kind = self.model.kind
+        if not isinstance(kind, Images) or not kind.is_grey:
+            return False
+        return (
+            (self.recipe is not None and self.recipe.data.drawings)
+            if self.drawings is None
+            else self.drawings
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -130,7 +145,8 @@ class TrainedData:
         return ElementReader(
             self.model.shape,
             self.model.levels,
-            invert=self._inverts(invert),
+            invert=self._polarity(invert) if self.normalises else self._inverts(invert),
+            drawings=self.normalises,
             skip_bad=skip_bad,
             group=self.group if group is None else group,
             columns=self.columns,
@@ -149,9 +165,9 @@ class TrainedData:
         """Elements from files and folders, from a reader, or from frames, arrays, tensors and PIL images.
 
         Warns about files that were skipped, and of images unlike those of training. By default, files and PIL
-        images are inverted as in training; arrays and tensors are taken as they are. Missing numbers of rows
-        are imputed from the rows of the same group, or of the whole source if it has no groups; without
-        `impute` they stay NaN.
+        images are normalised as drawings or inverted, as in training; arrays and tensors are not changed.
+        Missing numbers of rows are imputed from the rows of the same group, or of the whole source if it has
+        no groups; without `impute` they stay NaN.
         """
         elements = self._read(source, invert, skip_bad)
         self.warn_if_unfamiliar(elements.x)
@@ -187,6 +203,9 @@ class TrainedData:
     def _converted(self, source: ArrayLike, invert: bool | None) -> Tensor:
         """Elements (n, *shape) on the CPU from an array of one or several, or from PIL images."""
         shape, kind = self.model.shape, self.model.kind
+        first = source[0] if isinstance(source, list | tuple) and source else source
+        if is_pil_image(first) and self.normalises:
+            return self._normalised(source if isinstance(source, list | tuple) else [source], invert)
         x = as_tensor(source, "source", kind=kind).cpu()
         if kind.is_images and shape[0] == 1 and x.ndim in (2, 3) and x.shape[-2:] == shape[1:]:
             x = x if tuple(x.shape) == shape else x.unsqueeze(-3)  # grey images without a channel axis
@@ -197,9 +216,17 @@ class TrainedData:
         if x.dtype == torch.bool or x.is_complex():
             raise TypeError(f"`source` must be integers or floating point; got {x.dtype}.")
         kind.check(x.nan_to_num(nan=0.0) if self.model.imputer is not None else x)
-        first = source[0] if isinstance(source, list | tuple) else source
         inverted = invert or (is_pil_image(first) and self._inverts(invert))
         return kind.levels - 1 - x if inverted and kind.is_images else x
+
+    def _normalised(self, images: Sequence[Any], invert: bool | None) -> Tensor:
+        """PIL images as drawings (n, *shape)."""
+        kind, polarity = cast(Images, self.model.kind), self._polarity(invert)
+        arrays = [
+            normalise_drawings(image_to_array(image, None, True)[None], kind.size, invert=polarity)
+            for image in images
+        ]
+        return rescale_levels(torch.from_numpy(np.concatenate(arrays)), 256, kind.levels)
 
     @cached_property
     def familiarity(self) -> Familiarity:
@@ -282,7 +309,11 @@ class TrainedData:
         if is_path(data):
             examples = self._user_examples(Path(data), invert)
         else:
+            own = self.recipe is not None and self.recipe.data.name == data
+            foreign = not own and data != "drawn"  # drawn as Omniglot's characters are
             examples = load_examples(data, split, data_dir=self.data_dir)
+            if self.normalises and foreign and examples.shape == self.model.shape:
+                examples = load_examples(data, split, data_dir=self.data_dir, drawings=True)
         if examples.shape != self.model.shape:
             raise ValueError(
                 f"`data` must have elements of the model's shape {self.model.shape}; {data} has "
@@ -291,7 +322,7 @@ class TrainedData:
         return examples
 
     def _user_examples(self, path: Path, invert: bool | None) -> Examples:
-        kind = self.model.kind
+        kind, drawings = self.model.kind, self.normalises
         examples = load_path(
             path,
             size=kind.size if isinstance(kind, Images) else None,
@@ -301,9 +332,11 @@ class TrainedData:
             prefer=self._table_format,
             missing=self.model.imputer is not None,
             skip_bad=self.recipe is not None and self.recipe.data.skip_bad,
+            drawings=drawings,
+            invert=self._polarity(invert) if drawings else None,
         )
         warn_of_skipped(examples, path)
-        return examples.inverted() if self._inverts(invert) else examples
+        return examples.inverted() if self._inverts(invert) and not drawings else examples
 
     @property
     def _table_format(self) -> str:
@@ -311,6 +344,10 @@ class TrainedData:
 
     def _generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(seed)
+
+    def _polarity(self, invert: bool | None) -> bool | None:
+        """Whether the ink of drawings is dark; None to find out."""
+        return self._inverts(None) or None if invert is None else invert
 
     def _inverts(self, invert: bool | None) -> bool:
         return (self.recipe is not None and self.recipe.data.invert) if invert is None else invert

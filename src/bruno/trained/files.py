@@ -18,6 +18,7 @@ def open(
     checkpoint: str = "last",
     device: str = "auto",
     data_dir: str | Path | None = None,
+    drawings: bool | None = None,
 ) -> Trained:
     """Open a trained model with its recipe and data.
 
@@ -26,16 +27,26 @@ def open(
         checkpoint: of a run folder: "last", or "best" on validation.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
         data_dir: the folder of published datasets; $BRUNO_DATA by default.
+        drawings: normalise images of others as line drawings; by default if the model learnt drawings.
     """
     if data_dir is not None and not Path(data_dir).is_dir():
         raise ValueError(f"`data_dir` must be an existing folder; got {str(data_dir)!r}.")
     name, device, folder = str(path), resolve_device(device), results_folder(path)
     if _is_run(name):
         run = Run(folder)
-        return Trained(run.model(checkpoint, device), run.recipe, folder, data_dir=data_dir)
+        return Trained(
+            run.model(checkpoint, device), run.recipe, folder, data_dir=data_dir, drawings=drawings
+        )
     model, about = load_with_metadata(_model_file(name, checkpoint), device=device)
     recipe = from_dict(Recipe, about["recipe"]) if about.get("recipe") else None
-    return Trained(model, recipe, folder, is_pretrained=_is_pretrained(name), data_dir=data_dir)
+    return Trained(
+        model,
+        recipe,
+        folder,
+        is_pretrained=_is_pretrained(name),
+        data_dir=data_dir,
+        drawings=drawings,
+    )
 
 
 def export(path: str | Path, out: str | Path, *, half: bool = False, checkpoint: str = "last") -> Path:
