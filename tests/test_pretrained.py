@@ -135,14 +135,15 @@ def dark_ink(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def omniglot():
-    """The density model, on which `familiarity` is estimated once."""
-    return bruno.open("omniglot", device="cpu")
+    """The density model, which takes images as they are; its `familiarity` is estimated once."""
+    return bruno.open("omniglot", device="cpu", drawings=False)
 
 
 def test_images_in_dark_ink_are_reported_unless_inverted(dark_ink, omniglot):
     sample = [
         "sample",
         "omniglot",
+        "--no-drawings",
         "--data",
         dark_ink,
         "--set-size",
@@ -209,7 +210,7 @@ def test_one_image_in_dark_ink_among_others_is_reported(dark_ink, omniglot):
 
 @pytest.mark.slow
 def test_a_collection_in_dark_ink_is_reported_at_every_search(dark_ink, caplog):
-    trained = bruno.open("omniglot-small")
+    trained = bruno.open("omniglot-small", drawings=False)
     for _ in range(2):  # encoded, and read from its index
         with (
             pytest.warns(bruno.trained.UnfamiliarDataWarning, match="unlike .*: mean brightness"),
@@ -236,7 +237,15 @@ def test_shaded_paper_is_reported_by_its_density(dark_ink, omniglot):
 @pytest.mark.slow
 def test_a_pretrained_model_is_fine_tuned_to_dark_ink(dark_ink, monkeypatch):
     monkeypatch.setattr("bruno.fit.default_sets_per_class", lambda classes: 4)
-    tune = ["finetune", "omniglot", "--set", f"data.name={dark_ink}", "--set", "train.batch=2"]
+    tune = [
+        "finetune",
+        "omniglot",
+        "--no-drawings",
+        "--set",
+        f"data.name={dark_ink}",
+        "--set",
+        "train.batch=2",
+    ]
     tune += ["--steps", "1", "--episodes", "1", "--way", "2", "--set", "train.set_size=3"]
     output = run(*tune, "--out", "dark", "--trials", "0")
     assert re.search(rf"{UNLIKE}.*`data.invert`", output)
@@ -306,7 +315,7 @@ def test_images_are_normalised_unless_that_is_switched_off(tmp_path):
     drawing = Image.open(folder / "new" / "a6.png")
     from_file, from_image = trained.read(folder / "new" / "a6.png").x, trained.read(drawing).x
     assert torch.equal(from_file, from_image)
-    assert not torch.equal(from_file, torch.from_numpy(np.asarray(drawing))[None, None])
+    assert not torch.equal(from_file, torch.from_numpy(np.array(drawing))[None, None])
     assert torch.equal(
         trained.examples(data=str(folder / "known")).elements[:1],
         trained.read(folder / "known" / "a" / "1.png").x,

@@ -207,6 +207,8 @@ def finetune(
     plan |= {"rate": _FINETUNING_RATE * before.recipe.train.rate, "warmup": _FINETUNING_WARMUP}
     started, _ = with_settings(before.recipe, plan)
     recipe, explicit = with_settings(started, settings if way is None else {**settings, "way": way})
+    if before.drawings is not None and "data.drawings" not in explicit:
+        recipe = evolve(recipe, data=evolve(recipe.data, drawings=before.drawings))
     if recipe.data.name != before.recipe.data.name:
         recipe = _with_shape_of(before.model, recipe, explicit)
     model_settings = ("pixels", "alpha", "missing", "scales", "flow", "process")

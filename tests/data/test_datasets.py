@@ -280,7 +280,7 @@ def test_https_mirrors_come_first():
 @needs_omniglot
 def test_omniglot_splits_are_the_published_ones(monkeypatch):
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: b"")  # names matter here, pixels do not
-    monkeypatch.setattr("bruno.data.images.decode", lambda *_: np.zeros((1, 1, 1), np.uint8))
+    monkeypatch.setattr("bruno.data.images.decode", lambda *_, **__: np.zeros((1, 1, 1), np.uint8))
     source = DATASETS["omniglot"]
     drawings = source.read(list(locate("omniglot", REAL).values()))
     lists = {"train": "train", "validation": "val", "trainval": "trainval", "test": "test"}
