@@ -1,7 +1,7 @@
 """Few-shot accuracy on images that someone else made, with and without normalisation of drawings.
 
-    python benchmarks/foreign.py omniglot-fewshot
-    python benchmarks/foreign.py runs/omniglot-spline --trials 20
+    python benchmarks/foreign.py omniglot
+    python benchmarks/foreign.py runs/omniglot --trials 20
 
 Digits of MNIST's test split, letters of the fonts that matplotlib installs, and Omniglot's test characters
 reduced from 105 × 105 by several filters. Without dequantisation noise, without rotations; the nearest pixels

@@ -301,14 +301,14 @@ def correct(outcome) -> int:
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("filter", FILTERS)
 def test_drawings_are_recognised_whatever_made_them(filter, dark, tmp_path):
-    trained, folder = bruno.open("omniglot-fewshot"), resized_examples(filter, tmp_path, dark=dark)
+    trained, folder = bruno.open("omniglot"), resized_examples(filter, tmp_path, dark=dark)
     assert correct(trained.classify(folder / "new", folder / "known")) == 15
 
 
 @pytest.mark.slow
 def test_images_are_normalised_unless_that_is_switched_off(tmp_path):
     folder = resized_examples("BOX", tmp_path)
-    trained, plain = (bruno.open("omniglot-fewshot", drawings=drawings) for drawings in (None, False))
+    trained, plain = (bruno.open("omniglot", drawings=drawings) for drawings in (None, False))
     assert (trained.normalises, plain.normalises) == (True, False)
     with pytest.warns(UnfamiliarDataWarning, match="bits/dim"):
         assert correct(plain.classify(folder / "new", folder / "known")) < 15
@@ -324,7 +324,7 @@ def test_images_are_normalised_unless_that_is_switched_off(tmp_path):
 
 @pytest.mark.slow
 def test_tensors_are_not_normalised_but_warned_about(tmp_path):
-    trained, folder = bruno.open("omniglot-fewshot"), resized_examples("BOX", tmp_path)
+    trained, folder = bruno.open("omniglot"), resized_examples("BOX", tmp_path)
     images = np.stack([np.asarray(Image.open(path)) for path in sorted((folder / "new").glob("*.png"))])
     with pytest.warns(UnfamiliarDataWarning, match="bits/dim"):
         read = trained.read(images).x
