@@ -297,17 +297,22 @@ def correct(outcome) -> int:
     return sum(name == Path(path).name[0] for name, path in zip(chosen, outcome.names, strict=True))
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def normalising():
+    """The small model, which normalises drawings; its `familiarity` is estimated once."""
+    return bruno.open("omniglot-small", device="cpu")
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("filter", FILTERS)
-def test_drawings_are_recognised_whatever_made_them(filter, dark, tmp_path):
-    trained, folder = bruno.open("omniglot"), resized_examples(filter, tmp_path, dark=dark)
-    assert correct(trained.classify(folder / "new", folder / "known")) == 15
+def test_drawings_are_recognised_whatever_made_them(normalising, filter, dark, tmp_path):
+    folder = resized_examples(filter, tmp_path, dark=dark)
+    assert correct(normalising.classify(folder / "new", folder / "known")) == 15
 
 
-def test_images_are_normalised_unless_that_is_switched_off(tmp_path):
+def test_images_are_normalised_unless_that_is_switched_off(normalising, tmp_path):
     folder = resized_examples("BOX", tmp_path)
-    trained, plain = (bruno.open("omniglot-small", drawings=drawings) for drawings in (None, False))
+    trained, plain = normalising, bruno.open("omniglot-small", device="cpu", drawings=False)
     assert (trained.normalises, plain.normalises) == (True, False)
     path = folder / "new" / "a6.png"
     pixels = torch.from_numpy(np.array(Image.open(path)))[None, None]
@@ -320,8 +325,8 @@ def test_images_are_normalised_unless_that_is_switched_off(tmp_path):
         assert torch.equal(opened.examples(data=known).elements[:1], opened.read(first).x)
 
 
-def test_tensors_are_not_normalised_but_warned_about(tmp_path):
-    trained, folder = bruno.open("omniglot-small"), resized_examples("BILINEAR", tmp_path, dark=True)
+def test_tensors_are_not_normalised_but_warned_about(normalising, tmp_path):
+    trained, folder = normalising, resized_examples("BILINEAR", tmp_path, dark=True)
     images = np.stack([np.asarray(Image.open(path)) for path in sorted((folder / "new").glob("*.png"))])
     with pytest.warns(UnfamiliarDataWarning, match="brightness"):
         read = trained.read(images).x
