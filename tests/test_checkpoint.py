@@ -282,7 +282,6 @@ def test_weights_of_another_shape_are_named(tmp_path):
         ({"count": torch.tensor([1, 2])}, r"`mean` .*\(2, 2\); got .*\(2,\)"),
         ({"count": torch.tensor(0)}, "`count` .*above 0.*got 0"),
         ({"mean": torch.zeros(3)}, r"`mean` .*\(2,\); got .*\(3,\)"),
-        ({"extra": torch.zeros(3)}, "count, mean and scatter; got .*extra"),
     ],
 )
 def test_a_state_that_no_set_has_is_an_error(tmp_path, changed, message):

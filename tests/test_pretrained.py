@@ -88,7 +88,7 @@ def test_scores_separate_characters_of_a_class_from_others():
 def test_outliers_in_a_stream_have_negative_scores(model):
     stream, _ = ElementReader(model.shape, model.levels).read_all([ROOT / "examples" / "stream"])
     scores = [scored.score for scored in Detector(model, 0.0).watch(stream)]
-    assert [i for i, score in enumerate(scores, 1) if score < 0] == [8, 11]
+    assert [i for i, score in enumerate(scores, 1) if score < -1] == [8, 11]
 
 
 @pytest.mark.slow

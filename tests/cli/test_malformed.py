@@ -21,7 +21,9 @@ WITH_MODEL = {
     "classify": "classify run images/a/0.png --support images",
     "anomaly watch": "anomaly watch run images/a",
     "anomaly batch": "anomaly batch run images/a",
+    "anomaly accept": "anomaly accept run 1 --state state",
     "anomaly measure": "anomaly measure run",
+    "calibrate": "calibrate run",
     "retrieve search": "retrieve search run --query images/a --collection images/b",
     "retrieve measure": "retrieve measure run",
     "specks": "specks run",
@@ -64,7 +66,9 @@ BARE = [
     "classify",
     "anomaly watch",
     "anomaly batch",
+    "anomaly accept",
     "anomaly measure",
+    "calibrate",
     "retrieve search",
     "retrieve measure",
     "specks",
@@ -255,6 +259,25 @@ OTHERS = {
         run images/a --rate 2
         run images/a --sets 1000000000000
         run images/a --threshold inf
+    """,
+    "anomaly accept": """
+        run 1
+        run --state state
+        run 1 --state nowhere
+        run 1 --state text.txt
+        run 1 --state pipe
+        run 1 --state run/model.safetensors
+        run 1 --state images
+    """,
+    "calibrate": """
+        run nowhere
+        run text.txt
+        run pipe
+        run empty
+        run torn.zip
+        run loops
+        run images extra
+        run images --orders 0
     """,
     "anomaly measure": """
         run --sets 1

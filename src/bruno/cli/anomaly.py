@@ -179,7 +179,7 @@ def batch(
 
 def accept(
     model: ModelOptions,
-    names: Annotated[list[str], typer.Argument(help="Elements, as the stream named them.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAMES", help="Elements, as the stream named them.")],
     state: Annotated[Path, typer.Option(help="The file that `bruno anomaly watch --state` saved.")],
 ) -> None:
     """Add flagged elements to their sets in the state of a stream: their alarms were none."""

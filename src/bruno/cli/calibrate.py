@@ -15,8 +15,9 @@ def calibrate(
     data: Annotated[
         str | None,
         typer.Argument(
+            metavar="DATA",
             help="Clean groups that the model was not trained on: a dataset, class folders, or a CSV; by "
-            "default the unseen classes of its own data."
+            "default the unseen classes of its own data.",
         ),
     ] = None,
     invert: Invert = None,

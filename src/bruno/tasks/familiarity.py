@@ -13,6 +13,7 @@ from bruno.flow.preprocessing import Gaussianise
 from bruno.model import Bruno
 
 _FACTOR = 3  # images this many times brighter or darker than in training are unfamiliar
+_MARGIN = 0.5  # beyond the least likely sample, as a fraction of its distance from the median
 _IMAGES = 64  # number of images, and of samples, to estimate bits/dim from
 
 
@@ -34,7 +35,7 @@ class Familiarity:
         """Why images (*batch, channels, height, width) of any size are unfamiliar, or "".
 
         They are if their mean brightness is far from that of training, if the model finds them less likely on
-        average than any of its samples, or if one of them is `too_bright`.
+        average than its samples, or if one of them is `too_bright`.
         """
         if not self.model.kind.is_images:
             return ""
@@ -65,11 +66,12 @@ class Familiarity:
         return (shares * torch.arange(len(shares), device=shares.device)).sum().item() / len(shares)
 
     @cached_property
-    def _most_bits_of_samples(self) -> float:
-        """Bits/dim of the least likely sample of the model."""
+    def _bits_of_samples(self) -> tuple[float, float]:
+        """Median and maximum of the bits/dim of samples of the model."""
         generator = self._generator()
         images = self.model.prior().sample(_IMAGES, generator=generator).images
-        return self._bits(images, generator).max().item()
+        bits = self._bits(images, generator)
+        return bits.median().item(), bits.max().item()
 
     def _other_brightness(self, images: Tensor) -> str:
         learnt, mean = self._training_brightness, images.mean(dtype=torch.double).item() / self.model.levels
@@ -81,8 +83,11 @@ class Familiarity:
         some = images[:: math.ceil(len(images) / _IMAGES)].to(self.model.device)
         size = (self.model.shape[-2], self.model.shape[-1])
         some = some if some.shape[-2:] == size else downsample(some, size)
-        mean, most = self._bits(some, self._generator()).mean().item(), self._most_bits_of_samples
-        return f"{mean:.1f} bits/dim, samples of the model at most {most:.1f}" if mean > most else ""
+        mean = self._bits(some, self._generator()).mean().item()
+        median, most = self._bits_of_samples
+        # With a margin: a set of characters of many strokes is less likely than any of a few samples.
+        unlikely = mean > most + _MARGIN * (most - median)
+        return f"{mean:.1f} bits/dim, samples of the model at most {most:.1f}" if unlikely else ""
 
     @torch.no_grad()
     def _bits(self, images: Tensor, generator: Generator) -> Tensor:
