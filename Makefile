@@ -36,6 +36,7 @@ bench: .venv/.ready ## measure the tables of results/ on this machine
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/fewshot.py
 	$(BIN)/python benchmarks/missing_cells.py
+	$(BIN)/python benchmarks/pretrained.py
 
 omniglot: .venv/.ready ## reproduce results/omniglot/ with BRUNO_DATA=DIR: hours, on a GPU
 	$(BIN)/python benchmarks/omniglot.py

@@ -159,8 +159,10 @@ def test_a_preset_of_larger_images_takes_user_images_of_any_size(workplace):
     start += [word for setting in settings for word in ("--set", setting)]
     run(*start, "--set", "data.size=8", "--out", "run")
     assert bruno.load("run/model.safetensors").shape == (1, 8, 8)
+    original = ["--set", "data.size=8", "--set", "data.original=true"]
     with pytest.raises(ValueError, match=r"images.*size"):
-        run(*start, "--set", "data.size=8", "--set", "data.original=true", "--out", "original")
+        run(*start, *original, "--set", "data.drawings=false", "--out", "original")
+    run(*start, *original, "--out", "drawings")  # drawings are normalised to one size
 
 
 def test_a_run_on_user_data_works_from_any_folder(workplace, monkeypatch):
