@@ -1,6 +1,5 @@
 import json
 import math
-import zlib
 
 import pytest
 import torch
@@ -208,17 +207,6 @@ def test_damaged_names_and_settings_are_detected(tmp_path, before, after):
     (tmp_path / "model").write_bytes(content.replace(before, after))
     with pytest.raises(ValueError, match="is damaged: its checksum is wrong"):
         bruno.load(tmp_path / "model")
-
-
-def test_older_files_have_a_checksum_of_their_values_alone(tmp_path):
-    """The pretrained models are such files."""
-    right = zlib.crc32(torch.ones(2).numpy().tobytes())
-    for name, checksum in (("whole", right), ("damaged", right + 1)):
-        header = {"format": 1, "kind": "other", "checksum": checksum}
-        save_file({"x": torch.ones(2)}, tmp_path / name, {"bruno": json.dumps(header)})
-    assert torch.equal(read(tmp_path / "whole", "cpu")[0]["x"], torch.ones(2))
-    with pytest.raises(ValueError, match="its checksum is wrong"):
-        read(tmp_path / "damaged", "cpu")
 
 
 def test_a_file_without_a_checksum_is_read_only_on_request(tmp_path):

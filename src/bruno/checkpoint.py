@@ -20,7 +20,6 @@ from bruno.process import Evidence
 _FORMAT = 1
 _EVIDENCE = ("count", "mean", "scatter")
 _CHECKSUM = "checksum of all"
-_CHECKSUM_OF_BYTES = "checksum"  # of older files
 
 
 def save(
@@ -183,15 +182,11 @@ def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) 
         beside.chmod(0o666 & ~mask)  # safetensors makes its files private
 
 
-def _checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any] | None) -> int:
-    """The checksum of the header and all tensors; without a header, of the bytes of the tensors alone.
-
-    Older files have the second form.
-    """
-    result = 0 if header is None else zlib.crc32(json.dumps(header).encode())
+def _checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> int:
+    """The checksum of the header and of the names, types, shapes and values of all tensors."""
+    result = zlib.crc32(json.dumps(header).encode())
     for name, tensor in sorted(tensors.items()):
-        if header is not None:
-            result = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), result)
+        result = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), result)
         result = zlib.crc32(raw_bytes(tensor), result)
     return result
 
@@ -214,12 +209,11 @@ def read(
         raise ValueError(f"`path` must be a file that bruno.save wrote, of format {_FORMAT}; {path} is not.")
     if not isinstance(header.get("kind"), str):
         raise ValueError(f"`path` must be a file that bruno.save wrote; {path} has no kind.")
-    covered = header if _CHECKSUM in header else None
-    expected = header.pop(_CHECKSUM, header.get(_CHECKSUM_OF_BYTES))
+    expected = header.pop(_CHECKSUM, None)
     if expected is None and not unchecked:
         raise ValueError(
             f"`path` must have a checksum; {path} has none. If you trust it, load it with unchecked=True."
         )
-    if expected not in (None, _checksum(tensors, covered)):
+    if expected not in (None, _checksum(tensors, header)):
         raise ValueError(f"`path` must be as bruno.save wrote it; {path} is damaged: its checksum is wrong.")
     return tensors, header
