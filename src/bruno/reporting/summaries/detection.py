@@ -20,6 +20,7 @@ _LOWEST = 20  # elements of a batch, or groups, in a table
 _RATES = (0.01, 0.05, 0.1)  # whose thresholds are reported
 _POSITIONS = (1, 5, 20, 50, 100)  # at which they are
 _FAR_MORE = (5, 0.15)  # times the asked rate, and share of all elements: more is flagged than faults explain
+_ENOUGH = 10  # outliers: fewer do not show that a model does not fit
 
 
 @summarise.register
@@ -78,7 +79,7 @@ def _misfit(summary: StreamSummary, rate: float | None, advice: str) -> str:
     """A sentence if far more is flagged than asked for, else ""."""
     times, share = _FAR_MORE
     flagged = summary.outliers / max(1, summary.count)
-    if rate is None or flagged <= max(times * rate, share):
+    if rate is None or summary.outliers < _ENOUGH or flagged <= max(times * rate, share):
         return ""
     return (
         f"{100 * flagged:.0f} % are flagged where {100 * rate:g} % was asked for: the model or its "
