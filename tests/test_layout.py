@@ -18,7 +18,8 @@ LAYOUT = """
     bruno.kinds bruno.arrays
     bruno.config
     bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic
-    bruno.data.drawings bruno.data.images bruno.data.table_format bruno.data.tables bruno.data.formats
+    bruno.data.drawings bruno.data.images bruno.data.table_format bruno.data.columns bruno.data.frames
+    bruno.data.tables bruno.data.formats
     bruno.data.reader bruno.data.datasets bruno.data
     bruno.flow.bijection bruno.flow.networks bruno.flow.spline bruno.flow.coupling bruno.flow.realnvp
     bruno.flow.preprocessing bruno.flow.imputation bruno.flow

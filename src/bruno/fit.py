@@ -15,7 +15,7 @@ from attrs import evolve
 
 from bruno.config import Recipe, check_count, check_same, from_dict, load_recipe, to_dict
 from bruno.data import Examples, SetSampler
-from bruno.data.tables import is_frame
+from bruno.data.frames import is_frame
 from bruno.devices import process_group, resolve_device
 from bruno.flow.preprocessing import ColumnScales, Standardise
 from bruno.model import Bruno

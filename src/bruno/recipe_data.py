@@ -19,9 +19,10 @@ from torch import Tensor
 
 from bruno.config import DataConfig, Recipe
 from bruno.data import DATASETS, Examples, load_examples
+from bruno.data.columns import BLOCK
 from bruno.data.datasets import SPLITS, split_by_class
+from bruno.data.frames import read_frame
 from bruno.data.table_format import TableFormat
-from bruno.data.tables import BLOCK, read_frame
 from bruno.files import atomic_write
 from bruno.model import Bruno
 

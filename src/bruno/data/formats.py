@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from bruno import limits
 from bruno.data.archives import READ_ERRORS, entries, read_arrays, reason
+from bruno.data.columns import MAX_NUMBER
 from bruno.data.examples import Examples
 from bruno.data.images import Size, fit_all, normalise_drawings
-from bruno.data.tables import MAX_NUMBER
 from bruno.files import check_regular
 
 

@@ -15,21 +15,11 @@ from torch import Tensor
 
 from bruno.config import check_levels
 from bruno.data.archives import READ_ERRORS, reason
+from bruno.data.columns import Columns, check_numbers, column_names, column_positions
+from bruno.data.frames import frame_rows, is_frame
 from bruno.data.images import decode, is_image, is_unreadable_image
 from bruno.data.table_format import TableFormat, detect, split_rows
-from bruno.data.tables import (
-    Columns,
-    check_numbers,
-    column_names,
-    column_positions,
-    frame_rows,
-    is_frame,
-    is_parquet,
-    is_table,
-    open_text,
-    parse_numbers,
-    read_parquet,
-)
+from bruno.data.tables import is_parquet, is_table, open_text, parse_numbers, read_parquet
 from bruno.files import check_regular, read_regular
 from bruno.kinds import rescale_levels
 

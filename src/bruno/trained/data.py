@@ -18,8 +18,8 @@ from bruno.arrays import ArrayLike, as_tensor, image_to_array, is_pil_image
 from bruno.config import Recipe
 from bruno.data import Element, ElementReader, Examples, is_available, load_examples, load_path
 from bruno.data.datasets import SPLITS
+from bruno.data.frames import is_frame
 from bruno.data.images import normalise_drawings
-from bruno.data.tables import is_frame
 from bruno.kinds import Images, rescale_levels
 from bruno.model import Bruno
 from bruno.recipe_data import RecipeData, imputed, is_path, unseen_split, warn_of_skipped

@@ -1,0 +1,166 @@
+"""The columns of a table: which are numbers and which names the group; rows as examples."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bruno.data.examples import Examples
+from bruno.data.table_format import TableFormat, is_missing
+
+MAX_NUMBER = float(np.finfo(np.float32).max)  # its square is finite in float64
+BLOCK = 20  # rows of a set, if there is no group column
+_DATE = re.compile(
+    r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ]+\d{1,2}[:.]\d{2}.*)?"  # 2026-01-31, 31.1.2026 10:15
+    r"|\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]m)?"  # 10:15
+    r"|(\w+,? )?(\d{1,2}\.? )?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.? \d.*",
+    re.IGNORECASE,
+)
+
+
+class Columns(NamedTuple):
+    """The names of the columns of a table, and the positions of the group column and of the numbers.
+
+    `ignored` describes the other columns: "time (date)".
+    """
+
+    header: list[str]
+    group: int | None
+    numbers: list[int]
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns of numbers."""
+        return tuple(self.header[i] for i in self.numbers)
+
+
+class ParsedRows(NamedTuple):
+    """Parsed rows: their numbers (n, columns), the sorted group names, and the group of each row.
+
+    Without a group column there are no names and no labels.
+    """
+
+    numbers: NDArray[np.float64]
+    names: NDArray[Any]
+    labels: NDArray[Any]
+    skipped: Sequence[str] = ()
+
+
+def choose_columns(
+    header: list[str], kinds: Sequence[str], group: str, columns: Sequence[str] = ()
+) -> Columns:
+    """The columns to read: those asked for, or all numbers but the group; raises if there are none."""
+    names = column_names(header)
+    if group and group not in names:
+        raise ValueError(
+            f"`group` must be a column, one of {', '.join(names)}; got {group!r}. Set it (`data.group`)."
+        )
+    [position] = column_positions([group], names) if group else [None]
+    if columns:
+        numbers = column_positions(columns, names)
+        ignored = [names[i] for i in range(len(names)) if i not in (*numbers, position)]
+        return Columns(names, position, numbers, tuple(ignored))
+    numbers = [i for i, kind in enumerate(kinds) if kind == "number" and i != position]
+    if not numbers:
+        found = [
+            f"{name} ({kind})"
+            for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
+            if i != position
+        ]
+        raise ValueError(
+            f"must have columns of numbers{f' besides {group!r}' if group else ''}; "
+            f"got {', '.join(found) or 'none'}."
+        )
+    column_positions([names[i] for i in numbers], names)  # raises if a name is repeated
+    ignored = [f"{names[i]} ({kind})" for i, kind in enumerate(kinds) if i != position and i not in numbers]
+    return Columns(names, position, numbers, tuple(ignored))
+
+
+def check_numbers(numbers: Sequence[float], names: Sequence[str], missing: bool) -> None:
+    """Raise unless the numbers of a row can be used: finite, below `MAX_NUMBER`, and not all missing."""
+    for name, value in zip(names, numbers, strict=False):
+        if abs(value) > MAX_NUMBER or (math.isnan(value) and not missing):
+            raise ValueError(f"{name!r} must be finite and below {MAX_NUMBER:.1e}; got {value}")
+    if all(map(math.isnan, numbers)):
+        raise ValueError("it must have at least one number; all are missing")
+
+
+def column_names(header: Sequence[str]) -> list[str]:
+    """The names of a header without spaces around them; columns without a name are numbered."""
+    return [name.strip() or f"column {i}" for i, name in enumerate(header, start=1)]
+
+
+def column_positions(wanted: Sequence[str], header: Sequence[str]) -> list[int]:
+    """Return the position of each column in a header; raises ValueError if one is missing or repeated."""
+    absent = [name for name in wanted if name not in header]
+    if absent:
+        raise ValueError(
+            f"columns must include {', '.join(wanted)}, in any order; {absent[0]!r} is missing from "
+            f"{', '.join(header)}."
+        )
+    if repeated := [name for name in wanted if list(header).count(name) > 1]:
+        raise ValueError(f"columns must have different names; got {repeated[0]!r} more than once.")
+    return [list(header).index(name) for name in wanted]
+
+
+def kind_of_cells(cells: Sequence[str], form: TableFormat, name: str) -> str:
+    """The kind of a column: "number", "date", "text", "empty" or "row number"; half of the cells decide."""
+    given = [cell.strip() for cell in cells if not is_missing(cell)]
+    if not given:
+        return "empty"
+    numbers = [value for cell in given if (value := form.number(cell)) is not None]
+    if 2 * len(numbers) >= len(given):
+        return "row number" if _counts_rows(name, numbers) else "number"
+    return "date" if 2 * sum(_DATE.fullmatch(cell) is not None for cell in given) >= len(given) else "text"
+
+
+def _counts_rows(name: str, numbers: Sequence[float]) -> bool:
+    """Whether a column is the index that pandas writes: unnamed, and increasing whole numbers from 0 or 1."""
+    unnamed = not name.strip() or name.startswith("Unnamed:")
+    steps = np.diff(numbers)
+    return unnamed and numbers[0] in (0, 1) and bool((steps > 0).all() and (steps % 1 == 0).all())
+
+
+def usable_rows(values: NDArray[np.float64], missing: bool) -> NDArray[np.bool_]:
+    """Which rows have only numbers that can be used; with `missing`, some may be NaN."""
+    holes = np.isnan(values)
+    fine = (np.abs(values) <= MAX_NUMBER) | holes
+    return np.asarray(fine.all(1) & ~(holes.all(1) if missing else holes.any(1)))
+
+
+def to_examples(rows: ParsedRows, columns: Columns, form: str) -> Examples:
+    """The rows as examples: one set for each group or, without groups, for each block of rows."""
+    if columns.group is None:
+        names, labels = _blocks(len(rows.numbers))
+    else:
+        names, labels = tuple(map(str, rows.names)), rows.labels
+    return Examples(
+        rows.numbers,
+        labels,
+        names,
+        tuple(rows.skipped),
+        columns=columns.names,
+        ignored=columns.ignored,
+        table_format=form,
+    )
+
+
+def grouped(groups: Sequence[str] | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The sorted group names, and the group of each row."""
+    names, labels = np.unique(np.array(groups or [], dtype=np.str_), return_inverse=True)
+    return names, labels
+
+
+def _blocks(rows: int) -> tuple[tuple[str, ...], NDArray[Any]]:
+    """Sets of consecutive rows, the last with the rest: their names, and the set of each row."""
+    count = max(1, rows // BLOCK)
+    starts = [BLOCK * i + 1 for i in range(count)]
+    ends = [*(start - 1 for start in starts[1:]), rows]
+    names = tuple(f"rows {start}-{end}" for start, end in zip(starts, ends, strict=True))
+    return names, np.minimum(np.arange(rows) // BLOCK, count - 1)

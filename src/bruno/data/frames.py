@@ -1,0 +1,105 @@
+"""Frames of pandas, polars and pyarrow, none of which is imported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bruno.data.columns import (
+    Columns,
+    ParsedRows,
+    check_numbers,
+    choose_columns,
+    grouped,
+    kind_of_cells,
+    to_examples,
+    usable_rows,
+)
+from bruno.data.examples import Examples
+from bruno.data.table_format import TableFormat, is_missing
+
+_SAMPLE = 500  # cells from which the kind of a column is detected
+
+
+def is_frame(value: object) -> bool:
+    """Whether a value is a frame: of pandas, polars or pyarrow, none of which is imported."""
+    return hasattr(value, "column_names") or (hasattr(value, "columns") and hasattr(value, "__getitem__"))
+
+
+def read_frame(
+    frame: Any, group: str = "", columns: Sequence[str] = (), skip_bad: bool = False, missing: bool = False
+) -> Examples:
+    """Examples from a frame of pandas, polars or pyarrow; for the arguments see `read_table`."""
+    arrays = _frame_columns(frame)
+    found = choose_columns(list(arrays), [_column_kind(array) for array in arrays.values()], group, columns)
+    values = np.stack([_as_numbers(name, arrays[name]) for name in found.names], axis=1)
+    groups = None if found.group is None else [_text(cell) for cell in arrays[group]]
+    bad = ~usable_rows(values, missing)
+    if groups is not None:
+        bad |= np.array([is_missing(name) for name in groups], dtype=bool)
+    if bad.any() and not skip_bad:
+        _check_row(values[bad][0], int(bad.argmax()) + 1, found, missing)
+    kept = np.flatnonzero(~bad)
+    skipped = [f"row {i + 1}" for i in np.flatnonzero(bad)]
+    rows = ParsedRows(values[kept], *grouped(None if groups is None else [groups[i] for i in kept]), skipped)
+    return to_examples(rows, found, "")
+
+
+def frame_rows(frame: Any, group: str, columns: Sequence[str] = ()) -> tuple[NDArray[np.float64], list[str]]:
+    """The numbers of a frame (n, columns), unchecked, and the group of each row, "" without such a column."""
+    arrays = _frame_columns(frame)
+    kinds = [_column_kind(array) for array in arrays.values()]
+    found = choose_columns(list(arrays), kinds, group if group in arrays else "", columns)
+    values = np.stack([_as_numbers(name, arrays[name]) for name in found.names], axis=1)
+    groups = [""] * len(values) if found.group is None else map(_text, arrays[group])
+    return values, list(groups)
+
+
+def _frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
+    """The columns of a frame by their names."""
+    if hasattr(frame, "column_names"):  # pyarrow
+        return {str(name): np.asarray(frame.column(name)) for name in frame.column_names}
+    columns = {str(name): np.asarray(frame[name]) for name in frame.columns}
+    if len(columns) < len(frame.columns):
+        raise ValueError(f"columns must have different names; got {', '.join(map(str, frame.columns))}.")
+    return columns
+
+
+def _column_kind(array: NDArray[Any]) -> str:
+    if array.dtype.kind in "fiub":
+        return "empty" if array.dtype.kind == "f" and np.isnan(array).all() else "number"
+    if array.dtype.kind in "Mm":
+        return "date"
+    spread = array[:: max(1, len(array) // _SAMPLE)]
+    return kind_of_cells([_text(cell) for cell in spread], TableFormat(), "named")
+
+
+def _as_numbers(name: str, array: NDArray[Any]) -> NDArray[np.float64]:
+    """A column as float64, NaN where a cell is missing."""
+    if array.dtype.kind in "fiub":
+        return array.astype(np.float64)
+    form, numbers = TableFormat(), np.full(len(array), math.nan)
+    for i, cell in enumerate(map(_text, array)):
+        value = form.number(cell)
+        if value is None and not is_missing(cell):
+            raise ValueError(f"row {i + 1} cannot be used: {name!r} must be a number; got {cell!r}.")
+        numbers[i] = math.nan if value is None else value
+    return numbers
+
+
+def _text(cell: object) -> str:
+    """A cell of a frame as text; whole floats, as of an integer column with holes, as integers."""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+def _check_row(row: NDArray[np.float64], number: int, columns: Columns, missing: bool) -> None:
+    """Raise for a row that `usable_rows` rejects, or that has no group."""
+    try:
+        check_numbers(row.tolist(), columns.names, missing)
+        raise ValueError("it must name a group")
+    except ValueError as error:
+        raise ValueError(f"row {number} cannot be used: {error}.") from None
