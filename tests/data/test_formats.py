@@ -1,12 +1,11 @@
 import gzip
-import pickle
 
 import numpy as np
 import pytest
 import torch
-from image_files import as_idx, as_tar
+from image_files import as_idx
 
-from bruno.data.formats import read_cifar10, read_idx, read_npz
+from bruno.data.formats import read_idx, read_npz
 
 
 class TestIdx:
@@ -43,57 +42,6 @@ class TestIdx:
         few = self.files(tmp_path, np.zeros((4, 3, 2), np.uint8), labels=np.zeros(3, np.uint8))
         with pytest.raises(ValueError, match=r"labels.gz: .*the 4 images of images.gz; got 3"):
             read_idx(*few)
-
-
-class TestCifar:
-    def archive(self, path, batch=None, **replaced):
-        content = {b"data": np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072), b"labels": [1, 0]}
-        files = {f"data_batch_{i}": content for i in range(1, 6)}
-        files |= {"test_batch": batch or content, "batches.meta": {b"label_names": [b"cat", b"dog"]}}
-        pickles = {name: pickle.dumps(content, protocol=2) for name, content in files.items()}
-        return as_tar(path, {f"cifar/{name}": content for name, content in (pickles | replaced).items()})
-
-    def test_all_batches_of_a_split_are_read(self, tmp_path):
-        path = self.archive(tmp_path)
-        train, test = read_cifar10(path, train=True), read_cifar10(path, train=False)
-        assert train.elements.shape == (10, 3, 32, 32)
-        assert test.labels.tolist() == [1, 0]
-        assert test.names == ("cat", "dog")
-
-    def test_only_arrays_are_unpickled(self, tmp_path):
-        class Evil:
-            def __reduce__(self):
-                return print, ("never printed",)
-
-        with pytest.raises(ValueError, match=r"refused to unpickle (__builtin__|builtins).print"):
-            read_cifar10(self.archive(tmp_path, {b"data": Evil()}), train=False)
-
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [
-            (pickle.dumps({b"labels": [1, 0]}), r"b'data' is missing"),
-            (pickle.dumps({b"data": np.zeros((2, 3072), np.uint8)}), r"b'labels' is missing"),
-            (
-                pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}),
-                r"`labels` .*2 elements; got 1",
-            ),
-            (b"\x80\x02X\x01\x00\x00\x00\xff.", r"codec can't decode"),
-            (b"", r"Ran out of input"),
-        ],
-    )
-    def test_a_bad_batch_raises_with_the_path_of_the_file(self, tmp_path, content, message):
-        path = self.archive(tmp_path, test_batch=content)
-        with pytest.raises(ValueError, match=rf"images.tar.gz: .*CIFAR-10.*{message}"):
-            read_cifar10(path, train=False)
-
-    def test_the_message_about_a_bad_archive_has_one_line(self, tmp_path):
-        path = self.archive(tmp_path)
-        whole = path.read_bytes()
-        for content in (b"not a tar", whole[:200], whole[:-9]):
-            path.write_bytes(content)
-            with pytest.raises(ValueError, match=r"images.tar.gz: .*CIFAR-10") as error:
-                read_cifar10(path, train=False)
-            assert "\n" not in str(error.value)
 
 
 class TestNpz:

@@ -27,7 +27,8 @@ from bruno import Bruno, FlowConfig, ModelConfig, Posterior
 from bruno.checkpoint import write
 from bruno.config import load_recipe, to_dict
 from bruno.data import ElementReader, Examples, load_path
-from bruno.data.formats import read_cifar10, read_idx, read_npz
+from bruno.data.cifar import read_cifar10_binary, read_cifar10_python, read_cifar10_sheets
+from bruno.data.formats import read_idx, read_npz
 from bruno.data.images import decode, read_images
 from bruno.reporting.page import page
 from bruno.reporting.results import Result, read_results
@@ -189,23 +190,41 @@ def read_idx_pair(path: Path) -> None:
     read_idx(labels, path)
 
 
-def cifar(folder: Path, random: random.Random) -> Callable[[], Any]:
+def cifar_python(folder: Path, random: random.Random) -> Callable[[], Any]:
     batch = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
     files = {
-        f"c/{name}": pickle.dumps(batch, 2)
-        for name in ("test_batch", *(f"data_batch_{i}" for i in range(1, 6)))
+        name: pickle.dumps(batch, 2) for name in ("test_batch", *(f"data_batch_{i}" for i in range(1, 6)))
     }
-    files["c/batches.meta"] = pickle.dumps({b"label_names": [b"a", b"b"]}, 2)
+    files["batches.meta"] = pickle.dumps({b"label_names": [b"a", b"b"]}, 2)
+    path = mutated_archive(folder, files, random)
+    return lambda: read_cifar10_python(path, train=random.random() < 0.5)
+
+
+def cifar_binary(folder: Path, random: random.Random) -> Callable[[], Any]:
+    names = ("test_batch.bin", *(f"data_batch_{i}.bin" for i in range(1, 6)))
+    files = dict.fromkeys(names, bytes(2 * 3073)) | {"batches.meta.txt": b"a\nb\n"}
+    path = mutated_archive(folder, files, random)
+    return lambda: read_cifar10_binary(path, train=random.random() < 0.5)
+
+
+def sheet() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 32), (1, 2, 3)).save(file, "WEBP", lossless=True)
+    return file.getvalue()
+
+
+def mutated_archive(folder: Path, files: dict[str, bytes], random: random.Random) -> Path:
+    """A tar.gz of these files, one of them mutated."""
     chosen = random.choice(sorted(files))
-    files[chosen] = mutated(files[chosen], random)
+    files = files | {chosen: mutated(files[chosen], random)}
     path, file = folder / "cifar.tar.gz", io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
         for name, content in files.items():
-            info = tarfile.TarInfo(name)
+            info = tarfile.TarInfo(f"c/{name}")
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     path.write_bytes(file.getvalue())
-    return lambda: read_cifar10(path, train=random.random() < 0.5)
+    return path
 
 
 # --- recipes, results, models ---------------------------------------------------------------------------
@@ -371,7 +390,9 @@ READERS: dict[str, Reader] = {
     "rows": Reader(of_bytes(".csv", [TABLE.encode(), b"1,2\n3,4\n"], read_rows), 400),
     "idx": Reader(of_bytes(".gz", [IDX], read_idx_pair, compressed), 300),
     "idx, damaged": Reader(of_bytes(".gz", [compressed(IDX)], read_idx_pair), 300),
-    "CIFAR-10": Reader(cifar, 100),
+    "CIFAR-10, Python version": Reader(cifar_python, 100),
+    "CIFAR-10, binary version": Reader(cifar_binary, 50),
+    "CIFAR-10, sheets": Reader(of_bytes(".webp", [sheet()], lambda path: read_cifar10_sheets([path])), 50),
     "recipe.toml": Reader(recipe_toml, 300),
     "recipe.json": Reader(recipe_json, 300),
     "results": Reader(results, 60),

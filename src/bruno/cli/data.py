@@ -8,13 +8,14 @@ from bruno.cli.output import console
 
 def data(data_dir: DataDir = None) -> None:
     """List the known datasets: which are available, and where to get the others."""
-    from bruno.data import DATASETS, expected_path, locate, locate_compact
+    from bruno.data import DATASETS, expected_path, locate, locate_compact, locate_local_form
 
     lines = []
     for name, dataset in DATASETS.items():
         files, compact = locate(name, data_dir), locate_compact(name, data_dir)
-        found = {str(path.parent) for path in files.values() if path}
-        missing = [remote for remote in dataset.files if not files[remote.path] and not compact]
+        local = locate_local_form(name, data_dir)
+        found = {str(path.parent) for path in (*files.values(), *(local[1] if local else ())) if path}
+        missing = [remote for remote in dataset.files if not files[remote.path] and not compact and not local]
         state = "missing" if missing else "available" if files or compact else "built in"
         where = f", in {compact or ', '.join(sorted(found))}" if state == "available" else ""
         lines.append(f"{name:<14} {state:<9} {dataset.title}{where}")

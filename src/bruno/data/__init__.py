@@ -9,6 +9,7 @@ from bruno.data.datasets import (
     load_path,
     locate,
     locate_compact,
+    locate_local_form,
 )
 from bruno.data.examples import Examples
 from bruno.data.reader import Element, ElementReader
@@ -27,4 +28,5 @@ __all__ = [
     "load_path",
     "locate",
     "locate_compact",
+    "locate_local_form",
 ]

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from bruno.data.archives import file_stamp
+from bruno.data.cifar import CIFAR10_CLASSES, read_cifar10_binary, read_cifar10_python, read_cifar10_sheets
 from bruno.data.examples import Examples, concatenate
-from bruno.data.formats import read_cifar10, read_idx, read_npz
+from bruno.data.formats import read_idx, read_npz
 from bruno.data.images import Size, normalise_drawings, read_images
 from bruno.data.synthetic import draw_characters
 from bruno.data.tables import is_table, read_table
@@ -38,10 +39,19 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
+class LocalForm:
+    """Other files of a dataset, which are read where they exist and never downloaded."""
+
+    paths: tuple[str, ...]
+    read: Callable[[list[Path]], Examples]
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A named dataset.
 
     `read` returns images at the size of the models, `read_original` at the published size, if it is larger.
+    `local_forms` are read, in this order, where `files` are missing.
     """
 
     title: str
@@ -49,6 +59,7 @@ class Dataset:
     read: Callable[[list[Path]], Examples]
     split: Callable[[Examples, str], Examples]
     read_original: Callable[[list[Path]], Examples] | None = None
+    local_forms: tuple[LocalForm, ...] = ()
 
 
 class MissingDataError(FileNotFoundError):
@@ -223,7 +234,20 @@ def locate_compact(name: str, data_dir: Path | None = None, original: bool = Fal
 
 def is_available(name: str, data_dir: Path | None = None) -> bool:
     """Whether a named dataset can be read without a download."""
-    return locate_compact(name, data_dir) is not None or all(locate(name, data_dir).values())
+    return (
+        locate_compact(name, data_dir) is not None
+        or all(locate(name, data_dir).values())
+        or locate_local_form(name, data_dir) is not None
+    )
+
+
+def locate_local_form(name: str, data_dir: Path | None = None) -> tuple[LocalForm, list[Path]] | None:
+    """Return the first complete local form of a named dataset, with the paths of its files."""
+    for form in DATASETS[name].local_forms:
+        paths = [found for path in form.paths if (found := _find(path, data_dir))]
+        if len(paths) == len(form.paths):
+            return form, paths
+    return None
 
 
 def expected_path(remote: RemoteFile, data_dir: Path | None = None) -> Path:
@@ -247,17 +271,25 @@ def _parsed(name: str, source: Dataset, data_dir: Path | None, download: bool, o
             raise ValueError(f"{error} Move or rename it to read {name} from {files} instead.") from error
     if not source.files:
         return read([])
+    local = locate_local_form(name, data_dir)
+    if local and not all(locate(name, data_dir).values()):
+        form, paths = local
+        return _cached(f"{name} {larger}", _stamp(paths), lambda: form.read(paths))
     paths = [
         _find(remote.path, data_dir) or _fetch(name, remote, data_dir, download) for remote in source.files
     ]
-    stamp = "".join(f"{path.resolve()} {file_stamp(path)}" for path in paths)
 
     def parse() -> Examples:
         for path, remote in zip(paths, source.files, strict=True):
             _warn_unless_published(path, remote)
         return read(paths)
 
-    return _cached(f"{name} {larger}", stamp, parse)
+    return _cached(f"{name} {larger}", _stamp(paths), parse)
+
+
+def _stamp(paths: list[Path]) -> str:
+    """A text that changes with the files."""
+    return "".join(f"{path.resolve()} {file_stamp(path)}" for path in paths)
 
 
 def _warn_unless_published(path: Path, remote: RemoteFile) -> None:
@@ -400,8 +432,14 @@ def _read_two_idx(paths: list[Path]) -> Examples:
     return _join(read_idx(*paths[:2]), read_idx(*paths[2:]))
 
 
-def _read_cifar10(paths: list[Path]) -> Examples:
-    return _join(read_cifar10(paths[0], train=True), read_cifar10(paths[0], train=False))
+def _read_both_splits(read: Callable[[Path, bool], Examples], paths: list[Path]) -> Examples:
+    """Read a published archive that contains both splits."""
+    return _join(read(paths[0], True), read(paths[0], False))
+
+
+def _read_cifar10_sheets(paths: list[Path]) -> Examples:
+    half = len(CIFAR10_CLASSES)
+    return _join(read_cifar10_sheets(paths[:half]), read_cifar10_sheets(paths[half:]))
 
 
 def _join(train: Examples, test: Examples) -> Examples:
@@ -503,12 +541,24 @@ DATASETS = {
         "CIFAR-10, 60,000 colour photographs, 32 × 32",
         (
             RemoteFile(
-                "cifar10/cifar-10-python.tar.gz",
-                "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-                ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
+                "cifar10/cifar-10-binary.tar.gz",
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
             ),
         ),
-        _read_cifar10,
+        functools.partial(_read_both_splits, read_cifar10_binary),
         _split_as_published,
+        local_forms=(
+            LocalForm(
+                ("cifar10/cifar-10-python.tar.gz",),
+                functools.partial(_read_both_splits, read_cifar10_python),
+            ),
+            LocalForm(
+                tuple(
+                    f"cifar10/{part}-{name}.webp" for part in ("train", "test") for name in CIFAR10_CLASSES
+                ),
+                _read_cifar10_sheets,
+            ),
+        ),
     ),
 }

@@ -1,20 +1,18 @@
-"""Published file formats: idx (MNIST, Fashion-MNIST), CIFAR-10 and npz."""
+"""File formats of arrays: idx (MNIST, Fashion-MNIST) and npz."""
 
 from __future__ import annotations
 
 import gzip
-import io
 import math
-import pickle
 import struct
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bruno import limits
-from bruno.data.archives import READ_ERRORS, entries, read_arrays, reason
+from bruno.data.archives import READ_ERRORS, read_arrays, reason
 from bruno.data.columns import MAX_NUMBER
 from bruno.data.examples import Examples
 from bruno.data.images import Size, fit_all, normalise_drawings
@@ -33,24 +31,6 @@ def read_idx(images: Path, labels: Path) -> Examples:
         raise ValueError(f"{images}: must contain at least one image; got none.")
     names = tuple(str(i) for i in range(int(classes.max()) + 1))
     return Examples(pixels[:, None], classes, names)
-
-
-def read_cifar10(path: Path, train: bool) -> Examples:
-    """Read the Python version of CIFAR-10, a tar.gz of pickles; only numpy arrays are unpickled."""
-    batches = [f"data_batch_{i}" for i in range(1, 6)] if train else ["test_batch"]
-    contents: dict[str, dict[bytes, Any]] = {}
-    try:
-        for name, read in entries(path, lambda name: _file_name(name) in (*batches, "batches.meta")):
-            contents[_file_name(name)] = _ArrayUnpickler(io.BytesIO(read()), encoding="bytes").load()
-        names = tuple(label.decode() for label in contents["batches.meta"][b"label_names"])
-        data = [contents[batch][b"data"] for batch in batches]
-        labels = [label for batch in batches for label in contents[batch][b"labels"]]
-        pixels = np.concatenate(data, dtype=np.uint8, casting="safe").reshape(-1, 3, 32, 32)
-        return Examples(pixels, labels, names)
-    except Exception as error:  # a damaged pickle can raise anything
-        raise ValueError(
-            f"{path}: must be the Python version of CIFAR-10; it is not, or is damaged: {reason(error)}."
-        ) from error
 
 
 def read_npz(
@@ -153,22 +133,3 @@ def _read_idx_array(path: Path, dimensions: int) -> NDArray[np.uint8]:
         found = "more" if len(content) > math.prod(shape) else f"{len(content)}. It is truncated"
         raise ValueError(f"{path}: must contain {'×'.join(map(str, shape))} bytes; got {found}.")
     return np.frombuffer(content, np.uint8).reshape(shape)
-
-
-def _file_name(name: str) -> str:
-    return PurePosixPath(name).name
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles numpy arrays and rejects every other class."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        }:
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        raise pickle.UnpicklingError(f"refused to unpickle {module}.{name}")
