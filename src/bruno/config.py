@@ -152,6 +152,10 @@ class FlowConfig:
 
     kind: str = _choice("couplings", "conv", "dense")
     scales: int = _setting(2, "scales of the convolutional couplings, each half as large", _from(1, 16))
+    depth: int = _setting(
+        3, "couplings of each kind in a scale; the last scale has one more", _from(1, _MOST_BLOCKS)
+    )
+    mixing: bool = _setting(False, "mix channels by learnt 1 × 1 convolutions between couplings")
     filters: int = _setting(64, "filters of a convolution", _from(1, _MOST_UNITS))
     blocks: int = _setting(8, "residual blocks of a convolutional coupling", _from(0, _MOST_BLOCKS))
     squeeze_first: bool = _setting(False, "run the first couplings at half the resolution, which is faster")

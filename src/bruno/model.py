@@ -341,7 +341,8 @@ def _check_size(config: ModelConfig) -> None:
     flow, dim = config.flow, math.prod(config.shape)
     outputs = 2 + (3 * flow.bins if flow.coupling == "spline" else 0)
     dense = flow.couplings * flow.units * (flow.units + dim * (1 + outputs) // 2)
-    convolutions = 6 * flow.scales * (2 * flow.blocks + 1) * 9 * flow.filters**2 if flow.kind == "conv" else 0
+    networks = 2 * flow.depth * flow.scales if flow.kind == "conv" else 0
+    convolutions = networks * (2 * flow.blocks + 1) * 9 * flow.filters**2
     limits.MEMORY.check_argument("flow", f"{flow.kind} couplings", 4 * (dense + convolutions))
 
 
@@ -369,6 +370,8 @@ def _flow(config: ModelConfig) -> Bijection:
     return ConvRealNVP(
         config.shape,
         scales=flow.scales,
+        depth=flow.depth,
+        mixing=flow.mixing,
         filters=flow.filters,
         blocks=flow.blocks,
         squeeze_first=flow.squeeze_first,

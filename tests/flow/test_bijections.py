@@ -11,6 +11,7 @@ from bruno.flow import (
     AffineCoupling,
     Bijection,
     Chain,
+    ChannelMixing,
     Channels,
     Checkerboard,
     ConvNetwork,
@@ -100,6 +101,11 @@ BIJECTIONS = {
     "conv, three scales": lambda: Case(small_conv((1, 8, 8), scales=3), (1, 8, 8)),
     "conv, squeeze first": lambda: Case(small_conv((2, 8, 8), squeeze_first=True), (2, 8, 8)),
     "conv, no weight norm": lambda: Case(small_conv((1, 4, 4), weight_norm=False), (1, 4, 4)),
+    "channel mixing": lambda: Case(ChannelMixing(3), (3, 2, 4)),
+    "conv, two couplings of a kind": lambda: Case(small_conv((1, 8, 8), depth=2), (1, 8, 8)),
+    "conv, mixed channels": lambda: Case(
+        small_conv((1, 8, 8), squeeze_first=True, mixing=True, scales=1, splines=Splines(bins=4)), (1, 8, 8)
+    ),
     "logit": lambda: Case(Logit(), (1, 3, 3), mostly_dark),
     "gaussianise": lambda: Case(
         Gaussianise().fit(mostly_dark(100, 1, 3, 3, dtype=torch.double)), (1, 3, 3), mostly_dark
@@ -158,6 +164,17 @@ def test_output_shape_is_the_shape_of_the_output(case):
         ((3, 32, 32), {"blocks": 2}),
         ((1, 28, 28), {"blocks": 2, "splines": Splines(scales=1)}),
         ((1, 28, 28), {"squeeze_first": True, "blocks": 4, "splines": Splines(bins=16, dense=True)}),
+        (
+            (3, 32, 32),
+            {
+                "squeeze_first": True,
+                "scales": 3,
+                "depth": 5,
+                "mixing": True,
+                "blocks": 1,
+                "splines": Splines(),
+            },
+        ),
     ],
 )
 def test_full_size_models_invert_in_float32(shape, kwargs):
@@ -167,7 +184,9 @@ def test_full_size_models_invert_in_float32(shape, kwargs):
     with torch.no_grad():
         for name, parameter in flow.named_parameters():  # outputs as large as after training
             if parameter.count_nonzero() == 0:
-                parameter.copy_(0.1 * torch.randn_like(parameter))
+                # A random triangular matrix of this size is only well conditioned near the identity.
+                scale = 0.01 if "raw_" in name else 0.1
+                parameter.copy_(scale * torch.randn_like(parameter))
             assert parameter.isfinite().all(), name
         z, log_det = flow(x)
         assert (z - x.flatten(1)).abs().max() > 0.1
@@ -212,6 +231,16 @@ def test_the_default_flow_has_the_couplings_of_the_paper():
     assert kinds == [Checkerboard] * 3 + [Channels] * 3 + [Checkerboard] * 4 + [OddEven] * 6
 
 
+def test_channels_are_mixed_before_every_coupling_that_divides_them():
+    flow = small_conv((1, 8, 8), depth=2, mixing=True)
+    kinds = [
+        type(m.partition) if isinstance(m, Coupling) else ChannelMixing
+        for m in flow.modules()
+        if isinstance(m, Coupling | ChannelMixing)
+    ]
+    assert kinds == [Checkerboard] * 2 + [ChannelMixing, Channels] * 2 + [Checkerboard] * 3 + [OddEven] * 2
+
+
 @pytest.mark.parametrize(
     ("splines", "convolutional", "dense"),
     [
@@ -227,9 +256,10 @@ def test_splines_are_in_the_chosen_scales(splines, convolutional, dense):
     assert has_spline == [i < convolutional for i in range(10)] + [i < dense for i in range(6)]
 
 
+@pytest.mark.parametrize("mixing", [False, True])
 @pytest.mark.parametrize("splines", [None, Splines(dense=True)])
-def test_a_fresh_flow_is_near_the_identity(splines):
-    flow = small_conv((1, 8, 8), splines=splines)
+def test_a_fresh_flow_is_near_the_identity(splines, mixing):
+    flow = small_conv((1, 8, 8), splines=splines, mixing=mixing)
     x = torch.randn(3, 1, 8, 8)
     z, log_det = flow(x)
     torch.testing.assert_close(log_det, torch.zeros(3), rtol=0, atol=1e-4 if splines else 0)

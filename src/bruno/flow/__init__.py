@@ -11,6 +11,7 @@ from bruno.flow.coupling import (
     SplineCoupling,
 )
 from bruno.flow.imputation import Imputer
+from bruno.flow.mixing import ChannelMixing
 from bruno.flow.networks import ConvNetwork, DenseNetwork, initialise
 from bruno.flow.realnvp import (
     ConvRealNVP,
@@ -26,6 +27,7 @@ __all__ = [
     "AffineCoupling",
     "Bijection",
     "Chain",
+    "ChannelMixing",
     "Channels",
     "Checkerboard",
     "ConvNetwork",

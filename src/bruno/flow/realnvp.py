@@ -19,6 +19,7 @@ from bruno.flow.coupling import (
     Partition,
     SplineCoupling,
 )
+from bruno.flow.mixing import ChannelMixing
 from bruno.flow.networks import ConvNetwork, DenseNetwork
 from bruno.flow.spline import parameter_count
 
@@ -79,13 +80,16 @@ class DenseRealNVP(Chain):
 class ConvRealNVP(Chain):
     """The multi-scale convolutional model, with dense couplings on all of its latents.
 
-    A scale is three checkerboard couplings, a squeeze, three channel couplings, and half of the channels
-    factored out; the last scale is four checkerboard couplings. `squeeze_first` does the same work at half
-    the resolution: it squeezes before the first coupling, and a checkerboard becomes a choice of channels.
+    A scale is three (`depth`) checkerboard couplings, a squeeze, three channel couplings, and half of the
+    channels factored out; the last scale is four checkerboard couplings. `squeeze_first` does the same work
+    at half the resolution: it squeezes before the first coupling, and a checkerboard becomes a choice of
+    channels.
 
     Args:
         shape: (channels, height, width); each scale but the last halves height and width.
         scales: number of scales; the paper uses 2.
+        depth: checkerboard couplings of a scale, and channel couplings; the last scale has one more.
+        mixing: a learnt 1 × 1 convolution before each coupling that divides channels.
         filters: filters of a convolution.
         blocks: residual blocks of a convolutional network.
         dense_couplings: number of dense couplings on top.
@@ -100,6 +104,8 @@ class ConvRealNVP(Chain):
         shape: Sequence[int],
         *,
         scales: int = 2,
+        depth: int = 3,
+        mixing: bool = False,
         filters: int = 64,
         blocks: int = 8,
         dense_couplings: int = 6,
@@ -124,9 +130,14 @@ class ConvRealNVP(Chain):
             network = ConvNetwork(
                 fixed, moved, filters, blocks, weight_norm=weight_norm, per_output=_per_output(here)
             )
-            return _coupling(partition, network, here)
+            step = _coupling(partition, network, here)
+            return (
+                Chain([ChannelMixing(inside[0]), step])
+                if mixing and isinstance(partition, Channels)
+                else step
+            )
 
-        steps.append(_scale(here, scales, coupling, squeeze_first))
+        steps.append(_scale(here, scales, depth, coupling, squeeze_first))
         flat = steps[-1].output_shape(here)
         if len(flat) > 1:
             steps.append(Flatten(flat))
@@ -136,7 +147,11 @@ class ConvRealNVP(Chain):
 
 
 def _scale(
-    shape: Shape, scales: int, coupling: Callable[[Partition, Shape, int], Bijection], by_channels: bool
+    shape: Shape,
+    scales: int,
+    depth: int,
+    coupling: Callable[[Partition, Shape, int], Bijection],
+    by_channels: bool,
 ) -> Bijection:
     """One scale of the convolutional model, with the later scales in the half that is kept."""
 
@@ -147,12 +162,12 @@ def _scale(
         return coupling(Checkerboard(height, width, parity), shape, scales)
 
     if scales == 1:
-        return Chain(board(i % 2) for i in range(4))
+        return Chain(board(i % 2) for i in range(depth + 1))
     squeeze = Squeeze()
     below = squeeze.output_shape(shape)
-    across = [coupling(Channels(below[0], i % 2), below, scales) for i in range(3)]
-    inner = _scale((below[0] // 2, *below[1:]), scales - 1, coupling, by_channels)
-    return Chain([*(board(i % 2) for i in range(3)), squeeze, *across, FactorOut(inner, below)])
+    across = [coupling(Channels(below[0], i % 2), below, scales) for i in range(depth)]
+    inner = _scale((below[0] // 2, *below[1:]), scales - 1, depth, coupling, by_channels)
+    return Chain([*(board(i % 2) for i in range(depth)), squeeze, *across, FactorOut(inner, below)])
 
 
 def _dense(
