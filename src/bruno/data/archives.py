@@ -240,13 +240,11 @@ def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 class _Member(tarfile.TarInfo):
     """A member of a tar whose extended header, which `tarfile` reads into memory, has a sane size."""
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
-        """Parse a header."""
-        member = super().frombuf(buf, encoding, errors)
-        if member.size < 0 or (member.type in _EXTENDED and member.size > _MAX_EXTENDED_HEADER):
-            raise tarfile.HeaderError(f"a header declares {member.size} bytes")
-        return member
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        """Check a header before its content is read. All versions of Python call this for every header."""
+        if self.size < 0 or (self.type in _EXTENDED and self.size > _MAX_EXTENDED_HEADER):
+            raise tarfile.HeaderError(f"a header declares {self.size} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
 
 
 def _check_end(archive: tarfile.TarFile) -> None:
