@@ -24,11 +24,14 @@ def test_the_first_signal_is_recorded_and_the_work_continues(number):
 
 
 def test_the_second_signal_goes_to_the_previous_handler():
+    # A shell starts background jobs with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with StopSignal() as stop:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert stop.number == signal.SIGINT
+    signal.signal(signal.SIGINT, before)
 
 
 @BOTH
