@@ -116,6 +116,17 @@ def test_examples_are_those_of_the_recipe(trained):
             trained.examples(**arguments)
 
 
+def test_jobs_can_be_limited_to_some_classes(trained):
+    assert trained.examples("all", classes=["7", "1"]).names == ("7", "1")
+    found = trained.evaluate(classes=["2", "5"], sets=2, set_size=3)
+    assert found.data == "test-2-5"
+    assert trained.few_shot(classes=["2", "5"], trials=2).comparison.protocol.ways == (2,)
+    with pytest.raises(ValueError, match=r"`classes` must be among 2, 5, 8; got '7'"):
+        trained.evaluate(classes=["7"])
+    with pytest.raises(ValueError, match=r"`data` must have at least 2 classes"):
+        trained.few_shot(classes=["2"])
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_elements_are_read_from_every_form(trained, unseen, form, tmp_path):
     x = some(unseen, "2", 0, 6)

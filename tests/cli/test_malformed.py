@@ -51,6 +51,7 @@ BAD_DATA = [
     "--data torn.zip",
     "--data loops",
     "--split most",
+    "--classes nine",
     "--invert",
     "--data images --split test",
 ]

@@ -96,12 +96,14 @@ class DataOptions:
     split: Annotated[
         str | None, typer.Option(help="train, validation, trainval, all, or test (the default).")
     ] = None
+    classes: Annotated[str | None, typer.Option(help="Only these classes, such as 1,3,5.")] = None
     invert: Invert = None
 
     @property
     def selection(self) -> dict[str, Any]:
         """The arguments that every job of a trained model takes."""
-        return {"data": self.data, "split": self.split, "invert": self.invert}
+        classes = None if self.classes is None else self.classes.split(",")
+        return {"data": self.data, "split": self.split, "classes": classes, "invert": self.invert}
 
 
 @dataclass(frozen=True)

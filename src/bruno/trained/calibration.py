@@ -141,19 +141,19 @@ class CalibrationJobs(TrainedData):
         better than others, but its p-values are no longer exact.
         """
         if data is not None and not (self.recipe and _is_same(data, self.recipe.data.name)):
-            split = None if is_path(data) else self.unseen
-            return CleanGroups(self._select(split, data, invert if is_path(data) else None).examples, True)
-        clean = self._select(self.unseen, None, None).examples
+            split, invert = (None, invert) if is_path(data) else (self.unseen, None)
+            return CleanGroups(self._select(split, data, invert=invert).examples, True)
+        clean = self._select(self.unseen).examples
         if self.lacks_its_data:  # the model has seen none of the characters that take their place
             return CleanGroups(clean, True)
         assert self.recipe is not None
-        trained_on = set(self._select(self.recipe.data.split, None, None).examples.names)
+        trained_on = set(self._select(self.recipe.data.split).examples.names)
         if data is not None:
-            every = self._select("all", None, None).examples
+            every = self._select("all").examples
             clean = every.of_classes(i for i, name in enumerate(every.names) if name not in trained_on)
         if self.model.kind.is_images or len(clean.names) >= _FEW_GROUPS:
             return CleanGroups(clean, trained_on.isdisjoint(clean.names))
-        every = self._select("all", None, None).examples
+        every = self._select("all").examples
         if len(every.names) > len(clean.names):
             _log.info(
                 "%d of %d sets were held out, too few: calibrating on all", len(clean.names), len(every.names)
@@ -165,7 +165,7 @@ class CalibrationJobs(TrainedData):
         if self.recipe is None or self.lacks_its_data:
             return None
         try:
-            examples = self._select(self.recipe.data.split, None, None).examples
+            examples = self._select(self.recipe.data.split).examples
         except (ValueError, OSError):
             return None
         most = _OTHER_IMAGES if self.model.kind.is_images else _OTHER_ROWS

@@ -82,7 +82,7 @@ class ClassificationJobs(CalibrationJobs):
             )
         path = Path(support)
         if path.is_file():
-            examples = self._select(None, str(path), reading["invert"]).examples
+            examples = self._select(data=str(path), invert=reading["invert"]).examples
             return {name: examples.elements[examples.labels == i] for i, name in enumerate(examples.names)}
         inside = sorted(path.iterdir()) if path.is_dir() else []
         folders = [folder for folder in inside if folder.is_dir() and not is_hidden(folder.name)]
@@ -95,8 +95,8 @@ class ClassificationJobs(CalibrationJobs):
         self, sets: dict[str, Tensor], data: str | None, invert: bool | None, seed: int
     ) -> float:
         """The temperature for as many classes and examples of each as the support has."""
-        unseen = None if is_path(data) else self.unseen
-        examples = self._select(unseen, data, invert if is_path(data) else None, min_classes=2).examples
+        split, invert = (None, invert) if is_path(data) else (self.unseen, None)
+        examples = self._select(split, data, invert=invert, min_classes=2).examples
         rotated = len(examples.names) * (4 if self.rotations else 1)
         protocol = FewShotProtocol(
             ways=(len(sets),),

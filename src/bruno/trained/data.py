@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from bruno.recipe_data import RecipeData, imputed, is_path, unseen_split, warn_o
 from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
 
 _log = logging.getLogger(__name__)
+_NAMED_CLASSES = 10  # of the chosen classes, in the name of a result
 
 Source = str | Path | Sequence[str | Path] | ArrayLike  # paths of files and folders, a frame, or elements
 
@@ -118,6 +120,7 @@ class TrainedData:
         split: str | None = None,
         *,
         data: str | None = None,
+        classes: Sequence[str] | None = None,
         invert: bool | None = None,
         min_classes: int = 1,
     ) -> Examples:
@@ -127,13 +130,14 @@ class TrainedData:
             split: of the data: train, validation, trainval, all, or test, the default.
             data: use this instead of the model's own data: a known dataset, or the path of user data, of
                 which all classes are used.
+            classes: use only these classes; all by default.
             invert: turn dark ink into bright ink in user images; as in training by default.
             min_classes: raise if there are fewer classes.
 
         Raises:
             ValueError: if the model has no data, or the elements do not fit the model.
         """
-        return self._select(split, data, invert, min_classes).examples
+        return self._select(split, data, classes, invert, min_classes).examples
 
     def reader(
         self, *, invert: bool | None = None, skip_bad: bool = False, group: str | None = None
@@ -248,7 +252,12 @@ class TrainedData:
                 return
 
     def _select(
-        self, split: str | None, data: str | None, invert: bool | None, min_classes: int = 1
+        self,
+        split: str | None = None,
+        data: str | None = None,
+        classes: Sequence[str] | None = None,
+        invert: bool | None = None,
+        min_classes: int = 1,
     ) -> Selection:
         if invert and not is_path(data):
             raise ValueError("`invert` is for your own images; name them with `data`, or omit it.")
@@ -263,6 +272,8 @@ class TrainedData:
             examples = self._recipe_data.split(split)
         else:
             raise ValueError(f"`data` must be given: {self.folder} does not record its training data.")
+        if classes is not None:
+            examples = examples.select(classes)
         if len(examples.names) < min_classes:
             raise ValueError(
                 f"`data` must have at least {min_classes} classes; {data or f'the {split} split'} has "
@@ -271,7 +282,7 @@ class TrainedData:
         examples = imputed(examples.with_levels(self.model.levels), self.model)
         if is_path(data):
             self.warn_if_unfamiliar(examples.elements)
-        return Selection(examples, _data_name(data, split))
+        return Selection(examples, _data_name(data, split, () if classes is None else classes))
 
     @cached_property
     def _recipe_data(self) -> RecipeData:
@@ -353,11 +364,12 @@ class TrainedData:
         return (self.recipe is not None and self.recipe.data.invert) if invert is None else invert
 
 
-def _data_name(data: str | None, split: str) -> str:
-    """The name of results: the split of the model's own data, or other data."""
-    if data is None:
-        return split
-    return Path(data).stem if is_path(data) or data == "drawn" else f"{data}-{split}"
+def _data_name(data: str | None, split: str, classes: Sequence[str]) -> str:
+    """The name of results: the split of the model's own data, or other data, and the chosen classes."""
+    name = split if data is None else f"{data}-{split}"
+    if data is not None and (is_path(data) or data == "drawn"):
+        name = Path(data).stem
+    return "-".join([name, *(re.sub(r"\W", "_", label) for label in classes[:_NAMED_CLASSES])])
 
 
 def are_paths(source: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -231,11 +231,12 @@ class DetectionJobs(CalibrationJobs):
         *,
         split: str | None = None,
         data: str | None = None,
+        classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,
     ) -> list[Element]:
         """A set of one class in which a tenth of the elements are of other classes."""
-        selected = self._select(split, data, invert, min_classes=2)
+        selected = self._select(split, data, classes, invert, min_classes=2)
         sampler = SetSampler(selected.examples, device=self.device)
         size = min(_SYNTHETIC_LENGTH, sampler.min_count)
         sets = sampler.contaminated(1, size, _SYNTHETIC_OUTLIERS, self._generator(seed))
@@ -251,12 +252,13 @@ class DetectionJobs(CalibrationJobs):
         set_size: int = _SET_SIZE,
         split: str | None = None,
         data: str | None = None,
+        classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> AnomalyEvaluation:
         """Area under ROC and average precision on contaminated sets, compared with other methods."""
-        selected = self._select(split, data, invert, min_classes=2)
+        selected = self._select(split, data, classes, invert, min_classes=2)
         found = measure_anomaly(
             self.model,
             selected.examples,

@@ -43,6 +43,7 @@ class EvaluationJobs(TrainedData):
         set_size: int = _SET_SIZE,
         split: str | None = None,
         data: str | None = None,
+        classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,
         progress: Progress | None = None,
@@ -54,11 +55,12 @@ class EvaluationJobs(TrainedData):
             set_size: elements in a set; fewer if the smallest class has fewer.
             split: split of the data; test by default.
             data: a dataset or the path of user data, instead of the model's own data.
+            classes: use only these classes.
             invert: turn dark ink into bright ink in user images; as in training by default.
             seed: seed of the sets and the noise.
             progress: called as progress(done, total).
         """
-        selected = self._select(split, data, invert)
+        selected = self._select(split, data, classes, invert)
         bits = measure_bits_per_dim(
             self.model,
             SetSampler(selected.examples, device=self.device),
@@ -82,6 +84,7 @@ class EvaluationJobs(TrainedData):
         threshold: float | None = None,
         split: str | None = None,
         data: str | None = None,
+        classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,
         progress: Progress | None = None,
@@ -99,14 +102,15 @@ class EvaluationJobs(TrainedData):
             threshold: use only latent dimensions whose correlation exceeds this.
             split: split of the data; test by default.
             data: a dataset or the path of user data, instead of the model's own data.
+            classes: use only these classes.
             invert: turn dark ink into bright ink in user images; as in training by default.
             seed: seed of the episodes and the noise.
             progress: called as progress(done, total).
         """
-        selected = self._select(split, data, invert, min_classes=2)
-        classes = len(selected.examples.names)
+        selected = self._select(split, data, classes, invert, min_classes=2)
+        most = len(selected.examples.names)
         protocol = FewShotProtocol(
-            ways=tuple(sorted({min(5, classes), min(20, classes)})) if ways is None else tuple(ways),
+            ways=tuple(sorted({min(5, most), min(20, most)})) if ways is None else tuple(ways),
             shots=tuple(shots),
             trials=trials,
             rotations=self.rotations if rotations is None else rotations,
@@ -129,12 +133,13 @@ class EvaluationJobs(TrainedData):
         sets: int = 200,
         split: str | None = None,
         data: str | None = None,
+        classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> Inspection:
         """Correlations, degrees of freedom, and gain from conditioning by position, on random sets."""
-        sampler = SetSampler(self._select(split, data, invert).examples, device=self.device)
+        sampler = SetSampler(self._select(split, data, classes, invert).examples, device=self.device)
         return inspect_model(
             self.model,
             sampler,

@@ -54,6 +54,7 @@ class GenerationJobs(TrainedData):
         temperature: float = 1.0,
         split: str | None = None,
         data: str | None = None,
+        classes: Sequence[str] | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
         seed: int = 0,
@@ -69,12 +70,13 @@ class GenerationJobs(TrainedData):
             temperature: below 1, samples are closer to the mean of the latents.
             split: split of the data; test by default.
             data: a dataset or the path of user data, instead of the model's own data.
+            classes: use only these classes.
             invert: turn dark ink into bright ink in user images; as in training by default.
             skip_bad: skip files that cannot be read.
             seed: seed of the sets and the samples.
         """
         generator = self._generator(seed)
-        x = self._sets(given, sets, set_size, split, data, invert, skip_bad, generator)
+        x = self._sets(given, sets, set_size, split, data, classes, invert, skip_bad, generator)
         _check_prefixes(() if prefixes is None else prefixes, x.shape[1])
         found = samples_by_prefix(
             self.model, x, samples, lengths=prefixes, generator=generator, temperature=temperature
@@ -100,6 +102,7 @@ class GenerationJobs(TrainedData):
         temperature: float = 1.0,
         split: str | None = None,
         data: str | None = None,
+        classes: Sequence[str] | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
         seed: int = 0,
@@ -109,7 +112,7 @@ class GenerationJobs(TrainedData):
         At least as many samples are drawn as a variance needs. The arguments are those of `sample`.
         """
         generator = self._generator(seed)
-        (x,) = self._sets(given, 1, set_size, split, data, invert, skip_bad, generator)
+        (x,) = self._sets(given, 1, set_size, split, data, classes, invert, skip_bad, generator)
         enough = -(-_SAMPLES_FOR_VARIANCE // len(x))
         return spread_by_repeats(
             self.model, x, samples=max(samples, enough, 2), generator=generator, temperature=temperature
@@ -125,7 +128,7 @@ class GenerationJobs(TrainedData):
         seed: int = 0,
     ) -> SetSamples:
         """Samples of every class of a split, given its first elements."""
-        examples, generator = self._select(split, None, None).examples, self._generator(seed)
+        examples, generator = self._select(split).examples, self._generator(seed)
         sets = [examples.elements[examples.labels == label][:given] for label in range(len(examples.names))]
         x = torch.stack(sets).to(self.device)
         posterior = self.model.condition(x)
@@ -140,6 +143,7 @@ class GenerationJobs(TrainedData):
         temperature: float = 1.0,
         split: str | None = None,
         data: str | None = None,
+        classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,
         progress: Progress | None = None,
@@ -152,11 +156,12 @@ class GenerationJobs(TrainedData):
             temperature: below 1, samples are closer to the mean of the latents.
             split: split of the data; test by default.
             data: a dataset or the path of user data, instead of the model's own data.
+            classes: use only these classes.
             invert: turn dark ink into bright ink in user images; as in training by default.
             seed: seed of the sets and the samples.
             progress: called as progress(done, total).
         """
-        selected = self._select(split, data, invert)
+        selected = self._select(split, data, classes, invert)
         found = measure_specks(
             self.model,
             selected.examples,
@@ -175,6 +180,7 @@ class GenerationJobs(TrainedData):
         set_size: int | None,
         split: str | None,
         data: str | None,
+        classes: Sequence[str] | None,
         invert: bool | None,
         skip_bad: bool,
         generator: Generator,
@@ -182,7 +188,7 @@ class GenerationJobs(TrainedData):
         """(sets, set_size, *shape): the given set, or sets of different classes of the data."""
         if given is not None:
             return self.read(given, invert=invert, skip_bad=skip_bad).x.to(self.device).unsqueeze(0)
-        examples = self._select(split, data, invert).examples
+        examples = self._select(split, data, classes, invert).examples
         if not 1 <= sets <= len(examples.names):
             raise ValueError(f"`sets` must be from 1 to the {len(examples.names)} classes; got {sets}.")
         sampler = SetSampler(examples, device=self.device)

@@ -18,8 +18,9 @@ class Trained(EvaluationJobs, GenerationJobs, ClassificationJobs, DetectionJobs,
     """A trained model with its recipe and data, and the jobs it does.
 
     `bruno.open` opens one, `bruno.train` and `bruno.finetune` make one. Jobs work on the model's own test
-    split by default: `split` names another split, `data` a known dataset or the path of user data, and
-    `invert` turns dark ink into bright ink in user images. Every job takes the seed of its random numbers.
+    split by default: `split` names another split, `data` a known dataset or the path of user data, `classes`
+    some of their classes, and `invert` turns dark ink into bright ink in user images. Every job takes the
+    seed of its random numbers.
     """
 
     def save_result(self, result: Result, seed: int = 0) -> Path:

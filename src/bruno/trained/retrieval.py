@@ -96,12 +96,13 @@ class RetrievalJobs(TrainedData):
         queries: int = 200,
         split: str | None = None,
         data: str | None = None,
+        classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> RetrievalEvaluation:
         """Mean average precision of finding the rest of a class, compared with distances."""
-        selected = self._select(split, data, invert, min_classes=2)
+        selected = self._select(split, data, classes, invert, min_classes=2)
         found = measure_retrieval(
             self.model,
             selected.examples,
