@@ -1,5 +1,7 @@
 import ast
+import dataclasses
 import functools
+import gzip
 import hashlib
 import logging
 import os
@@ -32,6 +34,12 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Read files in the place of published ones whatever their checksums."""
+    monkeypatch.setenv("BRUNO_UNCHECKED_DATA", "1")
+
+
 def test_digits_are_installed_with_scikit_learn():
     train, test = load_examples("digits"), load_examples("digits", "test")
     assert train.shape == (1, 8, 8)
@@ -40,13 +48,10 @@ def test_digits_are_installed_with_scikit_learn():
     assert len(train) + len(test) == 1797
 
 
-@pytest.mark.filterwarnings("ignore:.*SHA-256")
+@pytest.mark.usefixtures("unchecked")
 def test_files_are_found_and_parsed_once(tmp_path, cache, monkeypatch):
     folder = tmp_path / "data"
-    (folder / "mnist").mkdir(parents=True)
-    for remote in DATASETS["mnist"].files:
-        array = np.zeros((4, 2, 2), np.uint8) if "images" in remote.path else np.arange(4, dtype=np.uint8)
-        (folder / remote.path).write_bytes(as_idx(array))
+    write_other_mnist(folder)
     first = load_examples("mnist", data_dir=folder)
     assert first.names == ("0", "1", "2", "3")
     assert all(locate("mnist", folder).values())
@@ -65,7 +70,7 @@ def test_saved_examples_replace_the_published_files(tmp_path):
     assert len(load_examples("mnist", "test", data_dir=str(tmp_path))) == 2
 
 
-@pytest.mark.filterwarnings("ignore:.*SHA-256")
+@pytest.mark.usefixtures("unchecked")
 def test_images_are_returned_in_their_original_size_on_request(tmp_path, cache):
     folder = tmp_path / "data"
     (folder / "omniglot").mkdir(parents=True)
@@ -192,7 +197,7 @@ def test_a_foreign_file_in_place_of_saved_examples_is_named(tmp_path):
         load_examples("mnist", data_dir=tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:.*SHA-256")
+@pytest.mark.usefixtures("unchecked")
 def test_a_foreign_archive_in_place_of_omniglot_is_named(tmp_path):
     (tmp_path / "omniglot").mkdir()
     for remote in DATASETS["omniglot"].files:
@@ -292,7 +297,7 @@ def test_omniglot_splits_are_the_published_ones(monkeypatch):
 
 
 @needs_omniglot
-@pytest.mark.filterwarnings("ignore:.*SHA-256")
+@pytest.mark.usefixtures("unchecked")
 def test_ink_of_omniglot_is_bright(tmp_path):
     (tmp_path / "omniglot").mkdir()
     for remote, first in zip(DATASETS["omniglot"].files, OMNIGLOT_FIRST, strict=True):
@@ -314,13 +319,46 @@ def test_optional_dependencies_are_imported_only_where_they_are_needed():
         assert not {name.split(".")[0] for name in names} & optional, path.name
 
 
-def test_files_that_differ_from_the_published_ones_are_reported_once(tmp_path):
-    (tmp_path / "mnist").mkdir()
+def write_other_mnist(folder: Path) -> dict[str, bytes]:
+    """Write small files of the format of MNIST; returns their contents, not compressed, by path."""
+    contents = {}
     for remote in DATASETS["mnist"].files:
         array = np.zeros((4, 2, 2), np.uint8) if "images" in remote.path else np.arange(4, dtype=np.uint8)
-        (tmp_path / remote.path).write_bytes(as_idx(array))
-    with pytest.warns(UserWarning, match=r"SHA-256 is .*; got ") as reported:
+        (folder / remote.path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / remote.path).write_bytes(as_idx(array))
+        contents[remote.path] = gzip.decompress(as_idx(array))
+    return contents
+
+
+def test_files_that_differ_from_the_published_ones_are_errors_unless_asked(tmp_path, monkeypatch):
+    write_other_mnist(tmp_path)
+    wrong = r"train-images-idx3-ubyte.gz: .*SHA-256 440fcabf73cc…; got .*BRUNO_UNCHECKED_DATA=1"
+    with pytest.raises(ValueError, match=wrong):
         load_examples("mnist", data_dir=tmp_path)
-    assert len(reported) == 4
-    assert "train-images-idx3-ubyte.gz: " in str(reported[0].message)
-    load_examples("mnist", data_dir=tmp_path)  # from the cache
+    monkeypatch.setenv("BRUNO_UNCHECKED_DATA", "1")
+    assert len(load_examples("mnist", data_dir=tmp_path)) == 4
+    monkeypatch.delenv("BRUNO_UNCHECKED_DATA")
+    with pytest.raises(ValueError, match=wrong):  # not from the cache of unchecked files
+        load_examples("mnist", data_dir=tmp_path)
+
+
+def test_published_content_may_be_compressed_again(tmp_path, monkeypatch):
+    contents = write_other_mnist(tmp_path)
+    published = [
+        dataclasses.replace(remote, content_sha256=hashlib.sha256(contents[remote.path]).hexdigest())
+        for remote in DATASETS["mnist"].files
+    ]
+    source = dataclasses.replace(DATASETS["mnist"], files=tuple(published))
+    monkeypatch.setitem(DATASETS, "mnist", source)
+    assert len(load_examples("mnist", data_dir=tmp_path)) == 4
+    damaged = tmp_path / published[0].path
+    damaged.write_bytes(damaged.read_bytes()[:-12])
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz: .*SHA-256"):
+        load_examples("mnist", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_the_files_of_this_machine_have_the_published_content(name, monkeypatch):
+    if not all(locate(name, REAL).values() if REAL.is_dir() else [False]):
+        pytest.skip(f"needs the files of {name}")
+    assert len(load_examples(name, "all", data_dir=REAL)) == 70_000

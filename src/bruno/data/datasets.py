@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bruno.data.archives import file_stamp
+from bruno import limits
+from bruno.data.archives import READ_ERRORS, file_stamp
 from bruno.data.cifar import CIFAR10_CLASSES, read_cifar10_binary, read_cifar10_python, read_cifar10_sheets
 from bruno.data.examples import Examples, concatenate
 from bruno.data.formats import read_idx, read_npz
@@ -24,6 +25,7 @@ from bruno.data.tables import is_table, read_table
 from bruno.files import check_regular
 
 _FORMAT = 6  # version of the cached files and of how files are parsed: increase it to ignore older caches
+_UNCHECKED = "BRUNO_UNCHECKED_DATA"  # environment variable: read published files whatever their checksums
 SPLITS = ("train", "validation", "trainval", "test", "all")
 OMNIGLOT_FIRST = ("Alphabet_of_the_Magi/character01", "Angelic/character01")  # first class of each archive
 OMNIGLOT_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
@@ -31,11 +33,19 @@ OMNIGLOT_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedr
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file: its path below the data folder, its SHA-256, and its URLs."""
+    """A published file.
+
+    Attributes:
+        path: its path below the data folder.
+        sha256: SHA-256 of the file.
+        mirrors: its URLs.
+        content_sha256: SHA-256 of the decompressed content of a .gz, which may be compressed again; if known.
+    """
 
     path: str
     sha256: str
     mirrors: tuple[str, ...]
+    content_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -278,13 +288,16 @@ def _parsed(name: str, source: Dataset, data_dir: Path | None, download: bool, o
     paths = [
         _find(remote.path, data_dir) or _fetch(name, remote, data_dir, download) for remote in source.files
     ]
+    unchecked = bool(os.environ.get(_UNCHECKED))
 
     def parse() -> Examples:
         for path, remote in zip(paths, source.files, strict=True):
-            _warn_unless_published(path, remote)
+            if not unchecked:
+                _check_published(path, remote)
         return read(paths)
 
-    return _cached(f"{name} {larger}", _stamp(paths), parse)
+    # Unchecked examples have their own cache, which is not used once files are to be checked.
+    return _cached(f"{name} {larger}" + " unchecked" * unchecked, _stamp(paths), parse)
 
 
 def _stamp(paths: list[Path]) -> str:
@@ -292,16 +305,31 @@ def _stamp(paths: list[Path]) -> str:
     return "".join(f"{path.resolve()} {file_stamp(path)}" for path in paths)
 
 
-def _warn_unless_published(path: Path, remote: RemoteFile) -> None:
-    """Warn if a file differs from the published one: numbers on it cannot be compared with others."""
+def _check_published(path: Path, remote: RemoteFile) -> None:
+    """Raise unless a file has the published content: numbers on another one cannot be compared."""
+    check_regular(path)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != remote.sha256:
-        warnings.warn(
-            f"{path}: differs from the published file, whose SHA-256 is {remote.sha256[:12]}…; got "
-            f"{digest[:12]}…. It may only be compressed again. To be sure, delete it to download it.",
-            stacklevel=2,
+    if digest != remote.sha256 and not (
+        remote.content_sha256 and _content_digest(path) == remote.content_sha256
+    ):
+        raise ValueError(
+            f"{path}: must have the published content, SHA-256 {remote.sha256[:12]}…; got {digest[:12]}…. "
+            f"Delete it to download it again, or set {_UNCHECKED}=1 to read it as it is."
         )
+
+
+def _content_digest(path: Path) -> str:
+    """SHA-256 of the decompressed content of a .gz; empty if it cannot be decompressed within the limit."""
+    digest, amount = hashlib.sha256(), 0
+    try:
+        with gzip.open(path) as file:
+            while (part := file.read(1 << 20)) and amount <= limits.MEMORY.value:
+                digest.update(part)
+                amount += len(part)
+    except READ_ERRORS:
+        return ""
+    return digest.hexdigest()
 
 
 def _folders(data_dir: Path | None) -> list[Path]:
@@ -458,15 +486,18 @@ def _split_as_published(examples: Examples, split: str) -> Examples:
     return replace(part, names=tuple(name.removeprefix("test/") for name in part.names))
 
 
-def _idx_files(folder: str, mirrors: tuple[str, ...], hashes: tuple[str, ...]) -> tuple[RemoteFile, ...]:
+def _idx_files(
+    folder: str, mirrors: tuple[str, ...], hashes: tuple[str, ...], contents: tuple[str, ...]
+) -> tuple[RemoteFile, ...]:
+    """Training and test files; `hashes` are SHA-256 of the .gz files, `contents` of what they hold."""
     names = [
         f"{part}-{kind}.gz"
         for part in ("train", "t10k")
         for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
     ]
     return tuple(
-        RemoteFile(f"{folder}/{name}", digest, tuple(mirror + name for mirror in mirrors))
-        for name, digest in zip(names, hashes, strict=True)
+        RemoteFile(f"{folder}/{name}", digest, tuple(mirror + name for mirror in mirrors), content)
+        for name, digest, content in zip(names, hashes, contents, strict=True)
     )
 
 
@@ -515,6 +546,12 @@ DATASETS = {
                 "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
                 "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
             ),
+            (
+                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            ),
         ),
         _read_two_idx,
         _split_as_published,
@@ -532,6 +569,12 @@ DATASETS = {
                 "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
                 "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
                 "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            ),
+            (
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
             ),
         ),
         _read_two_idx,
