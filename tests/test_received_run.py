@@ -120,6 +120,16 @@ def test_a_linked_checkpoint_is_not_read(run, tmp_path):
         Run(run).model()
 
 
+def test_a_linked_calibration_is_neither_read_nor_replaced(run, secret):
+    (run / "calibration.safetensors").symlink_to(secret)
+    opened = bruno.open(run, device="cpu")
+    with pytest.raises(ValueError, match=rf"calibration.safetensors: .*got a link to {secret}"):
+        opened.kept_calibration()
+    with pytest.raises(ValueError, match=rf"calibration.safetensors: .*got a link to {secret}"):
+        opened.calibrate()
+    assert (run / "calibration.safetensors").is_symlink()
+
+
 def test_links_within_the_run_are_followed(run):
     (run / "log.jsonl").rename(run / "old.jsonl")
     (run / "log.jsonl").symlink_to("old.jsonl")

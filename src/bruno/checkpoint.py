@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -13,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from bruno.config import ModelConfig, from_dict, to_dict
+from bruno.data.archives import reason
 from bruno.files import atomic_write, parse_json, raw_bytes
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
@@ -180,6 +183,37 @@ def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) 
         mask = os.umask(0)  # the umask can only be read by setting it
         os.umask(mask)
         beside.chmod(0o666 & ~mask)  # safetensors makes its files private
+
+
+@contextmanager
+def parsing(path: Path, rule: str) -> Iterator[None]:
+    """Raise ValueError with the path and the rule for whatever is wrong in the contents of a file."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: must be {rule}; it is not, or is damaged: {reason(error)}.") from error
+
+
+def require(valid: bool, name: str, rule: str) -> None:
+    """Raise ValueError unless a part of a file is valid."""
+    if not valid:
+        raise ValueError(f"`{name}` must be {rule}")
+
+
+def check_tensor(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> torch.Tensor:
+    """Return a tensor of finite floats of this shape; None stands for any size."""
+    fits = tensor.ndim == len(shape) and all(
+        wanted in (None, size) for wanted, size in zip(shape, tensor.shape, strict=True)
+    )
+    require(fits and tensor.is_floating_point(), name, f"floating point of shape {shape}")
+    require(bool(tensor.isfinite().all()), name, "finite")
+    return tensor
+
+
+def check_whole(name: str, value: Any, least: int = 0) -> int:
+    """Return a whole number from `least` to 2**53."""
+    require(type(value) is int and least <= value <= 2**53, name, f"a whole number of at least {least}")
+    return int(value)
 
 
 def _checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> int:

@@ -1,5 +1,6 @@
 """Every reader of the package, with valid files to mutate."""
 
+import contextlib
 import gzip
 import io
 import json
@@ -19,22 +20,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import torch
 from PIL import Image
+from pyarrow.parquet import write_table as write_parquet
 
 import bruno
 from bruno import Bruno, FlowConfig, ModelConfig, Posterior
-from bruno.checkpoint import write
+from bruno.checkpoint import read, write
 from bruno.config import load_recipe, to_dict
 from bruno.data import ElementReader, Examples, load_path
 from bruno.data.cifar import read_cifar10_binary, read_cifar10_python, read_cifar10_sheets
 from bruno.data.formats import read_idx, read_npz
+from bruno.data.frames import read_frame
 from bruno.data.images import decode, read_images
+from bruno.data.table_format import TableFormat
 from bruno.reporting.page import page
 from bruno.reporting.results import Result, read_results
+from bruno.tasks.anomaly import Detector
+from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.drift import WithinSet
+from bruno.tasks.keep_out import Cutoffs, StreamEvidence
 from bruno.tasks.retrieval import Index
+from bruno.trained.states import KeptOut, SetState, WatchState
 from bruno.training.run import Run
-from fuzz.mutations import mutated, mutated_value
+from fuzz.mutations import VALUES, mutated, mutated_value
 
 Case = Callable[[Path, random.Random], Callable[[], Any]]
 
@@ -179,6 +189,62 @@ def read_rows(path: Path) -> None:
         list(ElementReader((2,), 0, group="g", skip_bad=skip_bad).read([path]))
 
 
+TABLES = [
+    TABLE.encode(),
+    TABLE.replace("5,6", "NA,").encode("utf-16"),
+    'g;a;b\nx;1,5;"2"\n\nx;-3;1.234,5\ny;5;6\n'.encode("cp1252"),
+    b"x\t1\t2\nx\t3\t4\ny\t5\t6\n",
+]
+
+
+def read_any_table(path: Path) -> None:
+    """Read a table in several ways, each of which may fail."""
+    for options in ({}, {"missing": True, "skip_bad": True}, {"table_format": "semicolon decimal-comma"}):
+        with contextlib.suppress(ValueError):
+            load_path(path, **options)
+
+
+def parquet() -> bytes:
+    """A table of text, numbers, missing cells and dates."""
+    columns = {"g": ["x", "x", "y"], "a": [1.5, None, 3.0], "b": [1, 2, 3], "c": ["1", "x", ""]}
+    file = io.BytesIO()
+    write_parquet(pyarrow.table(columns), file, compression="NONE", data_page_version="2.0")
+    return file.getvalue()
+
+
+def read_parquet(path: Path) -> None:
+    read_table(path)
+    read_rows(path)
+
+
+CELLS = [*VALUES, b"x", np.nan, np.datetime64("2020-01-01"), 1j, (), object()]
+
+
+def frame(folder: Path, random: random.Random) -> Callable[[], Any]:
+    """A frame with columns of any kind of cells."""
+    rows = random.choice((0, 1, 5))
+    made: dict[Any, Any] = {"g": list("xxyyz")[:rows], "a": [1.5, 2, 3, 4, 5][:rows]}
+    for name in ("a", "b", random.choice((None, 3, "", "\ud800"))):
+        cells = np.empty(rows, object)
+        cells[:] = [random.choice(CELLS) for _ in range(rows)]
+        kind = random.choice((object, object, float, "U", "M8[ns]", complex, bool))
+        try:
+            made[name] = cells.astype(kind)
+        except (ValueError, TypeError, OverflowError):
+            made[name] = cells
+
+    class Frame(dict):
+        columns = tuple(made)
+
+    flag = random.random() < 0.5
+    return lambda: read_frame(Frame(made), random.choice(("", "g")), missing=flag, skip_bad=flag)
+
+
+def table_format(folder: Path, random: random.Random) -> Callable[[], Any]:
+    words = mutated(b"semicolon decimal-comma thousands-point no-header utf-8", random)
+    return lambda: TableFormat(**TableFormat.parse(words.decode(errors="replace")))
+
+
 def idx(array: np.ndarray) -> bytes:
     return struct.pack(f">{array.ndim + 1}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
 
@@ -310,6 +376,53 @@ def index() -> Index:
     return Index.of(model(), torch.randn(4, 3))
 
 
+def calibration() -> GroupCalibration:
+    rows = Examples(torch.randn(24, 3), torch.arange(24) // 6, tuple("abcd"))
+    groups = Groups.of(model(), rows, generator=torch.Generator().manual_seed(0))
+    return GroupCalibration(model(), groups, fixed_cutoffs(model(), groups), -50.0, "rows", True)
+
+
+def watched() -> WatchState:
+    """States of two sets, the first elements of which can still be reconsidered."""
+    z, stream, within = torch.randn(5, 3), StreamEvidence.empty(3), WithinSet.empty(3)
+    for one in z:
+        stream = stream.add(model(), one, torch.tensor(0.0), Cutoffs((-9.0,)), torch.tensor(True))
+        within = within.add(one)
+    state = SetState(stream, within)
+    return WatchState({"a": state, "b": state}, (KeptOut("line 3", "a", z[0]),))
+
+
+def parts_of(thing: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors and the header of a calibration or of states."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        thing.save(path, *([model()] if isinstance(thing, WatchState) else []))
+        return read(path, "cpu")
+
+
+def as_file(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        write(path, tensors, header)
+        return path.read_bytes()
+
+
+def read_calibration(path: Path) -> None:
+    found = GroupCalibration.load(path, model())
+    for scores in (found.stream(), found.stream(count_all=True), found.batch(4)):
+        scores.p_value(0.0, 3, 0.2), scores.p_value(0.0, 3, 0.001), scores.threshold(3, 0.5)
+
+
+def read_watched(path: Path) -> None:
+    """Read states as a watch does, and continue: judge another element, and accept one."""
+    states = WatchState.load(path, model())
+    for state in states.sets.values():
+        Detector(model(), 0.0).step(state.stream, torch.zeros(3))
+        p = state.within.p_value(model(), torch.zeros(3))
+        state.within.add(torch.zeros(3)), state.drift.add(p.uniform)
+    states.accepting([one.name for one in states.kept_out]).save(path, model())
+
+
 def with_right_checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any], read) -> Case:
     """Mutate the header and the tensors of a file that `write` then gives a valid checksum."""
 
@@ -357,6 +470,7 @@ IDX = idx(np.zeros((3, 2, 2), np.uint8))
 WEIGHTS, CONFIG = model().state_dict(), to_dict(model().config)
 EVIDENCE = {name: getattr(posterior().evidence, name) for name in ("count", "mean", "scatter")}
 FINGERPRINT = model().fingerprint()
+CALIBRATION, WATCHED = parts_of(calibration()), parts_of(watched())
 INDEX_HEADER = {"kind": "index", "model": FINGERPRINT, "names": list("abcd"), "source": ""}
 
 
@@ -388,6 +502,10 @@ READERS: dict[str, Reader] = {
     "saved examples": Reader(of_bytes(".npz", [saved_examples()], Examples.load), 300),
     "CSV": Reader(of_bytes(".csv", [TABLE.encode()], read_table), 200),
     "rows": Reader(of_bytes(".csv", [TABLE.encode(), b"1,2\n3,4\n"], read_rows), 400),
+    "tables of all formats": Reader(of_bytes(".csv", TABLES, read_any_table), 60),
+    "Parquet": Reader(of_bytes(".parquet", [parquet()], read_parquet), 300),
+    "frame": Reader(frame, 300),
+    "table format": Reader(table_format, 200),
     "idx": Reader(of_bytes(".gz", [IDX], read_idx_pair, compressed), 300),
     "idx, damaged": Reader(of_bytes(".gz", [compressed(IDX)], read_idx_pair), 300),
     "CIFAR-10, Python version": Reader(cifar_python, 100),
@@ -406,6 +524,10 @@ READERS: dict[str, Reader] = {
     "state, right checksum": Reader(
         with_right_checksum(EVIDENCE, {"kind": "posterior", "model": FINGERPRINT}, read_state), 200
     ),
+    "calibration": Reader(of_bytes(".safetensors", [as_file(*CALIBRATION)], read_calibration), 200),
+    "calibration, right checksum": Reader(with_right_checksum(*CALIBRATION, read_calibration), 100),
+    "watched states": Reader(of_bytes(".state", [as_file(*WATCHED)], read_watched), 200),
+    "watched states, right checksum": Reader(with_right_checksum(*WATCHED, read_watched), 120),
     "index": Reader(of_bytes(".index", [saved(index())], Index.load), 200),
     "index, right checksum": Reader(
         with_right_checksum({"latents": index().latents}, INDEX_HEADER, Index.load), 200

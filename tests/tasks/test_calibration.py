@@ -5,6 +5,7 @@ import pytest
 import torch
 from tasks.machines import latents_of, machine_model, machines
 
+from bruno.checkpoint import read, write
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.tasks.anomaly import density_floor
@@ -67,6 +68,30 @@ def test_a_calibration_survives_a_file(model, tmp_path):
     assert loaded.batch(10).threshold(9, 0.2) == found.batch(10).threshold(9, 0.2)
     with pytest.raises(ValueError, match="of this model"):
         GroupCalibration.load(tmp_path / "calibration.safetensors", machine_model_of_another_scale())
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "name"),
+    [
+        ("names", ["a"], "`labels`"),
+        ("names", None, "`names`"),
+        ("cutoffs", [math.nan], "`cutoffs`"),
+        ("elements", 0, "`elements`"),
+        ("seed", -1, "`seed`"),
+        ("latents", torch.zeros(3, 1), "`latents`"),
+        ("positions", torch.tensor([2, 1]), "`positions`"),
+        ("scores", torch.zeros(1), "`scores`"),
+        ("usable", None, "usable"),
+    ],
+)
+def test_a_damaged_calibration_is_a_value_error_that_names_the_part(model, tmp_path, part, value, name):
+    path = tmp_path / "calibration.safetensors"
+    calibrated(model, 4).save(path)
+    tensors, header = read(path, "cpu")
+    (header if part in header else tensors)[part] = value
+    write(path, {key: tensor for key, tensor in tensors.items() if tensor is not None}, header)
+    with pytest.raises(ValueError, match=rf"calibration.safetensors: .*{name}"):
+        GroupCalibration.load(path, model)
 
 
 def machine_model_of_another_scale():

@@ -14,6 +14,7 @@ from bruno.data.columns import (
     ParsedRows,
     check_numbers,
     choose_columns,
+    column_names,
     grouped,
     kind_of_cells,
     to_examples,
@@ -61,12 +62,13 @@ def frame_rows(frame: Any, group: str, columns: Sequence[str] = ()) -> tuple[NDA
 
 def _frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
     """The columns of a frame by their names."""
-    if hasattr(frame, "column_names"):  # pyarrow
-        return {str(name): np.asarray(frame.column(name)) for name in frame.column_names}
-    columns = {str(name): np.asarray(frame[name]) for name in frame.columns}
-    if len(columns) < len(frame.columns):
-        raise ValueError(f"columns must have different names; got {', '.join(map(str, frame.columns))}.")
-    return columns
+    is_arrow = hasattr(frame, "column_names")
+    labels = list(frame.column_names if is_arrow else frame.columns)
+    names = column_names(list(map(str, labels)))
+    if len(set(names)) < len(names):
+        raise ValueError(f"columns must have different names; got {', '.join(names)}.")
+    columns = map(frame.column, range(len(labels))) if is_arrow else (frame[label] for label in labels)
+    return dict(zip(names, map(np.asarray, columns), strict=True))
 
 
 def _column_kind(array: NDArray[Any]) -> str:

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from bruno.checkpoint import read, write
+from bruno.checkpoint import check_tensor, check_whole, parsing, read, require, write
 from bruno.data.examples import Examples
 from bruno.model import Bruno
-from bruno.tasks.conformal import GroupScores
+from bruno.tasks.conformal import LEVELS, GroupScores
 from bruno.tasks.keep_out import Cutoffs, batch_scores, scores_of_the_rest
 from bruno.tasks.progress import Progress
 
@@ -204,25 +205,60 @@ class GroupCalibration:
     def load(cls, path: Path, model: Bruno) -> GroupCalibration:
         """Read a file that `save` wrote for the same model; raises ValueError if it is another file."""
         tensors, header = read(path, "cpu")
-        if header.get("kind") != "calibration":
-            raise ValueError(f"{path}: must be a calibration; got a {header.get('kind')}.")
-        if header["model"] != model.fingerprint():
+        if header["kind"] != "calibration":
+            raise ValueError(f"{path}: must be a calibration; got a {header['kind']}.")
+        if header.get("model") != model.fingerprint():
             raise ValueError(
-                f"{path}: must be of this model, {model.fingerprint()}; got one of {header['model']}. "
+                f"{path}: must be of this model, {model.fingerprint()}; got one of {header.get('model')}. "
                 "Calibrate again."
             )
-        groups = Groups(
-            tensors["latents"], tensors["labels"], tensors["usable"].bool(), tuple(header["names"])
-        )
-        stream = GroupScores(
-            tensors["positions"], tensors["scores"], header["elements"], bool(header["unseen"])
-        )
-        floor = -math.inf if header["floor"] is None else header["floor"]
-        cutoffs = Cutoffs(tuple(header["cutoffs"]), header["rate"])
-        kept = {("stream", 0): stream}
-        return cls(
-            model, groups, cutoffs, floor, header["data"], header["unseen"], header["seed"], _kept=kept
-        )
+        with parsing(path, "a calibration that `bruno calibrate` saved"):
+            return cls(
+                model,
+                _parse_groups(tensors, header["names"], model.dim),
+                Cutoffs(_numbers("cutoffs", header["cutoffs"]), *_numbers("rate", [header["rate"]])),
+                -math.inf if header["floor"] is None else _numbers("floor", [header["floor"]])[0],
+                str(header["data"]),
+                bool(header["unseen"]),
+                check_whole("seed", header["seed"]),
+                _kept={("stream", 0): _parse_scores(tensors, header)},
+            )
+
+
+def _parse_groups(tensors: dict[str, Tensor], names: Any, dim: int) -> Groups:
+    latents = check_tensor("latents", tensors["latents"], (None, dim))
+    labels, usable, shape = tensors["labels"], tensors["usable"], (len(latents),)
+    require(isinstance(names, list) and all(isinstance(name, str) for name in names), "names", "texts")
+    require(labels.dtype == torch.long and labels.shape == shape, "labels", "one for each of the latents")
+    require(usable.dtype == torch.bool and usable.shape == shape, "usable", "one for each of the latents")
+    require(len(latents) > 0 and int(labels.min()) >= 0, "labels", "at least 0")
+    require(int(labels.max()) < len(names), "labels", f"below {len(names)}")
+    groups = Groups(latents, labels, usable, tuple(names))
+    require(int(groups.counts.min()) >= 2, "labels", "of at least two elements in each group")
+    return groups
+
+
+def _parse_scores(tensors: dict[str, Tensor], header: dict[str, Any]) -> GroupScores:
+    positions, scores = tensors["positions"], tensors["scores"]
+    require(positions.dtype == torch.long and positions.ndim == 1, "positions", "whole numbers")
+    require(len(positions) > 0 and int(positions[0]) > 0, "positions", "at least 1")
+    require(bool((positions.diff() > 0).all()), "positions", "increasing")
+    require(scores.is_floating_point() and scores.ndim == 3, "scores", "(positions, groups, levels)")
+    wanted = (len(positions), len(header["names"]), LEVELS)
+    require(tuple(scores.shape) == wanted, "scores", f"of shape {wanted}")
+    missing = scores.isnan()
+    require(torch.equal(missing.any(-1), missing.all(-1)), "scores", "all NaN, or none, of a group")
+    require(not bool(missing.all(-1).all(-1).any()), "scores", "of at least one group at each position")
+    require(not bool((scores == math.inf).any()), "scores", "below infinity")
+    elements = check_whole("elements", header["elements"], 1)
+    return GroupScores(positions, scores.float(), elements, bool(header["unseen"]))
+
+
+def _numbers(name: str, values: Any) -> tuple[float, ...]:
+    """Numbers of a header; JSON also has NaN and infinity."""
+    valid = isinstance(values, list) and all(type(value) in (int, float) for value in values)
+    require(valid and all(-math.inf <= value < math.inf for value in values), name, "numbers")
+    return tuple(map(float, values))
 
 
 def stream_group_scores(

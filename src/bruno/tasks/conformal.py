@@ -21,7 +21,7 @@ from torch import Tensor
 
 Basis = Literal["exact", "estimated"]
 
-_LEVELS = 128  # scores kept of each group at each position
+LEVELS = 128  # scores kept of each group at each position
 _GRID = 96  # levels of the estimated distribution
 _BANDWIDTH = 0.25  # of the smoothing over the logarithm of the position
 _SHIFTS = 33  # at most, to spread the scores of a group over those of groups like it
@@ -44,8 +44,8 @@ class GroupScores:
 
     Attributes:
         positions: numbers of elements before the one that is scored, increasing.
-        scores: lowest scores of `_LEVELS` blocks of the sorted scores of each group at each position; NaN
-            for a group that is too small. Block j has the ranks from (j/`_LEVELS`)² to ((j + 1)/`_LEVELS`)²
+        scores: lowest scores of `LEVELS` blocks of the sorted scores of each group at each position; NaN
+            for a group that is too small. Block j has the ranks from (j/`LEVELS`)² to ((j + 1)/`LEVELS`)²
             of the group, so that the lower tail keeps its resolution. A block counts completely as soon as
             its lowest score does: p-values are never too low.
         elements: number of different elements behind the scores.
@@ -69,7 +69,7 @@ class GroupScores:
     ) -> GroupScores:
         """Keep the blocks of all scores of groups over random orders; NaN marks draws that do not exist."""
         ordered, count = scores.double().sort(-1).values, (~scores.isnan()).sum(-1, keepdim=True)  # NaN last
-        starts = torch.arange(_LEVELS, dtype=torch.double, device=scores.device).div(_LEVELS).square()
+        starts = torch.arange(LEVELS, dtype=torch.double, device=scores.device).div(LEVELS).square()
         ranks = (starts * count).long()
         kept = torch.where(count > 0, ordered.gather(-1, ranks.clamp(max=scores.shape[-1] - 1)), math.nan)
         return cls(positions.cpu(), kept.float().cpu(), elements, unseen)
@@ -79,7 +79,7 @@ class GroupScores:
     def groups_at(self, position: int) -> int:
         """Number of groups that support exact p-values at a position; 0 if there are none."""
         place = self._places.get(position)
-        return len(self._tails[place].values) // _LEVELS if place is not None and self.unseen else 0
+        return len(self._tails[place].values) // LEVELS if place is not None and self.unseen else 0
 
     def smallest_exact(self, position: int) -> float:
         """The smallest false-alarm rate that is supported exactly at a position, 2/(G + 1).
@@ -128,7 +128,7 @@ class GroupScores:
     @cached_property
     def _tails(self) -> list[_Tail]:
         """Per position: the scores of all groups, sorted, and Σ f_g at each."""
-        steps = np.diff((np.arange(_LEVELS + 1) / _LEVELS) ** 2)
+        steps = np.diff((np.arange(LEVELS + 1) / LEVELS) ** 2)
         tails = []
         for scores in self.scores.numpy():
             scores = scores[~np.isnan(scores[:, 0])]
@@ -176,10 +176,10 @@ class GroupScores:
         groups = len(scores)
         shifts = np.zeros(1)
         if groups > 1:
-            location = scores[:, int(_LEVELS * math.sqrt(_LOCATION))]
+            location = scores[:, int(LEVELS * math.sqrt(_LOCATION))]
             count = max(3, min(_SHIFTS, 512 // groups) | 1)
             shifts = location.std(ddof=1) * math.sqrt(2 / groups) * _student_t(count, groups - 1)
-        weight = np.diff((np.arange(_LEVELS + 1) / _LEVELS) ** 2)
+        weight = np.diff((np.arange(LEVELS + 1) / LEVELS) ** 2)
         spread = (scores[:, :, None] + shifts).reshape(-1)
         weight = np.tile(np.repeat(weight, len(shifts)), groups) / (groups * len(shifts))
         order = np.argsort(spread, kind="stable")

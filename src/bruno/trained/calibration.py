@@ -13,6 +13,7 @@ import torch
 from torch import Generator
 
 from bruno.data import Examples, SetSampler
+from bruno.files import inside
 from bruno.recipe_data import is_path
 from bruno.tasks.anomaly import check_rate, density_floor
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
@@ -54,8 +55,11 @@ class CalibrationJobs(TrainedData):
 
     @property
     def calibration_path(self) -> Path:
-        """The file of the calibration: in the run folder, or in the folder of the results of a model."""
-        return self.folder / FILE
+        """The file of the calibration: in the run folder, or in the folder of the results of a model.
+
+        Raises ValueError if it is a link that leads out of the folder.
+        """
+        return inside(self.folder, FILE)
 
     def calibrate(
         self,
@@ -77,10 +81,11 @@ class CalibrationJobs(TrainedData):
             seed: seed of the random orders of the groups.
             progress: called as progress(done, total), in elements.
         """
+        path = self.calibration_path  # checked before the calibration, which may take long
         calibration = self._calibrated_on(data, invert, seed, progress)
         self.folder.mkdir(parents=True, exist_ok=True)
-        calibration.save(self.calibration_path)
-        return CalibrationReport(calibration, self.calibration_path)
+        calibration.save(path)
+        return CalibrationReport(calibration, path)
 
     def calibration(
         self,
@@ -97,10 +102,11 @@ class CalibrationJobs(TrainedData):
 
     def kept_calibration(self) -> GroupCalibration | None:
         """The calibration that `calibrate` kept with the model; None without one."""
-        if not self.calibration_path.is_file():
+        path = self.calibration_path
+        if not path.is_file():
             return None
         try:
-            return GroupCalibration.load(self.calibration_path, self.model)
+            return GroupCalibration.load(path, self.model)
         except ValueError as error:
             warnings.warn(f"the calibration is ignored: {error}", stacklevel=3)
             return None

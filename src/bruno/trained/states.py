@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bruno.checkpoint import read, write
+from bruno.checkpoint import check_tensor, check_whole, parsing, read, require, write
 from bruno.model import Bruno
 from bruno.process import Evidence
-from bruno.tasks.drift import DriftTest, WithinSet
-from bruno.tasks.keep_out import StreamEvidence
+from bruno.tasks.drift import RANKS, DriftTest, WithinSet
+from bruno.tasks.keep_out import START, StreamEvidence
 
 _MOST_KEPT_OUT = 100  # elements that can still be accepted
 
@@ -111,34 +112,68 @@ class WatchState:
     def load(cls, path: Path, model: Bruno) -> WatchState:
         """Read a file that `save` wrote for the same model, or one with a single posterior."""
         tensors, header = read(path, model.device)
-        if header["kind"] != "posterior" or header["model"] != model.fingerprint():
+        if header["kind"] != "posterior" or header.get("model") != model.fingerprint():
             raise ValueError(
                 f"{path}: must be a state of this model, {model.fingerprint()}; got a {header['kind']} of "
                 f"{header.get('model', 'no model')}."
             )
-        about = header.get("watch")
+        with parsing(path, "a state that `bruno anomaly watch --state` saved"):
+            return cls._parse(tensors, header.get("watch"), model.dim)
+
+    @classmethod
+    def _parse(cls, tensors: dict[str, Tensor], about: Any, dim: int) -> WatchState:
+        evidence = _evidence(tensors, "", dim)
         if about is None:
-            evidence = Evidence(*(tensors[name] for name in ("count", "mean", "scatter")))
+            require(not evidence.batch_shape, "count", "of one set")
             return cls({"": SetState.of(StreamEvidence.of(evidence))})
-        groups, single = about["groups"], about["groups"] == [""]
-        sets = {group: _set_state(tensors, about, i, single) for i, group in enumerate(groups)}
-        kept_out = tuple(
-            KeptOut(name, group, tensors[f"kept_out.{i}"])
-            for i, (name, group) in enumerate(about["kept_out"])
-        )
-        return cls(sets, kept_out)
+        groups = about["groups"]
+        require(_are_names(groups) and len(set(groups)) == len(groups) > 0, "groups", "different names")
+        require(len(about["kept_out"]) <= _MOST_KEPT_OUT, "kept_out", f"at most {_MOST_KEPT_OUT}")
+        within, shape = _evidence(tensors, "all.", dim), () if groups == [""] else (len(groups),)
+        for name, part in (("count", evidence), ("all.count", within)):
+            require(tuple(part.batch_shape) == shape, name, f"of shape {shape}")
+        kept_out = []
+        for i, (name, group) in enumerate(about["kept_out"]):
+            require(_are_names([name, group]) and group in groups, "kept_out", "names of elements and sets")
+            kept_out.append(KeptOut(name, group, check_tensor("kept_out", tensors[f"kept_out.{i}"], (dim,))))
+        sets = {}
+        for i, group in enumerate(groups):
+            own = (evidence[i], within[i]) if shape else (evidence, within)
+            sets[group] = _set_state(tensors, about, i, *own)
+        return cls(sets, tuple(kept_out))
 
 
-def _set_state(tensors: dict[str, Tensor], about: dict[str, Any], i: int, single: bool) -> SetState:
-    def part(prefix: str) -> Evidence:
-        whole = Evidence(*(tensors[f"{prefix}{name}"] for name in ("count", "mean", "scatter")))
-        return whole if single else whole[i]
-
-    drift = about["drift"][i]
-    return SetState(
-        StreamEvidence(
-            part(""), about["positions"][i], tensors[f"first.{i}"], tensors[f"usable.{i}"].to(torch.bool)
-        ),
-        WithinSet(part("all."), tensors[f"sample.{i}"]),
-        DriftTest(**{**drift, "wealth": tuple(drift["wealth"])}),
+def _set_state(
+    tensors: dict[str, Tensor], about: dict[str, Any], i: int, evidence: Evidence, within: Evidence
+) -> SetState:
+    dim = evidence.mean.shape[-1]
+    first, sample = (check_tensor(name, tensors[f"{name}.{i}"], (None, dim)) for name in ("first", "sample"))
+    usable, position = tensors[f"usable.{i}"], check_whole("positions", about["positions"][i])
+    require(len(first) < START and len(first) in (0, position), "first", f"the {position} elements so far")
+    require(
+        usable.shape == first.shape[:1] and usable.dtype == torch.bool, "usable", "one for each of `first`"
     )
+    require(len(sample) == min(RANKS, int(within.count)), "sample", f"{RANKS} elements, or all")
+    return SetState(
+        StreamEvidence(evidence, position, first, usable),
+        WithinSet(within, sample),
+        _drift(about["drift"][i]),
+    )
+
+
+def _drift(values: dict[str, Any]) -> DriftTest:
+    wealth = values["wealth"]
+    require(len(wealth) == len(DriftTest().wealth), "wealth", "one number for each bet")
+    for number in (*wealth, values["gain"]):
+        require(isinstance(number, float) and math.isfinite(number), "wealth", "finite, as `gain`")
+    for name in ("position", "since", "detected"):
+        check_whole(name, values[name])
+    return DriftTest(**{**values, "wealth": tuple(wealth)})
+
+
+def _evidence(tensors: dict[str, Tensor], prefix: str, dim: int) -> Evidence:
+    return Evidence.checked(dim, *(tensors[f"{prefix}{name}"] for name in ("count", "mean", "scatter")))
+
+
+def _are_names(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)

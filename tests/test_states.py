@@ -1,0 +1,61 @@
+"""Files of watched streams: whatever they hold, they are read as states or rejected."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+
+from bruno import Bruno, FlowConfig, ModelConfig
+from bruno.checkpoint import read, write
+from bruno.tasks.drift import WithinSet
+from bruno.tasks.keep_out import StreamEvidence
+from bruno.trained.states import KeptOut, SetState, WatchState
+
+
+@cache
+def model() -> Bruno:
+    torch.manual_seed(0)
+    made = Bruno.from_config(ModelConfig((3,), levels=0, flow=FlowConfig("dense", couplings=1, units=2)))
+    return made.requires_grad_(False)
+
+
+def states() -> WatchState:
+    z = torch.arange(3.0)
+    state = SetState(StreamEvidence.empty(3).including(z), WithinSet.empty(3).add(z))
+    return WatchState({"a": state, "b": state}, (KeptOut("line 3", "a", z),))
+
+
+def test_states_survive_a_file(tmp_path):
+    states().save(tmp_path / "state", model())
+    loaded = WatchState.load(tmp_path / "state", model())
+    assert list(loaded.sets) == ["a", "b"]
+    assert loaded.accepting(["line 3"]).sets["a"].stream.evidence.count == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "name"),
+    [
+        ("mean", torch.full((2, 3), math.nan), "`mean`"),
+        ("count", torch.tensor([-1, 1]), "`count`"),
+        ("all.scatter", torch.full((2, 3), -1.0), "`scatter`"),
+        ("sample.1", torch.zeros(1, 4), "`sample`"),
+        ("first.0", torch.zeros(30, 3), "`first`"),
+        ("kept_out.0", torch.full((3,), math.inf), "`kept_out`"),
+        ("usable.1", None, "usable.1"),
+        ("groups", ["a", "a"], "`groups`"),
+        ("groups", [], "`groups`"),
+        ("positions", [0, -1], "`positions`"),
+        ("positions", [0, 10**30], "`positions`"),
+        ("kept_out", [["line 3", "c"]], "`kept_out`"),
+        ("drift", [{}, {}], "wealth"),
+    ],
+)
+def test_a_damaged_state_is_a_value_error_that_names_the_part(tmp_path, part, value, name):
+    path = tmp_path / "state"
+    states().save(path, model())
+    tensors, header = read(path, "cpu")
+    (header["watch"] if part in header["watch"] else tensors)[part] = value
+    write(path, {key: tensor for key, tensor in tensors.items() if tensor is not None}, header)
+    with pytest.raises(ValueError, match=rf"state: .*{name}"):
+        WatchState.load(path, model())
