@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,17 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bruno import limits
 from bruno.config import check_levels
 from bruno.data.archives import READ_ERRORS, reason
 from bruno.data.columns import Columns, check_numbers, column_names, column_positions
 from bruno.data.frames import frame_rows, is_frame
 from bruno.data.images import decode, is_image, is_unreadable_image
-from bruno.data.table_format import TableFormat, detect, split_rows
+from bruno.data.table_format import TableFormat, bounded_lines, detect, split_rows
 from bruno.data.tables import is_parquet, is_table, open_text, parse_numbers, read_parquet
 from bruno.files import check_regular, read_regular
 from bruno.kinds import rescale_levels
 
 _log = logging.getLogger(__name__)
+_BYTES_OF_ELEMENT = 600  # in memory, besides its values: its name and the tensor
 _SAMPLE = 200  # lines from which the format of a file is detected
 
 
@@ -41,6 +44,17 @@ class _Unread(NamedTuple):
     name: str
     load: Callable[[], Tensor]
     group: str = ""
+
+
+def collected(elements: Iterable[Element]) -> list[Element]:
+    """All elements in a list; raises ValueError as soon as they need more than `limits.MEMORY`."""
+    found: list[Element] = []
+    amount = 0
+    for element in elements:
+        amount += element.x.nbytes + _BYTES_OF_ELEMENT
+        limits.MEMORY.check(amount, "the elements in memory")
+        found.append(element)
+    return found
 
 
 class ImageReader:
@@ -102,11 +116,12 @@ class RowReader:
             yield from self.parse_frame(read_parquet(path), f"{path}, ")
             return
         with open_text(path) as file:
-            sample = list(islice(file, _SAMPLE))
+            lines = bounded_lines(file)
+            sample = list(islice(lines, _SAMPLE))
             form = detect(sample, wanted=self.columns, prefer=self.prefer)
             if (form.delimiter, form.decimal) != (self.prefer.delimiter, self.prefer.decimal):
                 _log.info("%s: read as %s", path, form.describe() or form)
-            yield from self._parse(chain(sample, file), f"{path}, ", form)
+            yield from self._parse(chain(sample, lines), f"{path}, ", form)
 
     def parse_lines(self, lines: Iterable[str], origin: str) -> Iterator[_Unread]:
         """Yield the rows of these lines as they arrive; `origin` precedes their line numbers in names.
@@ -226,6 +241,8 @@ class ElementReader:
 
     def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
         """Yield elements as lines arrive: paths of images, or rows of numbers with an optional header."""
+        if isinstance(lines, io.TextIOBase):
+            lines = bounded_lines(lines)
         if isinstance(self._source, RowReader):
             yield from self._load(self._source.parse_lines(lines, origin))
         else:
@@ -241,7 +258,7 @@ class ElementReader:
     def read_all(self, paths: Iterable[str | Path]) -> tuple[Tensor, tuple[str, ...]]:
         """Return all elements, (n, *shape), and their names."""
         paths = list(paths)
-        elements = list(self.read(paths))
+        elements = collected(self.read(paths))
         if not elements:
             found = ", ".join(map(str, paths)) or "nothing"
             raise ValueError(f"`paths` must contain at least one readable element; got {found}.")

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 # Cells that mark a missing value, in lower case; those in angle brackets and "nat" are written by pandas.
 MISSING = frozenset(
@@ -44,6 +44,7 @@ _DELIMITERS = (",", ";", "\t", "|")
 # (decimal, thousands); the first that fits most cells is chosen.
 _STYLES = ((".", ""), (",", ""), (",", "."), (".", ","), (".", " "), (",", " "), (".", "'"), (",", "'"))
 _SPELLINGS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]"}  # of a thousands separator
+_MAX_LINE = 2**24  # characters
 _MAX_QUOTED_LINES = 20  # that one row may span
 _WORST: tuple[float, ...] = (-1.0,)
 _MOST_IN_MESSAGE = 80  # characters of a line
@@ -152,6 +153,14 @@ def detect_encoding(content: bytes) -> str:
 def lines_of(text: str) -> Iterator[str]:
     """The lines of a text, with their ends: a line feed, a carriage return, or both."""
     return iter(io.StringIO(text, newline=""))
+
+
+def bounded_lines(file: TextIO | io.TextIOBase) -> Iterator[str]:
+    """The lines of an open file, as they arrive; raises ValueError for one that has no end."""
+    while line := file.readline(_MAX_LINE + 1):
+        if len(line) > _MAX_LINE:
+            raise ValueError(f"a line must have at most {_MAX_LINE:,} characters; got more.")
+        yield line
 
 
 def codec(encoding: str) -> str:

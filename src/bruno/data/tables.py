@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -15,6 +16,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from bruno import limits
 from bruno.data.archives import is_hidden, reason
 from bruno.data.columns import (
     Columns,
@@ -39,10 +41,13 @@ from bruno.data.table_format import (
     lines_of,
     split_rows,
 )
+from bruno.files import check_regular
 
 _MIN_FAST_BYTES = 2**20  # smaller tables are parsed faster than pyarrow is imported
 _HEAD = 2**20  # bytes from which the encoding is detected
 _SAMPLE = 500  # lines from which the format and the kinds of columns are detected
+_BYTES_OF_ROW, _BYTES_OF_TEXT = 128, 128  # in memory: the group and label of a row; a cell of text
+_PARQUET_ROWS = 1 << 14  # rows of Parquet to decode at a time
 _TEXT, _PARQUET = (".csv", ".tsv", ".tab", ".txt"), (".parquet", ".pq")
 
 
@@ -123,9 +128,11 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise ValueError(f"{path}: must be text in UTF-8, UTF-16 or cp1252; got {error}.") from error
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file; raises ValueError with its path if it cannot be read."""
+def _read_bytes(path: Path) -> bytes:
+    """The content of a text file; raises ValueError with its path if it cannot be read or is too large."""
     try:
+        size = check_regular(path)
+        limits.MEMORY.check(2 * size, f"{path}: its text in memory")  # as bytes and as characters
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {reason(error)}.") from error
@@ -148,7 +155,7 @@ def _read_text(
     pyarrow, if it is installed, parses large tables. A table that it rejects is parsed again in Python, which
     reports the line and the column of the problem, or skips the line if `skip_bad`.
     """
-    content, fixed = read_bytes(path), TableFormat.parse(table_format)
+    content, fixed = _read_bytes(path), TableFormat.parse(table_format)
     text, encoding = decode(content, fixed.get("encoding", ""))
     sample, wanted = _sample_lines(text), {*columns, *([group] if group else [])}
     preferred = TableFormat(**TableFormat.parse(prefer)) if prefer else None
@@ -160,14 +167,22 @@ def _read_text(
     body = [row for row in rows[form.header :] if len(row) == len(header)]
     kinds = [kind_of_cells([row[i] for row in body], form, header[i]) for i in range(len(header))]
     found = choose_columns(header, kinds, group, columns)
+    _check_memory(path, content, len(found.numbers))
     utf8 = content if encoding == "utf-8" and not content.startswith(b"\xef") else text.encode()
     parsed = _parse_fast(utf8, found, form, missing) or _parse(text, found, form, skip_bad, missing)
     return to_examples(parsed, found, str(form))
 
 
+def _check_memory(path: Path, content: bytes, columns: int) -> None:
+    """Raise if the rows need too much memory: numbers are copied twice, and a row has a group and a label."""
+    lines = max(content.count(b"\n"), content.count(b"\r")) + 1
+    needed = 2 * len(content) + lines * (24 * columns + _BYTES_OF_ROW)
+    limits.MEMORY.check(needed, f"{path}: its rows in memory")
+
+
 def _parse(text: str, columns: Columns, form: TableFormat, skip_bad: bool, missing: bool) -> ParsedRows:
     """Parse a text in Python."""
-    numbers, groups, skipped = [], [], []
+    numbers, groups, skipped = array("d"), [], []
     for line, cells, problem in islice(split_rows(lines_of(text), form.delimiter), int(form.header), None):
         try:
             if problem:
@@ -183,11 +198,12 @@ def _parse(text: str, columns: Columns, form: TableFormat, skip_bad: bool, missi
                 ) from error
             skipped.append(f"line {line}")
             continue
-        numbers.append(row)
+        numbers.extend(row)
         groups.append("" if columns.group is None else cells[columns.group])
     if not numbers:
         raise ValueError("must contain at least one row of numbers; got none.")
-    return ParsedRows(np.array(numbers), *grouped(None if columns.group is None else groups), skipped)
+    rows = np.array(numbers).reshape(-1, len(columns.numbers))
+    return ParsedRows(rows, *grouped(None if columns.group is None else groups), skipped)
 
 
 def _parse_fast(content: bytes, columns: Columns, form: TableFormat, missing: bool) -> ParsedRows | None:
@@ -280,9 +296,31 @@ def read_parquet(path: Path) -> Any:
     except ImportError:
         raise ValueError("needs pyarrow to be read as Parquet. Install it: pip install pyarrow") from None
     try:
-        return parquet.read_table(pyarrow.BufferReader(read_bytes(path)))
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"cannot be read as Parquet: {reason(error)}.") from error
+        with path.open("rb") as opened:
+            file = parquet.ParquetFile(opened)
+            limits.MEMORY.check(_declared_bytes(file.metadata), f"{path}: its cells in memory")
+            batches, amount = [], 0
+            for batch in file.iter_batches(_PARQUET_ROWS):  # a dictionary of long texts declares little
+                amount += batch.nbytes
+                limits.MEMORY.check(amount, f"{path}: its cells in memory")
+                batches.append(batch)
+            return pyarrow.Table.from_batches(batches, file.schema_arrow)
+    except (pyarrow.ArrowException, OSError, OverflowError) as error:
+        raise ValueError(f"{path}: cannot be read as Parquet: {reason(error)}.") from error
+
+
+def _declared_bytes(metadata: Any) -> int:
+    """The memory that the cells of a Parquet file need, from the numbers of values that it declares."""
+    chunks = (
+        metadata.row_group(group).column(column)
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+    )
+    is_text = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+    values = sum(
+        chunk.num_values * (_BYTES_OF_TEXT if chunk.physical_type in is_text else 24) for chunk in chunks
+    )
+    return max(int(values), 24 * int(metadata.num_rows * metadata.num_columns))
 
 
 def _named(path: Path, read: Any) -> Examples:

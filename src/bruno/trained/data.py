@@ -21,6 +21,7 @@ from bruno.data import Element, ElementReader, Examples, is_available, load_exam
 from bruno.data.datasets import SPLITS
 from bruno.data.frames import is_frame
 from bruno.data.images import normalise_drawings
+from bruno.data.reader import collected
 from bruno.kinds import Images, rescale_levels
 from bruno.model import Bruno
 from bruno.recipe_data import RecipeData, imputed, is_path, unseen_split, warn_of_skipped
@@ -185,7 +186,7 @@ class TrainedData:
         source = list(source) if isinstance(source, Iterator) else source
         if are_paths(source) or is_frame(source):
             reader = self.reader(invert=invert, skip_bad=skip_bad)
-            read = list(self._opened(source, reader))
+            read = collected(self._opened(source, reader))
             if not read:
                 raise ValueError(f"`source` must have at least one readable element; got {source}.")
             warn_of_unreadable(reader)

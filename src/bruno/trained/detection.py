@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from bruno.data import Element, SetSampler
+from bruno.data.reader import collected
 from bruno.kinds import Kind
 from bruno.model import Bruno
 from bruno.tasks.anomaly import Detector, Judgement, StreamSummary, check_rate, judge_batch
@@ -133,7 +134,7 @@ class DetectionJobs(CalibrationJobs):
         if false_discovery_rate is not None:
             check_rate("false_discovery_rate", false_discovery_rate)
         reader = self.reader(invert=invert, skip_bad=skip_bad, group=group)
-        elements = list(grouped_elements(self, batch, reader, one_set))
+        elements = collected(grouped_elements(self, batch, reader, one_set))
         warn_of_unreadable(reader)
         if len(elements) < 2:
             raise ValueError(f"`batch` must have at least two elements; got {len(elements)}.")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from bruno.data import Element, ElementReader
+from bruno.data.reader import collected
 from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.tasks.anomaly import Detector, Judgement, StreamSummary
@@ -67,7 +68,7 @@ class Watch:
         resumed = self._resumed(typical)
         before = None
         if resumed is None and typical is not None:
-            before = list(grouped_elements(trained, typical, self._reader, one_set))
+            before = collected(grouped_elements(trained, typical, self._reader, one_set))
         # Calibration may take long: the arguments are checked first.
         self.detector = detector if isinstance(detector, Detector) else detector()
         if within and not self.detector.count_all:
