@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +59,17 @@ def test_a_path_inside_a_folder_may_be_a_link_within_it(tmp_path):
 def test_what_is_not_json_is_a_value_error(text):
     with pytest.raises(ValueError):  # noqa: PT011
         parse_json(text)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_folders_pipes_and_devices_are_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "pipe", tmp_path / "folder", Path(os.devnull)):
+        before = path.stat().st_ino
+        with (
+            pytest.raises(ValueError, match=rf"{path}: must be a regular file"),
+            atomic_write(path) as beside,
+        ):
+            beside.write_text("new")
+        assert path.stat().st_ino == before

@@ -34,7 +34,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     So does a power cut, since the contents are synced to disk first. The temporary name is unique, so several
     processes may write the same file at once. Temporary files of killed processes are deleted.
+
+    Raises ValueError if `path` is a folder, a device or a named pipe, which must not be replaced.
     """
+    if path.exists() and not path.is_symlink():
+        check_regular(path)
     _delete_abandoned(path)
     beside = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid4().hex[:8]}")
     try:

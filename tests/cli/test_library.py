@@ -20,7 +20,7 @@ CALLS = {
     "train": (bruno.train,),
     "finetune": (bruno.open, bruno.finetune),
     "evaluate": (bruno.open, Trained.evaluate),
-    "sample": (bruno.open, Trained.sample, Trained.sample_prior),
+    "sample": (bruno.open, Trained.write_samples),
     "repeat": (bruno.open, Trained.sample_repeats),
     "fewshot": (bruno.open, Trained.few_shot),
     "classify": (bruno.open, Trained.classify),
@@ -48,7 +48,6 @@ RENAMED = {
 }
 RENDERED = {"as_json", "show", "help"}  # options about output
 OTHERWISE = {
-    "sample": {"prior"},  # a separate method
     "classify": {"calibrate"},  # temperature=None
     "study": {"out", "data", "seed"},  # the result's folder, examples, seeds
     "report": {"model"},  # the folder

@@ -174,7 +174,7 @@ OTHERS = {
     """,
     "sample": """
         run --samples 0
-        run --samples 1000000000
+        run --samples 1000000000000000000
         run --samples 1_0
         run --sets 0
         run --sets 99

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bruno
-from cli.commandline import picture_of, run, values_of
+from cli.commandline import picture_of, run, values_of, words
 
 pytestmark = pytest.mark.filterwarnings("ignore::bruno.trained.UnfamiliarDataWarning")  # enlarged images
 
@@ -34,6 +34,41 @@ def test_the_command_saves_the_samples_of_the_library(in_digits):
     run("sample", "run", "--given", "support/2", "--samples", "3", "--seed", "5")
     samples = bruno.open("run").sample("support/2", samples=3, seed=5).samples
     np.testing.assert_array_equal(saved(in_digits, "samples")["samples"], samples.images.cpu().numpy())
+
+
+@pytest.mark.parametrize("arguments", [["--prior"], ["--given", "support/2", "--prefixes", "0,5"]])
+def test_many_samples_are_written_in_parts_and_some_are_shown(in_digits, monkeypatch, arguments):
+    monkeypatch.setattr(
+        "bruno.trained.generation._PIXELS_SHOWN", 3 * 64 * (1 if "--prior" in arguments else 2)
+    )
+    output = run("sample", "run", *arguments, "--samples", "300", "--seed", "3")
+    name, shown = ("samples-prior", "3 of 300") if "--prior" in arguments else ("samples", "6 of 600")
+    assert f"The picture shows {shown} samples; all are in {name}.npz." in words(output)
+    trained = bruno.open("run")
+    samples = (
+        trained.sample_prior(300, seed=3)
+        if "--prior" in arguments
+        else trained.sample("support/2", prefixes=(0, 5), samples=300, seed=3).samples
+    )
+    np.testing.assert_array_equal(saved(in_digits, name)["samples"], samples.images.cpu().numpy())
+    assert values_of("run", name)["clamped"] == samples.clamped
+
+
+def test_samples_that_cannot_fit_on_the_disk_are_an_error(in_digits):
+    with pytest.raises(ValueError, match=r"`samples` .*disk.*1000000000000000000"):
+        run("sample", "run", "--samples", 10**18)
+
+
+def test_an_interrupted_sampling_leaves_no_files(in_digits, monkeypatch):
+    def interrupted(*arguments, **options):
+        yield from ()
+        raise KeyboardInterrupt
+
+    before = sorted(in_digits.rglob("*"))
+    monkeypatch.setattr("bruno.trained.generation.draw_in_parts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bruno.open("run").write_samples(prior=True)
+    assert sorted(in_digits.rglob("*")) == before
 
 
 def test_samples_after_some_prefixes_of_a_long_set(in_digits):

@@ -240,10 +240,13 @@ def reject(reason: str, others: Mapping[str, Any]) -> None:
         raise ValueError(f"{reason} omit {' and '.join(given)}.")
 
 
-def check_number(option: str, value: float, least: float = -math.inf, most: float = math.inf) -> None:
-    """Raise unless an option's number is finite and within its limits; a count has an upper limit."""
-    if isinstance(value, int):
+def check_number(
+    option: str, value: float, least: float = -math.inf, most: float = math.inf, *, limited: bool = True
+) -> None:
+    """Raise unless an option's number is finite and within its limits; a count is `limited` to those."""
+    if isinstance(value, int) and limited:
         limits.COUNT.check_argument(option, value, value)
-    if not (math.isfinite(value) and least <= value <= most):
+    finite = isinstance(value, int) or math.isfinite(value)
+    if not (finite and least <= value <= most):
         rules = [f"at least {least:g}"] * (least > -math.inf) + [f"at most {most:g}"] * (most < math.inf)
         raise ValueError(f"`{option}` must be {' and '.join(rules) or 'a finite number'}; got {value}.")

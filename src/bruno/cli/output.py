@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -69,7 +70,12 @@ def show_all(trained: Trained, outcomes: Sequence[Any], seed: int, *, samples: b
         picture = f" and {path.with_suffix('.png').name}" if result.picture else ""
         console.print(f"written: {path}{picture}", soft_wrap=True)
     for path in saved:
-        console.print(f"samples: {path}", soft_wrap=True)
+        print_path("samples", path)
+
+
+def print_path(what: str, path: Path) -> None:
+    """Print where something is saved."""
+    console.print(f"{what}: {path}", soft_wrap=True)
 
 
 def print_result(result: Result) -> None:

@@ -16,7 +16,7 @@ from bruno.cli.options import (
     parse_numbers,
     reject,
 )
-from bruno.cli.output import show
+from bruno.cli.output import print_path, progress_bar, show
 
 
 def sample(
@@ -49,22 +49,25 @@ def sample(
         reject("`--prior` conditions on nothing;", {"--given": given, "--prefixes": prefixes, **drawn})
     if given:
         reject("`--given` is the set to condition on;", drawn)
-    for option, number in (("--samples", samples), ("--sets", sets), ("--set-size", set_size)):
+    check_number("--samples", samples, 1, limited=False)
+    for option, number in (("--sets", sets), ("--set-size", set_size)):
         check_number(option, 1 if number is None else number, 1)
     check_number("--temperature", temperature, 0)
     trained = model.open()
-    options: dict[str, Any] = {"temperature": temperature, "seed": model.seed}
-    if prior:
-        outcome: Any = trained.sample_prior(samples, **options)
-    else:
-        outcome = trained.sample(
+    with progress_bar("samples") as progress:
+        written = trained.write_samples(
             given,
+            prior=prior,
             samples=samples,
             sets=sets or 1,
             set_size=set_size,
             prefixes=parse_numbers("--prefixes", prefixes) if prefixes else None,
+            temperature=temperature,
             skip_bad=skip_bad,
+            seed=model.seed,
+            progress=progress,
             **data.selection,
-            **options,
         )
-    show(trained, outcome, model.seed, samples=True)
+    show(trained, written, model.seed)
+    for path in written.paths:
+        print_path("samples", path)

@@ -18,6 +18,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -120,6 +121,34 @@ def read_arrays(path: Path, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
         for name, info in found:
             arrays[name] = _parse_array(archive.read(info), name)
     return arrays
+
+
+class ArrayWriter:
+    """Writes an npz; large arrays in parts. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._archive = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED)
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._archive.close()
+
+    def add(self, name: str, array: NDArray[Any]) -> None:
+        """Write a small array."""
+        with self.parts(name, array.shape, array.dtype) as write:
+            write(array)
+
+    @contextmanager
+    def parts(
+        self, name: str, shape: tuple[int, ...], kind: np.dtype[Any]
+    ) -> Iterator[Callable[[NDArray[Any]], object]]:
+        """A function that writes the next values of an array of this shape, in C order."""
+        header = {"descr": npy.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+        with self._archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+            npy.write_array_header_1_0(file, header)
+            yield lambda values: file.write(np.ascontiguousarray(values, kind).tobytes())
 
 
 def _parse_array(content: bytes, name: str) -> NDArray[Any]:

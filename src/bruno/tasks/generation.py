@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from bruno import limits
 from bruno.arrays import ArrayLike, NumpyResult, as_tensor
-from bruno.config import check_count
+from bruno.config import check_at_least, check_count
 from bruno.model import Bruno, Posterior, Samples
 from bruno.process import Evidence
 
@@ -83,14 +83,35 @@ def draw_samples(
     model, batch = posterior.model, posterior.evidence.batch_shape
     drawn = math.prod(batch) * samples
     limits.MEMORY.check_argument("samples", samples, drawn * model.dim * model.process.mean.element_size())
-    sets = posterior.evidence.reshape(-1)
-    copies = torch.arange(len(sets.count), device=sets.count.device).repeat_interleave(samples)
-    parts = [
-        Posterior(model, sets[some]).sample(generator=generator, temperature=temperature)
-        for some in copies.split(batch_size)
-    ]
-    x = torch.cat([part.x.squeeze(0) for part in parts]).reshape(*batch, samples, *model.shape)
+    parts = list(
+        draw_in_parts(posterior, samples, generator=generator, temperature=temperature, batch_size=batch_size)
+    )
+    x = torch.cat([part.x for part in parts]).reshape(*batch, samples, *model.shape)
     return Samples(x, sum(part.clamped for part in parts), model.levels)
+
+
+def draw_in_parts(
+    posterior: Posterior,
+    samples: int,
+    *,
+    generator: Generator | None = None,
+    temperature: float = 1.0,
+    batch_size: int = 256,
+) -> Iterator[Samples]:
+    """The samples of `draw_samples` in parts of at most `batch_size`, (part, *shape), set after set.
+
+    The memory does not depend on the number of samples.
+    """
+    check_at_least("samples", samples, 1)
+    sets = posterior.evidence.reshape(-1)
+    total = len(sets.count) * samples
+    for begin in range(0, total, batch_size):
+        with torch.no_grad():
+            places = torch.arange(begin, min(begin + batch_size, total), device=sets.count.device) // samples
+            part = Posterior(posterior.model, sets[places]).sample(
+                generator=generator, temperature=temperature
+            )
+        yield replace(part, x=part.x.squeeze(0))
 
 
 @torch.no_grad()
@@ -108,7 +129,20 @@ def samples_by_prefix(
 
     The sets are dequantised with ½, so that only the draws depend on the generator.
     """
-    x, axes = as_tensor(x, kind=model.kind), len(model.shape)
+    x = as_tensor(x, kind=model.kind)
+    wanted, posterior = posterior_by_prefix(model, x, lengths, batch_size=batch_size)
+    drawn = draw_samples(
+        posterior, samples, generator=generator, temperature=temperature, batch_size=batch_size
+    )
+    return SetSamples(x, wanted, drawn)
+
+
+@torch.no_grad()
+def posterior_by_prefix(
+    model: Bruno, x: Tensor, lengths: Sequence[int] | None = None, *, batch_size: int = 256
+) -> tuple[tuple[int, ...], Posterior]:
+    """The lengths of prefixes of sets (*sets, n, *shape), and the posterior (*sets, lengths) given each."""
+    axes = len(model.shape)
     if x.ndim <= axes or 0 in x.shape:
         raise ValueError(
             f"`x` must be sets (*sets, n, {', '.join(map(str, model.shape))}) with n of at least 1; "
@@ -120,14 +154,7 @@ def samples_by_prefix(
         raise ValueError(f"`lengths` must be from 0 to {n}, the set size; got {wanted}.")
     z = model.latents(x, batch_size=batch_size)
     before = Evidence.prefixes(F.pad(z, (0, 0, 0, 1)))  # before an added last element, all are seen
-    drawn = draw_samples(
-        Posterior(model, before[..., torch.tensor(wanted, device=z.device)]),
-        samples,
-        generator=generator,
-        temperature=temperature,
-        batch_size=batch_size,
-    )
-    return SetSamples(x, wanted, drawn)
+    return wanted, Posterior(model, before[..., torch.tensor(wanted, device=z.device)])
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from bruno.reporting.images import BACKGROUND, grid, png, prefix_sheet, to_uint8
 from bruno.reporting.results import Result
 from bruno.reporting.summaries.base import summarise
 from bruno.tasks.generation import SetSamples, SpreadByRepeats
-from bruno.trained.generation import SpeckEvaluation
+from bruno.trained.generation import SpeckEvaluation, WrittenSamples
 
 _ROWS = 10  # of a table of samples
 _SHOWN = 40  # samples in a picture of specks
@@ -47,6 +47,17 @@ def _(outcome: SetSamples) -> Result:
         note="Top: the elements of the set, one by one. Below each: samples given it and all before it.",
         picture=prefix_sheet(list(zip(shown, drawn, strict=True)), seen),
     )
+
+
+@summarise.register
+def _(written: WrittenSamples) -> Result:
+    result = summarise(written.outcome)
+    if written.shown == written.count:
+        return result
+    note = f"{written.shown:,} of {written.count:,} samples; all are in {written.paths[0].name}."
+    if result.picture:
+        return replace(result, note=f"{result.note} The picture shows {note}".strip())
+    return replace(result, note=f"The last {len(result.rows)} of the first {note}")
 
 
 @summarise.register
