@@ -35,7 +35,8 @@ LAYOUT = """
     bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis
     bruno.tasks.stability bruno.tasks
     bruno.reporting bruno.reporting.results bruno.reporting.images bruno.reporting.figure
-    bruno.reporting.plots bruno.reporting.element_plots bruno.reporting.page
+    bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines bruno.reporting.element_plots
+    bruno.reporting.page
     bruno.devices bruno.recipe_data
     bruno.trained.data bruno.trained.calibration bruno.trained.evaluation bruno.trained.generation
     bruno.trained.classification bruno.trained.states bruno.trained.watch bruno.trained.detection

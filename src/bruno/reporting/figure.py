@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Mapping, Sequence, Sized
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import UInt8
+from torch import Tensor
 
 from bruno.text import printable
 
@@ -19,6 +23,11 @@ COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")
 INK, PALE = "#1a202c", "#a0aec0"
 GRID: dict[str, Any] = {"color": "#e2e8f0", "linewidth": 0.8}
 WIDTH, HEIGHT = 7.0, 3.6  # inches
+_OTHER_SCRIPTS = (
+    *(f"Noto Sans CJK {place}" for place in ("SC", "TC", "JP", "KR")),
+    *("PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "WenQuanYi Zen Hei"),
+    *("Noto Sans Devanagari", "Noto Sans Thai", "Nirmala UI", "Arial Unicode MS", "Unifont"),
+)
 Values = Sequence[float] | np.ndarray
 
 
@@ -43,9 +52,13 @@ def open_frame(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend_above(figure: Figure, axes: Axes) -> None:
+def legend_above(figure: Figure, *axes: Axes) -> None:
     """Add a legend above all plots, where it covers nothing, with as many columns as fit the width."""
-    handles, labels = axes.get_legend_handles_labels()
+    found = [plot.get_legend_handles_labels() for plot in axes]
+    named = {
+        label: handle for handles, labels in found for handle, label in zip(handles, labels, strict=True)
+    }
+    handles, labels = list(named.values()), list(named)
     if labels:
         widths = [0.6 + 0.08 * len(label) for label in labels]  # inches, roughly
         room = figure.get_figwidth()
@@ -54,10 +67,33 @@ def legend_above(figure: Figure, axes: Axes) -> None:
 
 
 def to_png(figure: Figure) -> bytes:
-    """The figure as PNG."""
+    """The figure as PNG; characters that no font has are drawn as boxes, without a warning."""
+    from matplotlib import rc_context
+
     file = io.BytesIO()
-    figure.savefig(file, format="png")
+    with rc_context({"font.sans-serif": _fonts()}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure.savefig(file, format="png")
     return file.getvalue()
+
+
+@cache
+def _fonts() -> list[str]:
+    """The font of plots, and the installed fonts that have other scripts."""
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    return ["DejaVu Sans", *(name for name in _OTHER_SCRIPTS if name in installed)]
+
+
+def show_image(
+    axes: Axes,
+    image: UInt8[Tensor, "channels height width"],
+    extent: tuple[float, float, float, float] | None = None,
+) -> None:
+    """Draw an image, grey or colour, into the plot or into a part of it (left, right, bottom, top)."""
+    pixels = image.cpu().movedim(0, -1).squeeze(-1).numpy()
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=extent)
 
 
 def set_log_axes(axes: Axes, which: str) -> None:
@@ -88,6 +124,11 @@ def shortened(text: str, length: int = 17) -> str:
     """Printable text, shortened in the middle to `length` characters: names often differ at the end."""
     text = printable(text)
     return text if len(text) <= length else f"{text[: length // 2]}…{text[len(text) - (length - 1) // 2 :]}"
+
+
+def minus(number: str) -> str:
+    """A formatted number with a minus sign instead of a hyphen."""
+    return number.replace("-", "−")
 
 
 def check_lengths(labels: Sized, series: Mapping[str, Sized]) -> None:

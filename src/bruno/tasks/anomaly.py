@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -337,16 +337,18 @@ class StreamSummary:
         out_of_distribution: number of out-of-distribution elements.
         groups: the same numbers of each set, by its name.
         latest: names and judgements of the latest elements.
+        latest_groups: names of the sets of these elements.
 
     Args:
         latest: number of judgements to keep; None for all.
         extremes: number of outliers with the lowest scores, and of inliers with the highest, to keep.
     """
 
-    def __init__(self, *, latest: int | None = 10_000, extremes: int = 12) -> None:
+    def __init__(self, *, latest: int | None = 100_000, extremes: int = 12) -> None:
         self.count = self.outliers = self.out_of_distribution = 0
         self.groups: dict[str, GroupSummary] = {}
         self.latest: deque[tuple[str, Judgement]] = deque(maxlen=latest)
+        self.latest_groups: deque[str] = deque(maxlen=latest)
         self._extremes = extremes
         self._outliers: list[JudgedElement] = []  # the lowest score first
         self._inliers: list[JudgedElement] = []  # the highest score first
@@ -361,15 +363,22 @@ class StreamSummary:
         self.outliers += judgement.outlier
         self.out_of_distribution += judgement.out_of_distribution
         self.latest.append((name, judgement))
+        self.latest_groups.append(group)
         kept, sign = (self._outliers, 1) if judgement.outlier else (self._inliers, -1)
         kept.append(JudgedElement(self.count, name, x, judgement))
         kept.sort(key=lambda element: sign * element.judgement.score)
         del kept[self._extremes :]
 
     @property
-    def first_position(self) -> int:
-        """Position in the stream, from 1, of the first of `latest`."""
-        return self.count - len(self.latest) + 1
+    def latest_positions(self) -> list[int]:
+        """Position in its set, from 1, of each of `latest`."""
+        kept = Counter(self.latest_groups)
+        position = {group: self.groups[group].elements - count for group, count in kept.items()}
+        positions = []
+        for group in self.latest_groups:
+            position[group] += 1
+            positions.append(position[group])
+        return positions
 
     @property
     def lowest_outliers(self) -> tuple[JudgedElement, ...]:

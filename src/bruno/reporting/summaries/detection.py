@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from bruno.kinds import Kind
-from bruno.reporting.element_plots import STRIP, score_timeline
 from bruno.reporting.images import to_uint8
 from bruno.reporting.plots import Measured, dot_plot
 from bruno.reporting.results import Result
 from bruno.reporting.summaries.base import short_names, summarise
+from bruno.reporting.timelines import MAX_SETS, score_timeline
 from bruno.tasks.anomaly import Judgement, StreamSummary
 from bruno.tasks.conformal import GroupScores
 from bruno.trained.calibration import CalibrationReport
@@ -111,16 +111,17 @@ def _with_groups(result: Result, summary: StreamSummary) -> Result:
 
 
 def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: str, given: str) -> Result:
-    found = f"{summary.outliers} of {summary.count} are outliers"
+    found = f"{summary.outliers:,} of {summary.count:,} are outliers"
     if summary.out_of_distribution:
-        found += f", {summary.out_of_distribution} of them out-of-distribution and excluded from the evidence"
-    shown = f" The {STRIP} lowest are shown." * (summary.outliers > STRIP and kind.is_images)
-    judged = [judgement for _, judgement in summary.latest]
-    scores, thresholds = [one.score for one in judged], [one.threshold for one in judged]
-    images = {
-        group: {one.position: to_uint8(one.x, kind.levels) for one in some} if kind.is_images else {}
-        for group, some in (("outliers", summary.lowest_outliers), ("inliers", summary.highest_inliers))
-    }
+        found += (
+            f", {summary.out_of_distribution:,} of them out-of-distribution and excluded from the evidence"
+        )
+    judged, sets = [judgement for _, judgement in summary.latest], len(summary.groups)
+    drawn = [f"the last {len(judged):,} elements"] * (len(judged) < summary.count)
+    if sets > 1:
+        most = f"{MAX_SETS} of {sets:,} sets, those" if sets > MAX_SETS else f"the {sets} sets, those"
+        drawn.append(f"{most} with most outliers first")
+    shown = f" In the picture: {'; '.join(drawn)}." if drawn else ""
     return Result(
         name,
         title,
@@ -129,21 +130,33 @@ def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: s
             "outliers": summary.outliers,
             "out_of_distribution": summary.out_of_distribution,
             "names": [name for name, _ in summary.latest],
-            "scores": scores,
-            "thresholds": thresholds,
+            "sets": list(summary.latest_groups) if sets > 1 else None,
+            "scores": [one.score for one in judged],
+            "thresholds": [one.threshold for one in judged],
             "p": [one.p for one in judged],
             "basis": [one.basis for one in judged],
         },
         note=f"{found}.{shown} The score is log p(x | {given}) − log p(x), in nats.",
-        picture=score_timeline(
-            scores,
-            thresholds,
-            [one.outlier for one in judged],
-            [one.out_of_distribution for one in judged],
-            first=summary.first_position,
-            xlabel=f"element of the {what}",
-            **images,
-        ),
+        picture=_timeline_picture(summary, kind, what),
+    )
+
+
+def _timeline_picture(summary: StreamSummary, kind: Kind, what: str) -> bytes:
+    judged, several = [judgement for _, judgement in summary.latest], len(summary.groups) > 1
+    images = {
+        group: {one.position: to_uint8(one.x, kind.levels) for one in some}
+        for group, some in (("outliers", summary.lowest_outliers), ("inliers", summary.highest_inliers))
+        if kind.is_images and not several
+    }
+    return score_timeline(
+        [one.score for one in judged],
+        [one.threshold for one in judged],
+        [one.outlier for one in judged],
+        [one.out_of_distribution for one in judged],
+        groups=summary.latest_groups,
+        positions=summary.latest_positions,
+        xlabel="element of its set" if several else f"element of the {what}",
+        **images,
     )
 
 
