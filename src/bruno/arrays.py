@@ -65,6 +65,8 @@ def to_numpy(value: Any) -> Any:
     """Tensors as numpy arrays, detached and on the CPU; results as dictionaries; other values as they are."""
     if isinstance(value, NumpyResult):
         return value.numpy()
+    if type(value) is tuple:
+        return tuple(map(to_numpy, value))
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 

@@ -6,6 +6,7 @@ import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from bruno.text import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL.ImageFont import FreeTypeFont
 
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")
 INK, PALE = "#1a202c", "#a0aec0"
@@ -28,6 +30,8 @@ _OTHER_SCRIPTS = (
     *("PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "WenQuanYi Zen Hei"),
     *("Noto Sans Devanagari", "Noto Sans Thai", "Nirmala UI", "Arial Unicode MS", "Unifont"),
 )
+_MEASURED = 100  # pixels: size at which text is measured
+Box = tuple[float, float, float, float]  # left, top, width and height
 Values = Sequence[float] | np.ndarray
 
 
@@ -124,6 +128,58 @@ def shortened(text: str, length: int = 17) -> str:
     """Printable text, shortened in the middle to `length` characters: names often differ at the end."""
     text = printable(text)
     return text if len(text) <= length else f"{text[: length // 2]}…{text[len(text) - (length - 1) // 2 :]}"
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """A figure without axes: parts are placed in inches from the upper left corner."""
+
+    figure: Figure
+    axes: Axes
+
+    @classmethod
+    def new(cls, width: float, height: float) -> Canvas:
+        """An empty canvas of a size in inches."""
+        figure = new_figure(width, height)
+        figure.set_layout_engine("none")
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(0, width), ylim=(height, 0))
+        axes.set_axis_off()
+        return cls(figure, axes)
+
+    def text(self, place: tuple[float, float], text: str, size: float, **style: Any) -> None:
+        """Write text at a place; dollar signs are literal."""
+        style = {"color": INK, **style}
+        self.axes.text(*place, text, fontsize=size, parse_math=False, **style)
+
+    def box(self, place: Box, *, face: Any = "none", edge: Any = "none", **style: Any) -> None:
+        """Draw a rectangle."""
+        from matplotlib.patches import Rectangle
+
+        left, top, width, height = place
+        self.axes.add_patch(Rectangle((left, top), width, height, facecolor=face, edgecolor=edge, **style))
+
+    def image(self, place: Box, image: UInt8[Tensor, "channels height width"]) -> None:
+        """Draw an image as large as fits into a box, in its middle, with a thin frame."""
+        left, top, width, height = place
+        scale = min(width / image.shape[2], height / image.shape[1])
+        across, down = scale * image.shape[2], scale * image.shape[1]
+        left, top = left + (width - across) / 2, top + (height - down) / 2
+        show_image(self.axes, image, (left, left + across, top + down, top))
+        self.box((left, top, across, down), edge=PALE, linewidth=0.5)
+
+
+def text_width(text: str, size: float) -> float:
+    """Width in inches of text in the font of plots; `size` in points."""
+    return _font().getlength(text) / _MEASURED * size / 72
+
+
+@cache
+def _font() -> FreeTypeFont:
+    from matplotlib.font_manager import findfont
+    from PIL import ImageFont
+
+    return ImageFont.truetype(findfont("DejaVu Sans"), _MEASURED)
 
 
 def minus(number: str) -> str:

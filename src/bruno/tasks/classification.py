@@ -22,6 +22,7 @@ from bruno.tasks.metrics import calibration_error, log_loss
 from bruno.tasks.progress import Progress
 from bruno.tasks.scorers import dimensions_above, part_size
 
+MAX_EXAMPLES = 9  # support elements of a class that are kept with a classification
 # Limits of a fitted temperature: without them it goes to 0 if all scores are right, to ∞ if all are wrong.
 _COLDEST, _HOTTEST = 1e-3, 1e6
 
@@ -43,6 +44,7 @@ class Classification(NumpyResult):
         kind: kind of the elements.
         p: p-value of each query as an element of each class; None if not calibrated, see `with_p_values`.
         none_of_these: whether each query is of none of the classes; None if not calibrated.
+        examples: the first support elements of each class, at most `MAX_EXAMPLES`, to show.
     """
 
     probabilities: Float[Tensor, "queries classes"]
@@ -56,6 +58,7 @@ class Classification(NumpyResult):
     kind: Kind
     p: Float[Tensor, "queries classes"] | None = None
     none_of_these: Bool[Tensor, " queries"] | None = None
+    examples: tuple[Tensor, ...] = ()
 
     def most_probable(self, k: int) -> list[list[tuple[str, float]]]:
         """For each query, the k most probable classes (or all, if fewer) with their probabilities."""
@@ -149,6 +152,7 @@ def classify(
         temperature=temperature,
         queries=queries,
         kind=kind,
+        examples=tuple(x[:MAX_EXAMPLES].cpu() for x in named.values()),
     )
 
 
