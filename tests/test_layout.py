@@ -31,15 +31,16 @@ LAYOUT = """
     bruno.training.run bruno.training
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.few_shot
     bruno.tasks.conformal bruno.tasks.keep_out bruno.tasks.calibration bruno.tasks.classification
-    bruno.tasks.generation bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly
+    bruno.tasks.generation bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.attribution
     bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis
     bruno.tasks.stability bruno.tasks
     bruno.reporting bruno.reporting.results bruno.reporting.images bruno.reporting.figure
     bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines bruno.reporting.element_plots
-    bruno.reporting.page
+    bruno.reporting.outlier_plots bruno.reporting.page
     bruno.devices bruno.recipe_data
     bruno.trained.data bruno.trained.calibration bruno.trained.evaluation bruno.trained.generation
-    bruno.trained.classification bruno.trained.states bruno.trained.watch bruno.trained.detection
+    bruno.trained.classification bruno.trained.states bruno.trained.outliers bruno.trained.watch
+    bruno.trained.detection
     bruno.trained.retrieval bruno.trained.jobs bruno.trained.files bruno.trained
     bruno.fit
     bruno.reporting.summaries.base bruno.reporting.summaries.evaluation bruno.reporting.summaries.generation

@@ -72,12 +72,24 @@ def broken_stream() -> list[str]:
 def test_out_of_distribution_rows_are_outliers_and_excluded_from_the_evidence(machines, kind, name):
     Path("broken.csv").write_text("\n".join([*broken_stream(), "-999,-999,-999"]))
     output = run("anomaly", kind, "runs/machines", "broken.csv", "--one-set")
-    assert output.count(OUT_OF_DISTRIBUTION) == 2
-    assert len(re.findall(r"  outlier\b|│ outlier\b", output)) == 3  # and no later row
+    assert output.count(OUT_OF_DISTRIBUTION) == (2 if kind == "watch" else 0)
+    found = values_of("runs/machines", f"{name}-outliers")
+    assert [one["out_of_distribution"] for one in found["judgements"]] == [True, True, False]
+    assert found["names"][2] == "broken.csv, line 28"  # and no other row
+    assert found["columns"][2]["column"] == 0  # heat
     found = "3 of 32 are outliers, 2 of them out-of-distribution and excluded from the evidence"
     assert found in words(output)
     values = values_of("runs/machines", name)
     assert (values["outliers"], values["out_of_distribution"]) == (3, 2)
+
+
+def test_outliers_are_shown_with_their_unusual_column_and_on_the_page(machines):
+    output = run("anomaly", "batch", "runs/machines", "stream.csv", "--one-set")
+    assert re.search(r"line 27 +│ heat [0-9.]+ \(expected", output), output
+    run("report", "runs/machines")
+    page = Path("runs/machines/report.html").read_text()
+    assert "Outliers, the most unusual first" in page
+    assert page.index("stream.csv, line 27") > page.index("Outliers, the most unusual first")
 
 
 def test_out_of_distribution_rows_are_not_typical(machines):

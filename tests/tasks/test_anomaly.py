@@ -330,13 +330,24 @@ def test_a_summary_keeps_the_lowest_outliers_and_the_highest_inliers(scores, ext
     summary = summary_of(scores, extremes=extremes)
     outliers = sorted(score for score in scores if score < 0)[:extremes]
     inliers = sorted((score for score in scores if score >= 0), reverse=True)[:extremes]
-    for kept, expected in ((summary.lowest_outliers, outliers), (summary.highest_inliers, inliers)):
-        assert sorted(element.judgement.score for element in kept) == sorted(expected)
-        assert [element.position for element in kept] == sorted(element.position for element in kept)
-        for position, name, x, judgement in kept:
-            assert x.item() == scores[position - 1] == judgement.score
-            assert name == f"number {position}"
+    for kept, expected in ((summary.most_unusual, outliers), (summary.most_typical, inliers)):
+        assert [element.judgement.score for element in kept] == expected
+        for element in kept:
+            assert element.x.item() == scores[element.position - 1] == element.judgement.score
+            assert element.name == f"number {element.position}"
     assert len(summary.latest) == summary.count == len(scores)
+
+
+def test_out_of_distribution_elements_are_most_unusual_then_those_with_the_lowest_p():
+    summary = StreamSummary(extremes=3)
+    for score, p, beyond in (
+        (-5.0, 0.01, False),
+        (9.0, 0.01, True),
+        (-1.0, 0.002, False),
+        (-9.0, 0.01, False),
+    ):
+        summary.add("x", torch.zeros(1), Judgement(score, 5, 0.0, True, beyond, p, "estimated"))
+    assert [element.judgement.score for element in summary.most_unusual] == [9, -1, -9]
 
 
 # --- errors ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bruno.cli.options import DataOptions, ModelOptions, ReadingOptions, check_number, reject
-from bruno.cli.output import console, progress_bar, show, to_stderr
+from bruno.cli.output import console, progress_bar, show, show_all, to_stderr
 
 if TYPE_CHECKING:
     from bruno.tasks.anomaly import Judgement
@@ -141,7 +141,7 @@ def _run(trained: Trained, watched: Any, as_json: bool, seed: int) -> None:
         if not watched.summary.count:
             raise
         ended_by = error
-    show(trained, watched, seed)
+    show_all(trained, [watched, watched.outliers], seed)
     if isinstance(ended_by, KeyboardInterrupt):
         raise typer.Exit(128 + (ended_by.args[0] if ended_by.args else signal.SIGINT))
     if ended_by:
@@ -174,7 +174,7 @@ def batch(
             **sets.sets,
             **files.reading,
         )
-    show(trained, outcome, model.seed)
+    show_all(trained, [outcome, outcome.outliers], model.seed)
 
 
 def accept(

@@ -20,6 +20,7 @@ from bruno.tasks.anomaly import (
     online_scores,
 )
 from bruno.tasks.anomaly_benchmark import Contamination, DetectionQuality, measure_anomaly
+from bruno.tasks.attribution import UnusualColumn, unusual_column
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
 from bruno.tasks.classification import Calibration, Classification, classify, fit_temperature
 from bruno.tasks.conformal import GroupScores, PValue, benjamini_hochberg
@@ -98,6 +99,8 @@ __all__ = [  # noqa: RUF022
     "PValue",
     "StreamEvidence",
     "StreamSummary",
+    "UnusualColumn",
+    "unusual_column",
     "WithinSet",
     "benjamini_hochberg",
     "density_floor",

@@ -301,12 +301,29 @@ def check_rate(name: str, rate: float) -> None:
 
 
 class JudgedElement(NamedTuple):
-    """An element of a stream with its judgement; positions count from 1."""
+    """An element of a stream or batch with its judgement.
+
+    Attributes:
+        position: position in the stream or batch, from 1.
+        name: its name.
+        x: the element.
+        judgement: its judgement.
+        group: the set it belongs to.
+        given: the posterior of its set without it, if known.
+    """
 
     position: int
     name: str
     x: Tensor
     judgement: Judgement
+    group: str = ""
+    given: Posterior | None = None
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Sorts elements, the most unusual first: out-of-distribution, then by p-value, then by score."""
+        judgement = self.judgement
+        return not judgement.out_of_distribution, 1.0 if judgement.p is None else judgement.p, judgement.score
 
 
 class GroupSummary(NamedTuple):
@@ -341,33 +358,38 @@ class StreamSummary:
 
     Args:
         latest: number of judgements to keep; None for all.
-        extremes: number of outliers with the lowest scores, and of inliers with the highest, to keep.
+        extremes: number of the most unusual outliers, and of inliers with the highest scores, to keep.
     """
 
-    def __init__(self, *, latest: int | None = 100_000, extremes: int = 12) -> None:
+    def __init__(self, *, latest: int | None = 100_000, extremes: int = 24) -> None:
         self.count = self.outliers = self.out_of_distribution = 0
         self.groups: dict[str, GroupSummary] = {}
         self.latest: deque[tuple[str, Judgement]] = deque(maxlen=latest)
         self.latest_groups: deque[str] = deque(maxlen=latest)
         self._extremes = extremes
-        self._outliers: list[JudgedElement] = []  # the lowest score first
+        self._outliers: list[JudgedElement] = []  # the most unusual first
         self._inliers: list[JudgedElement] = []  # the highest score first
 
     def __repr__(self) -> str:
         return f"StreamSummary({self.outliers} outliers of {self.count} elements)"
 
-    def add(self, name: str, x: Tensor, judgement: Judgement, group: str = "") -> None:
-        """Add the next element (*shape), of the set `group`."""
+    def add(
+        self, name: str, x: Tensor, judgement: Judgement, group: str = "", given: Posterior | None = None
+    ) -> None:
+        """Add the next element (*shape), of the set `group`, judged given a posterior."""
         self.groups[group] = self.groups.get(group, GroupSummary()).including(judgement)
         self.count += 1
         self.outliers += judgement.outlier
         self.out_of_distribution += judgement.out_of_distribution
         self.latest.append((name, judgement))
         self.latest_groups.append(group)
-        kept, sign = (self._outliers, 1) if judgement.outlier else (self._inliers, -1)
-        kept.append(JudgedElement(self.count, name, x, judgement))
-        kept.sort(key=lambda element: sign * element.judgement.score)
-        del kept[self._extremes :]
+        element = JudgedElement(self.count, name, x, judgement, group, given)
+        if judgement.outlier:
+            self._outliers = sorted([*self._outliers, element], key=lambda one: one.rank)[: self._extremes]
+        else:
+            self._inliers.append(element)
+            self._inliers.sort(key=lambda one: -one.judgement.score)
+            del self._inliers[self._extremes :]
 
     @property
     def latest_positions(self) -> list[int]:
@@ -381,11 +403,11 @@ class StreamSummary:
         return positions
 
     @property
-    def lowest_outliers(self) -> tuple[JudgedElement, ...]:
-        """The outliers with the lowest scores, in the order of the stream."""
-        return tuple(sorted(self._outliers, key=lambda element: element.position))
+    def most_unusual(self) -> tuple[JudgedElement, ...]:
+        """Outliers, the most unusual first: out-of-distribution, then by p-value, then by score."""
+        return tuple(self._outliers)
 
     @property
-    def highest_inliers(self) -> tuple[JudgedElement, ...]:
-        """The inliers with the highest scores, in the order of the stream."""
-        return tuple(sorted(self._inliers, key=lambda element: element.position))
+    def most_typical(self) -> tuple[JudgedElement, ...]:
+        """Inliers, those with the highest scores first."""
+        return tuple(self._inliers)

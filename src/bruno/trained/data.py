@@ -22,7 +22,7 @@ from bruno.data.datasets import SPLITS
 from bruno.data.frames import is_frame
 from bruno.data.images import normalise_drawings
 from bruno.data.reader import collected
-from bruno.kinds import Images, rescale_levels
+from bruno.kinds import Images, Kind, kind_of, rescale_levels
 from bruno.model import Bruno
 from bruno.recipe_data import RecipeData, imputed, is_path, unseen_split, warn_of_skipped
 from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
@@ -103,6 +103,11 @@ class TrainedData:
     def columns(self) -> tuple[str, ...]:
         """Column names of the rows in training, if they had names."""
         return self.recipe.data.columns if self.recipe else ()
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of elements, with the names of their columns if they are known."""
+        return kind_of(self.model.shape, self.model.levels, self.columns)
 
     @property
     def group(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +12,13 @@ import torch
 from bruno.data import Element, SetSampler
 from bruno.data.reader import collected
 from bruno.kinds import Kind
-from bruno.model import Bruno
+from bruno.model import Bruno, Posterior
 from bruno.tasks.anomaly import Detector, Judgement, StreamSummary, check_rate, judge_batch
 from bruno.tasks.anomaly_benchmark import Contamination, measure_anomaly
 from bruno.tasks.progress import Progress
 from bruno.trained.calibration import CalibrationJobs, report_support
 from bruno.trained.data import Source, available_set_size, warn_of_unreadable
+from bruno.trained.outliers import Outliers
 from bruno.trained.states import WatchState
 from bruno.trained.watch import Watch, calibration_command, grouped_elements
 
@@ -42,6 +43,11 @@ class BatchJudgement:
     kind: Kind
     rate: float | None
     advice: str
+
+    @property
+    def outliers(self) -> Outliers:
+        """The most unusual elements, with the columns that explain them."""
+        return Outliers.of("anomaly-batch", self.summary, self.kind)
 
 
 @dataclass(frozen=True)
@@ -165,11 +171,24 @@ class DetectionJobs(CalibrationJobs):
             report_support(
                 found.batch(largest, count_all=count_all), rate, len(found.groups.names), largest - 1
             )
+        summary = self._batch_summary(elements, judged, one_set)
+        asked = rate if found and false_discovery_rate is None else None
+        return BatchJudgement(summary, self.kind, asked, calibration_command(self, batch))
+
+    def _batch_summary(
+        self, elements: list[Element], judged: Mapping[int, Judgement], one_set: bool
+    ) -> StreamSummary:
+        """The judgements in order; outliers with the posterior of the inliers of their set."""
+        given: dict[str, Posterior] = {}
+        for group, members in _members(elements, one_set).items():
+            inliers = [elements[i].x for i in members if not judged[i].outlier]
+            if 0 < len(inliers) < len(members) and not self.model.kind.is_images:
+                given[group] = self.model.condition(torch.stack(inliers).to(self.device))
         summary = StreamSummary(latest=None)
         for i, element in enumerate(elements):
-            summary.add(element.name, element.x, judged[i], "" if one_set else element.group)
-        asked = rate if found and false_discovery_rate is None else None
-        return BatchJudgement(summary, self.model.kind, asked, calibration_command(self, batch))
+            group = "" if one_set else element.group
+            summary.add(element.name, element.x, judged[i], group, given.get(group, self.model.prior()))
+        return summary
 
     def watch(
         self,

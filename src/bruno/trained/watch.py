@@ -17,6 +17,7 @@ from bruno.signals import StopSignal
 from bruno.tasks.anomaly import Detector, Judgement, StreamSummary
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.trained.data import Source, TrainedData, are_paths, warn_of_unreadable
+from bruno.trained.outliers import Outliers
 from bruno.trained.states import KeptOut, SetState, WatchState
 
 _log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Watch:
         self._file = None if state is None else _writable(Path(state))
         self._reader = trained.reader(invert=invert, skip_bad=skip_bad, group=group)
         self._elements = grouped_elements(trained, stream, self._reader, one_set)
-        self.summary, self.kind = StreamSummary(), trained.model.kind
+        self.summary, self.kind = StreamSummary(), trained.kind
         self.advice = calibration_command(trained, stream)
         self._warned_of_brightness = False
         resumed = self._resumed(typical)
@@ -92,12 +93,18 @@ class Watch:
         model = self._trained.model
         return {name: Posterior(model, one.stream.evidence) for name, one in self.state.sets.items()}
 
+    @property
+    def outliers(self) -> Outliers:
+        """The most unusual elements so far, with the columns that explain them."""
+        return Outliers.of("anomaly", self.summary, self.kind)
+
     def __iter__(self) -> Iterator[Judged]:
         for element in self._elements:
             self._warn_of(element)
+            given = self._posterior(element)
             element = self._complete(element)
             judgement = self._advance(element)
-            self.summary.add(element.name, element.x, judgement, self._set_of(element))
+            self.summary.add(element.name, element.x, judgement, self._set_of(element), given)
             yield Judged(element, judgement)
         warn_of_unreadable(self._reader)
         if not self.summary.count:
@@ -123,9 +130,13 @@ class Watch:
 
     def _complete(self, element: Element) -> Element:
         """The element with its missing numbers imputed from the elements seen of its set."""
+        x = self._posterior(element).impute(element.x.to(self._trained.device))
+        return element._replace(x=x.cpu())
+
+    def _posterior(self, element: Element) -> Posterior:
+        """The posterior of the set of an element, before it."""
         own, model = self.state.sets.get(self._set_of(element)), self._trained.model
-        posterior = Posterior(model, own.stream.evidence) if own else model.prior()
-        return element._replace(x=posterior.impute(element.x.to(self._trained.device)).cpu())
+        return Posterior(model, own.stream.evidence) if own else model.prior()
 
     def _advance(self, element: Element) -> Judgement:
         """Judge an element and update the state of its set."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from bruno.kinds import Kind
+import torch
+
+from bruno.kinds import Kind, Rows
+from bruno.reporting.figure import minus
 from bruno.reporting.images import to_uint8
+from bruno.reporting.outlier_plots import Outlier, outlier_chart, outlier_sheet
 from bruno.reporting.plots import Measured, dot_plot
 from bruno.reporting.results import Result
 from bruno.reporting.summaries.base import short_names, summarise
-from bruno.reporting.timelines import MAX_SETS, score_timeline
+from bruno.reporting.timelines import MAX_SETS, STRIP, score_timeline
 from bruno.tasks.anomaly import Judgement, StreamSummary
+from bruno.tasks.attribution import UnusualColumn
 from bruno.tasks.conformal import GroupScores
 from bruno.trained.calibration import CalibrationReport
 from bruno.trained.detection import AnomalyEvaluation, BatchJudgement
+from bruno.trained.outliers import Outliers
 from bruno.trained.watch import Watch
 
 _LOWEST = 20  # elements of a batch, or groups, in a table
@@ -50,17 +56,72 @@ def _(outcome: BatchJudgement) -> Result:
     )
     misfit = _misfit(outcome.summary, outcome.rate, outcome.advice)
     result = replace(result, note=f"{result.note} {misfit}.") if misfit else result
-    if len(outcome.summary.groups) > 1:
-        return _with_groups(result, outcome.summary)
-    lowest = sorted(outcome.summary.latest, key=lambda one: (not one[1].out_of_distribution, one[1].score))[
-        :_LOWEST
+    return _with_groups(result, outcome.summary)
+
+
+@summarise.register
+def _(outcome: Outliers) -> Result:
+    shown, summary, several = outcome.elements, outcome.summary, len(outcome.summary.groups) > 1
+    names = short_names([one.name for one in shown])
+    outliers = [
+        Outlier(
+            name,
+            one.judgement.score,
+            one.judgement.threshold,
+            p_value(one.judgement),
+            one.judgement.out_of_distribution,
+            (one.group or "(no name)") if several else "",
+            "" if column is None else _column(column, outcome.kind),
+        )
+        for name, one, column in zip(names, shown, outcome.columns, strict=True)
     ]
-    names = short_names([name for name, _ in lowest])
-    rows = tuple(
-        (f"{judgement.score:+.2f}", p_value(judgement), name, verdict(judgement))
-        for name, (_, judgement) in zip(names, lowest, strict=True)
+    picture = b""
+    if outliers and outcome.kind.is_images:
+        picture = outlier_sheet(
+            outliers, to_uint8(torch.stack([one.x for one in shown]), outcome.kind.levels)
+        )
+    elif outliers:
+        picture = outlier_chart(outliers)
+    columns = {
+        "score": [one.verdict for one in outliers],
+        "p": [one.p.removeprefix("p ") for one in outliers],
+    }
+    columns |= {"outlier": names, "set": [one.group for one in outliers]}
+    columns["most unusual column"] = [one.column for one in outliers]
+    kept = {name: cells for name, cells in columns.items() if any(cells)}
+    most = f"The {len(shown)} most unusual of {summary.outliers:,} outliers, the most unusual first."
+    return Result(
+        f"{outcome.job}-outliers",
+        "Outliers, the most unusual first",
+        {
+            "outliers": summary.outliers,
+            "names": [one.name for one in shown],
+            "sets": [one.group for one in shown],
+            "positions": [one.position for one in shown],
+            "judgements": [asdict(one.judgement) for one in shown],
+            "columns": [None if column is None else column._asdict() for column in outcome.columns],
+        },
+        tuple(kept),
+        tuple(zip(*kept.values(), strict=True)),
+        (most if len(shown) < summary.outliers else "") if shown else f"No outliers.{_nearest(summary)}",
+        picture,
     )
-    return replace(result, columns=("score", "p", "lowest scores", ""), rows=rows)
+
+
+def _column(unusual: UnusualColumn, kind: Kind) -> str:
+    """An unusual column in words."""
+    names = kind.columns if isinstance(kind, Rows) else ()
+    name = names[unusual.column] if names else f"column {unusual.column + 1}"
+    return minus(f"{name} {unusual.value:.4g} (expected {unusual.expected:.4g})")
+
+
+def _nearest(summary: StreamSummary) -> str:
+    """The element with the lowest score, in a sentence."""
+    judged = [(name, one) for name, one in summary.latest if one.seen]
+    if not judged:
+        return ""
+    name, one = min(judged, key=lambda named: (1.0 if named[1].p is None else named[1].p, named[1].score))
+    return minus(f" The nearest is {name}: score {one.score:+.2f}") + f" {p_value(one)}".rstrip() + "."
 
 
 def verdict(judgement: Judgement) -> str:
@@ -144,8 +205,11 @@ def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: s
 def _timeline_picture(summary: StreamSummary, kind: Kind, what: str) -> bytes:
     judged, several = [judgement for _, judgement in summary.latest], len(summary.groups) > 1
     images = {
-        group: {one.position: to_uint8(one.x, kind.levels) for one in some}
-        for group, some in (("outliers", summary.lowest_outliers), ("inliers", summary.highest_inliers))
+        group: {
+            one.position: to_uint8(one.x, kind.levels)
+            for one in sorted(some[:STRIP], key=lambda one: one.position)
+        }
+        for group, some in (("outliers", summary.most_unusual), ("inliers", summary.most_typical))
         if kind.is_images and not several
     }
     return score_timeline(

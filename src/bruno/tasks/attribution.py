@@ -1,0 +1,46 @@
+"""Which column of a row is unusual, given a set."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bruno.model import Posterior
+
+
+class UnusualColumn(NamedTuple):
+    """The column whose replacement makes a row most likely.
+
+    Attributes:
+        column: position of the column, from 0.
+        value: its number in the row.
+        expected: its mean given the set and the other columns of the row.
+        gain: by how much log p(x | set) rises if the number is replaced by its mean, in nats.
+    """
+
+    column: int
+    value: float
+    expected: float
+    gain: float
+
+
+@torch.no_grad()
+def unusual_column(posterior: Posterior, x: Float[Tensor, " dim"]) -> UnusualColumn | None:
+    """The most unusual column of a row without missing numbers; None if the model does not impute.
+
+    A number can be unusual though its column has many such numbers, if the other columns of the row do not go
+    with it: each number is compared with its mean given all others (`Posterior.impute`).
+    """
+    model = posterior.model
+    if model.imputer is None or not bool(model.imputer.fitted):
+        return None
+    row = x.to(model.device)
+    without = row.repeat(model.dim, 1)
+    without.fill_diagonal_(torch.nan)
+    replaced = posterior.impute(without)
+    gains = posterior.log_prob(replaced) - posterior.log_prob(row)
+    best = int(gains.nan_to_num(-torch.inf).argmax())
+    return UnusualColumn(best, row[best].item(), replaced[best, best].item(), gains[best].item())

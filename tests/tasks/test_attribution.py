@@ -1,0 +1,36 @@
+import pytest
+import torch
+
+from bruno import Bruno, ModelConfig
+from bruno.data.synthetic import SENSORS
+from bruno.tasks import unusual_column
+from tasks.machines import FLOW, PROCESS, machine_model, machines
+
+
+@pytest.fixture(scope="module")
+def model() -> Bruno:
+    """A model without training that imputes missing numbers."""
+    config = ModelConfig((len(SENSORS),), levels=0, flow=FLOW, process=PROCESS, missing="impute")
+    examples = machines(40, 20, seed=100)
+    model = Bruno.from_config(config)
+    model.initialise(examples.elements)
+    model.imputer.fit(model.preprocessing(examples.elements)[0], examples.labels)
+    return model.requires_grad_(False)
+
+
+@pytest.mark.parametrize("sensor", range(len(SENSORS) - 1))
+def test_the_column_of_a_spike_is_named_with_its_value_and_mean(model, sensor):
+    rows = machines(2, 21, seed=sensor).elements[:21].clone()
+    clean, spread = rows[20, sensor].item(), rows[:20, sensor].std().item()
+    rows[20, sensor] += 8 * spread
+    found = unusual_column(model.condition(rows[:20]), rows[20])
+    assert found.column == sensor
+    assert found.value == pytest.approx(rows[20, sensor].item())
+    assert abs(found.expected - clean) < 2.5 * spread
+    assert found.gain > 0
+
+
+def test_a_model_that_does_not_impute_names_no_column():
+    rows = machines(2, 20, seed=0).elements[:20]
+    model = machine_model()
+    assert unusual_column(model.condition(rows), torch.zeros(len(SENSORS)).double()) is None
