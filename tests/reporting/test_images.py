@@ -113,6 +113,19 @@ def test_a_contact_sheet_shows_rank_and_score_below_each_image(decode):
     assert columns.max() < sheet.shape[1] - 8  # nothing is cut off
 
 
+def test_a_contact_sheet_of_many_images_is_bounded_and_one_image_is_small(decode):
+    few, many = torch.zeros((20, 1, 8, 8), dtype=torch.uint8), torch.zeros((300, 1, 8, 8), dtype=torch.uint8)
+    largest = decode(contact_sheet(few, many[:200], [1.0] * 200))
+    assert decode(contact_sheet(many, many, [1.0] * 300)).size == largest.size
+    assert max(decode(contact_sheet(few[:1], few[:1], [1.0])).size) < 600
+
+
+def test_scores_of_at_most_zero_are_pale(decode):
+    images = torch.full((1, 1, 20, 20), 255, dtype=torch.uint8)
+    above, below = (np.asarray(decode(contact_sheet(images, images, [score])))[-28:] for score in (8.8, -8.8))
+    assert above.min() < below.min()
+
+
 def test_scores_wider_than_small_images_do_not_overlap(decode):
     images = torch.zeros((30, 1, 2, 90), dtype=torch.uint8)
     narrow, wide = (

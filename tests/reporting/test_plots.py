@@ -11,6 +11,7 @@ from bruno.reporting.plots import (
     learning_curve,
     line_plot,
     predictive_bands,
+    ranking_plot,
     scatter_plot,
     training_curves,
 )
@@ -176,3 +177,17 @@ def test_training_curves_have_a_panel_per_variant_and_a_colour_per_process(varia
     for axes in panels[-2:]:  # the lowest of each column
         assert any(text.get_visible() and text.get_text() for text in axes.get_xticklabels())
     assert legend(figure) == ["Student-t", "Gaussian"]
+
+
+@pytest.mark.parametrize("scores", [[3.5, 0.2, -4.0], [-1.0, -2.0], [5.0]])
+def test_a_ranking_has_a_bar_for_each_element_best_first(scores, figures):
+    names = ["$x_1$ first", "b" * 100, "last"][: len(scores)]
+    ranking_plot(names, scores)
+    (axes,) = figures[-1].axes
+    assert [bar.get_width() for bar in axes.patches] == scores
+    heights = [axes.transData.transform((0, bar.get_y()))[1] for bar in axes.patches]
+    assert heights == sorted(heights, reverse=True)
+    assert [text.get_text() for text in axes.texts] == [f"{score:+.1f}".replace("-", "−") for score in scores]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[0] == "$x_1$ first  1."
+    assert all(len(label) < 50 for label in labels)

@@ -1,10 +1,10 @@
 import pytest
 import torch
+from tasks.machines import FLOW, PROCESS, machine_model, machines
 
 from bruno import Bruno, ModelConfig
 from bruno.data.synthetic import SENSORS
 from bruno.tasks import unusual_column
-from tasks.machines import FLOW, PROCESS, machine_model, machines
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ BACKGROUND = 60  # grey between images
 _WIDTH = 1000  # pixels: images are enlarged up to this width
 _LETTER = 13  # font size in pixels
 _GAP = 12  # pixels between sets
+_FOUND, _LARGEST = 200, 180  # images found that are shown, and pixels of the longer side of one
 _INK, _PALE = "#1a202c", "#718096"
 
 
@@ -128,29 +129,38 @@ def contact_sheet(
 ) -> bytes:
     """PNG of the images of a query, and below them the images found, best first.
 
+    Rank and score are written below an image; a score of at most 0 is pale, as the query makes the image no
+    more likely. At most two rows of the query and 200 images found are shown.
+
     Args:
         query: images of the query.
         found: images found, in order of rank.
-        scores: score of each, in nats. Rank and score are written below the image.
+        scores: score of each, in nats.
         columns: images in a row.
     """
     from PIL import Image, ImageDraw
 
     if len(scores) != len(found):
         raise ValueError(f"`scores` must have {len(found)} values, one per image found; got {len(scores)}.")
-    font = _font()
+    font, line = _font(), _LETTER + 8
+    columns = min(columns, max(len(query), len(found)))
+    titles = (
+        _title("query", len(query), 2 * columns),
+        _title("found", len(found), _FOUND) + ": rank, score (nats)",
+    )
+    query, found = query[: 2 * columns], found[:_FOUND]
     labels = [(str(i), f"{score:+.1f}".replace("-", "−")) for i, score in enumerate(scores, start=1)]
     high, wide = query.shape[-2:]
-    columns = min(columns, max(len(query), len(found)))
-    factor = max(1, (_WIDTH - columns * _GAP) // (columns * max(high, wide)))
+    factor = max(1, min(_LARGEST, (_WIDTH - columns * _GAP) // columns) // max(high, wide))
     text = math.ceil(max((font.getlength("  ".join(label)) for label in labels), default=0))
-    cell_width, image_height, line = max(factor * wide, text) + _GAP, factor * high, _LETTER + 8
+    cell_width, image_height = max(factor * wide, text) + _GAP, factor * high
     parts = [
-        ("query", query, image_height + _GAP, [("", "")] * len(query)),
-        ("found: rank, score (nats)", found, image_height + line + 4, labels),
+        (titles[0], query, image_height + _GAP, [("", "")] * len(query)),
+        (titles[1], found, image_height + line + 4, labels[:_FOUND]),
     ]
     heights = [line + math.ceil(len(images) / columns) * cell_height for _, images, cell_height, _ in parts]
-    sheet = Image.new("RGB", (columns * cell_width + _GAP, sum(heights) + _GAP), "white")
+    width = max(columns * cell_width, math.ceil(max(map(font.getlength, titles))) + _GAP) + _GAP
+    sheet = Image.new("RGB", (width, sum(heights) + _GAP), "white")
     pen, top = ImageDraw.Draw(sheet), 0
     for (title, images, cell_height, captions), height in zip(parts, heights, strict=True):
         pen.text((_GAP, top + line / 2), title, _INK, font, anchor="lm")
@@ -162,11 +172,15 @@ def contact_sheet(
             pen.rectangle(
                 (left - 1, up - 1, left + factor * wide, up + image_height), outline=(BACKGROUND,) * 3
             )
-            below = up + image_height + line / 2
+            below, colour = up + image_height + line / 2, _INK if scores[i] > 0 else _PALE
             pen.text((left, below), rank, _PALE, font, anchor="lm")
-            pen.text((left + cell_width - _GAP, below), score, _INK, font, anchor="rm")
+            pen.text((left + cell_width - _GAP, below), score, colour, font, anchor="rm")
         top += height
     return _encoded(sheet)
+
+
+def _title(name: str, images: int, most: int) -> str:
+    return f"{name}, {most} of {images}" if images > most else name
 
 
 def _enlarged(pixels: UInt8[np.ndarray, "rows columns channels"], factor: int) -> Image.Image:

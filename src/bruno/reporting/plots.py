@@ -12,14 +12,17 @@ from bruno.reporting.figure import (
     COLOURS,
     GRID,
     INK,
+    PALE,
     WIDTH,
     Values,
     check_lengths,
     legend_above,
+    minus,
     new_axes,
     new_figure,
     open_frame,
     set_log_axes,
+    shortened,
     smoothed,
     to_png,
 )
@@ -177,6 +180,36 @@ def dot_plot(rows: Sequence[str], panels: Mapping[str, Mapping[str, Sequence[Mea
         open_frame(axes)
     if len(names) > 1:
         legend_above(figure, grid[0, 0])
+    return to_png(figure)
+
+
+def ranking_plot(names: Sequence[str], scores: Values) -> bytes:
+    """A bar per element, best first, with its rank, name and score; bars of at most 0 are pale.
+
+    Args:
+        names: names of the elements, in order of rank.
+        scores: score of each, in nats.
+    """
+    check_lengths(names, {"scores": scores})
+    place, values = np.arange(len(names)), np.asarray(scores, float)
+    figure, axes = new_axes("score (nats)", "", WIDTH, 0.8 + 0.2 * len(names))
+    axes.barh(place, values, 0.7, color=np.where(values > 0, COLOURS[0], PALE))
+    for y, value in zip(place, values, strict=True):
+        side: dict[str, Any] = (
+            {"ha": "left", "xytext": (3, 0)} if value > 0 else {"ha": "right", "xytext": (-3, 0)}
+        )
+        axes.annotate(
+            minus(f"{value:+.1f}"), (value, y), textcoords="offset points", va="center", fontsize=7, **side
+        )
+    labels = [f"{shortened(name, 40)}  {rank}." for rank, name in enumerate(names, start=1)]
+    axes.set_yticks(place, labels, fontsize=8, parse_math=False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.4, -0.6)  # best at the top
+    axes.margins(x=0.12)  # room for the scores
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.set_axisbelow(True)
     return to_png(figure)
 
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from bruno.reporting.images import contact_sheet, to_uint8
-from bruno.reporting.plots import (
-    Measured,
-    dot_plot,
-)
+from bruno.reporting.plots import Measured, dot_plot, ranking_plot
 from bruno.reporting.results import Result
-from bruno.reporting.summaries.base import summarise
+from bruno.reporting.summaries.base import short_names, summarise
 from bruno.tasks.retrieval import RetrievalQuality
 from bruno.trained.retrieval import RetrievalEvaluation, Retrieved
+
+_RANKS = 60  # rows of a picture
 
 
 @summarise.register
 def _(outcome: Retrieved) -> Result:
-    picture = b""
-    if outcome.found is not None:
+    if outcome.found is None:
+        picture = ranking_plot(short_names(outcome.names)[:_RANKS], outcome.scores[:_RANKS])
+        note = f"In the picture: the best {_RANKS}. " * (len(outcome.names) > _RANKS)
+    else:
         query, found = (to_uint8(x, outcome.kind.levels) for x in (outcome.query, outcome.found))
         picture = contact_sheet(query, found, outcome.scores)
+        note = "Top: the query. Below: the best matches, with rank and score in nats. "
     ranked = zip(outcome.names, outcome.scores, strict=True)
     return Result(
         "retrieval",
@@ -28,7 +30,7 @@ def _(outcome: Retrieved) -> Result:
         {"collection": outcome.collection, "names": outcome.names, "scores": outcome.scores},
         ("rank", "score", "element"),
         tuple((str(i), f"{score:+.1f}", name) for i, (name, score) in enumerate(ranked, start=1)),
-        "Top: the query. Below: the best matches, with rank and score in nats." * bool(picture),
+        f"{note}The query makes an element with a score of at most 0 no more likely.",
         picture,
     )
 
