@@ -45,7 +45,8 @@ LAYOUT = """
     bruno.fit
     bruno.reporting.summaries.base bruno.reporting.summaries.evaluation bruno.reporting.summaries.generation
     bruno.reporting.summaries.classification bruno.reporting.summaries.detection
-    bruno.reporting.summaries.retrieval bruno.reporting.summaries.analysis bruno.reporting.summaries
+    bruno.reporting.summaries.outliers bruno.reporting.summaries.retrieval
+    bruno.reporting.summaries.analysis bruno.reporting.summaries
     bruno.cli bruno.cli.options bruno.cli.output
     bruno.cli.anomaly bruno.cli.calibrate bruno.cli.classify bruno.cli.data bruno.cli.demo
     bruno.cli.evaluate bruno.cli.export bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect

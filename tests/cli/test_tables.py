@@ -88,8 +88,8 @@ def test_outliers_are_shown_with_their_unusual_column_and_on_the_page(machines):
     assert re.search(r"line 27 +│ heat [0-9.]+ \(expected", output), output
     run("report", "runs/machines")
     page = Path("runs/machines/report.html").read_text()
-    assert "Outliers, the most unusual first" in page
-    assert page.index("stream.csv, line 27") > page.index("Outliers, the most unusual first")
+    assert "Outliers in a batch, the most unusual first" in page
+    assert page.index("stream.csv, line 27") > page.index("Outliers in a batch, the most unusual first")
 
 
 def test_out_of_distribution_rows_are_not_typical(machines):

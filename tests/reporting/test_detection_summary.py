@@ -1,8 +1,13 @@
 import pytest
 import torch
 
+from bruno.kinds import Images, Rows
+from bruno.reporting.summaries import summarise
 from bruno.reporting.summaries.detection import _misfit
 from bruno.tasks.anomaly import Judgement, StreamSummary
+from bruno.tasks.attribution import UnusualColumn
+from bruno.trained.detection import BatchJudgement
+from bruno.trained.outliers import Outliers
 
 
 @pytest.mark.parametrize(
@@ -15,3 +20,49 @@ def test_only_many_outliers_show_that_a_model_does_not_fit(elements, outliers, a
         summary.add(str(i), torch.zeros(1), Judgement(0.0, 1, 0.0, i < outliers, False))
     assert bool(_misfit(summary, 0.01, "bruno calibrate MODEL DATA")) == advised
     assert _misfit(summary, None, "bruno calibrate MODEL DATA") == ""
+
+
+def summary_of(shape: tuple[int, ...], outliers: int, groups: int = 1) -> StreamSummary:
+    """Ten elements of each set; the first elements are outliers, each more unusual than the one before."""
+    summary = StreamSummary(latest=None)
+    for i in range(10 * groups):
+        odd = i < outliers
+        judgement = Judgement(
+            -1.0 - i if odd else 5.0, 9, 0.0, odd, False, 0.005 if odd else 0.5, "estimated"
+        )
+        group = f"m{i // 10}" if groups > 1 else ""
+        summary.add(f"table.csv, line {i}", torch.zeros(shape, dtype=torch.uint8), judgement, group)
+    return summary
+
+
+def test_outliers_are_listed_with_p_value_set_and_column():
+    summary = summary_of((2,), outliers=2, groups=2)
+    columns = (None, UnusualColumn(1, -92.125, 60.25, 40.0))
+    kind = Rows((2,), ("heat", "flow"))
+    result = summarise(Outliers("anomaly", summary.most_unusual, columns, summary, kind))
+    assert result.name == "anomaly-outliers"
+    assert result.columns == ("score", "p", "outlier", "set", "most unusual column")
+    assert result.rows == (
+        ("−2.0", "≈ 0.005", "table.csv, line 1", "m0", ""),
+        ("−1.0", "≈ 0.005", "table.csv, line 0", "m0", "flow −92.12 (expected 60.25)"),
+    )
+    assert result.values["names"] == ["table.csv, line 1", "table.csv, line 0"]
+
+
+def test_without_outliers_the_most_unusual_element_is_named():
+    summary = summary_of((2,), outliers=0)
+    result = summarise(Outliers.of("anomaly-batch", summary, Rows((2,))))
+    assert not result.picture
+    assert not result.rows
+    assert "table.csv, line 0: score +5.00, p ≈ 0.5" in result.note
+
+
+def test_images_of_outliers_are_shown_in_order(figures):
+    summary = summary_of((1, 4, 4), outliers=40, groups=5)
+    outcome = BatchJudgement(summary, Images((1, 4, 4)), 0.01, "bruno calibrate MODEL DATA")
+    result = summarise(outcome.outliers)
+    assert len(figures[-1].axes[0].images) == len(result.rows) == 24
+    assert "24 most unusual of 40" in result.note
+    timeline = summarise(outcome)
+    assert len(figures[-1].axes) == 5  # a plot for each set
+    assert timeline.values["sets"][:11] == ["m0"] * 10 + ["m1"]

@@ -207,7 +207,7 @@ def _draw_marks(axes: Axes, row: ScoreRow, low: float, high: float) -> None:
         if chosen.any():
             heights = np.broadcast_to(height, row.score.shape)[chosen]
             axes.plot(
-                row.position[chosen], heights, marker, color=colour, label=label, markersize=size, zorder=3
+                row.position[chosen], heights, marker, color=colour, label=label, markersize=size, zorder=4
             )
     if below.any():
         deepest = int(np.where(below, row.score, math.inf).argmin())
@@ -215,7 +215,7 @@ def _draw_marks(axes: Axes, row: ScoreRow, low: float, high: float) -> None:
         axes.annotate(
             minus(f"{row.score[deepest]:,.0f}"),
             (row.position[deepest], low),
-            (-5 if at_the_end else 5, 1),
+            (-5 if at_the_end else 5, 4),
             textcoords="offset points",
             ha="right" if at_the_end else "left",
             va="bottom",

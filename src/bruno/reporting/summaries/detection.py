@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-import torch
-
-from bruno.kinds import Kind, Rows
-from bruno.reporting.figure import minus
+from bruno.kinds import Kind
 from bruno.reporting.images import to_uint8
-from bruno.reporting.outlier_plots import Outlier, outlier_chart, outlier_sheet
 from bruno.reporting.plots import Measured, dot_plot
 from bruno.reporting.results import Result
-from bruno.reporting.summaries.base import short_names, summarise
+from bruno.reporting.summaries.base import summarise
 from bruno.reporting.timelines import MAX_SETS, STRIP, score_timeline
 from bruno.tasks.anomaly import Judgement, StreamSummary
-from bruno.tasks.attribution import UnusualColumn
 from bruno.tasks.conformal import GroupScores
 from bruno.trained.calibration import CalibrationReport
 from bruno.trained.detection import AnomalyEvaluation, BatchJudgement
-from bruno.trained.outliers import Outliers
 from bruno.trained.watch import Watch
 
-_LOWEST = 20  # elements of a batch, or groups, in a table
+TITLES = {"anomaly": "Outliers in a stream", "anomaly-batch": "Outliers in a batch"}  # of results, by job
+_LOWEST = 20  # sets in a table
 _RATES = (0.01, 0.05, 0.1)  # whose thresholds are reported
 _POSITIONS = (1, 5, 20, 50, 100)  # at which they are
 _FAR_MORE = (5, 0.15)  # times the asked rate, and share of all elements: more is flagged than faults explain
@@ -34,7 +29,7 @@ def _(outcome: Watch) -> Result:
     detector = outcome.detector
     calibrated = isinstance(detector.threshold, GroupScores)
     result = _timeline(
-        "anomaly", "Outliers in a stream", outcome.summary, outcome.kind, "stream", "those before it"
+        "anomaly", TITLES["anomaly"], outcome.summary, outcome.kind, "stream", "those before it"
     )
     changed = {name: one.drift.since for name, one in outcome.state.sets.items() if one.drift.detected}
     drift = [
@@ -52,76 +47,11 @@ def _(outcome: Watch) -> Result:
 @summarise.register
 def _(outcome: BatchJudgement) -> Result:
     result = _timeline(
-        "anomaly-batch", "Outliers in a batch", outcome.summary, outcome.kind, "batch", "all others"
+        "anomaly-batch", TITLES["anomaly-batch"], outcome.summary, outcome.kind, "batch", "all others"
     )
     misfit = _misfit(outcome.summary, outcome.rate, outcome.advice)
     result = replace(result, note=f"{result.note} {misfit}.") if misfit else result
     return _with_groups(result, outcome.summary)
-
-
-@summarise.register
-def _(outcome: Outliers) -> Result:
-    shown, summary, several = outcome.elements, outcome.summary, len(outcome.summary.groups) > 1
-    names = short_names([one.name for one in shown])
-    outliers = [
-        Outlier(
-            name,
-            one.judgement.score,
-            one.judgement.threshold,
-            p_value(one.judgement),
-            one.judgement.out_of_distribution,
-            (one.group or "(no name)") if several else "",
-            "" if column is None else _column(column, outcome.kind),
-        )
-        for name, one, column in zip(names, shown, outcome.columns, strict=True)
-    ]
-    picture = b""
-    if outliers and outcome.kind.is_images:
-        picture = outlier_sheet(
-            outliers, to_uint8(torch.stack([one.x for one in shown]), outcome.kind.levels)
-        )
-    elif outliers:
-        picture = outlier_chart(outliers)
-    columns = {
-        "score": [one.verdict for one in outliers],
-        "p": [one.p.removeprefix("p ") for one in outliers],
-    }
-    columns |= {"outlier": names, "set": [one.group for one in outliers]}
-    columns["most unusual column"] = [one.column for one in outliers]
-    kept = {name: cells for name, cells in columns.items() if any(cells)}
-    most = f"The {len(shown)} most unusual of {summary.outliers:,} outliers, the most unusual first."
-    return Result(
-        f"{outcome.job}-outliers",
-        "Outliers, the most unusual first",
-        {
-            "outliers": summary.outliers,
-            "names": [one.name for one in shown],
-            "sets": [one.group for one in shown],
-            "positions": [one.position for one in shown],
-            "judgements": [asdict(one.judgement) for one in shown],
-            "columns": [None if column is None else column._asdict() for column in outcome.columns],
-        },
-        tuple(kept),
-        tuple(zip(*kept.values(), strict=True)),
-        (most if len(shown) < summary.outliers else "") if shown else f"No outliers.{_nearest(summary)}",
-        picture,
-    )
-
-
-def _column(unusual: UnusualColumn, kind: Kind) -> str:
-    """An unusual column in words."""
-    names = kind.columns if isinstance(kind, Rows) else ()
-    name = names[unusual.column] if names else f"column {unusual.column + 1}"
-    return minus(f"{name} {unusual.value:.4g} (expected {unusual.expected:.4g})")
-
-
-def _nearest(summary: StreamSummary) -> str:
-    """The element with the lowest score, in a sentence."""
-    judged = [(name, one) for name, one in summary.latest if one.seen]
-    if not judged:
-        return ""
-    name, one = min(judged, key=lambda named: (1.0 if named[1].p is None else named[1].p, named[1].score))
-    return minus(f" The nearest is {name}: score {one.score:+.2f}") + f" {p_value(one)}".rstrip() + "."
 
 
 def verdict(judgement: Judgement) -> str:
