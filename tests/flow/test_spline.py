@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bruno.flow import Checkerboard, ConvNetwork, SplineCoupling, set_network_dtype
-from bruno.flow.spline import _bins, inverse_spline, parameter_count, spline
+from bruno.flow.spline import _bins, _gather, _select, inverse_spline, parameter_count, spline
 
 B = 5.0
 
@@ -86,6 +86,16 @@ def test_a_spline_passes_through_its_knots():
         y, _ = spline(knot.left, parameters, B)
         torch.testing.assert_close(y, knot.bottom)
         torch.testing.assert_close(inverse_spline(knot.bottom, parameters, B)[0], knot.left)
+
+
+@pytest.mark.parametrize("by", ["left", "bottom"])
+@pytest.mark.parametrize("bins", [2, 8])
+def test_both_ways_to_find_a_bin_agree(bins, by):
+    x, parameters = 4 * torch.randn(30, 2, 3, dtype=torch.double), random_parameters(bins, 30, 2, 3, scale=3)
+    x = x.clamp(-B, B)
+    gathered, selected = _gather(x, parameters, B, by), _select(x, _bins(parameters, B), by)
+    for name, value in gathered._asdict().items():
+        torch.testing.assert_close(value, getattr(selected, name), msg=name)
 
 
 @pytest.mark.parametrize("function", [spline, inverse_spline])
