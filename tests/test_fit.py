@@ -15,6 +15,7 @@ import bruno
 from bruno.devices import resolve_device
 from bruno.fit import TrainingInterrupted, with_settings
 from bruno.training import Run
+from bruno.training.pace import ElementCost
 from bruno.training.trainer import Trainer
 
 TINY = {"batch": 4, "flow": {"units": 16, "couplings": 2}, "device": "cpu", "validation_sets": 4}
@@ -206,6 +207,36 @@ def test_fine_tuning_compares_the_models_before_and_after(tiny, tmp_path):
     assert comparison.split == "validation"
     assert set(comparison.bits) == set(comparison.few_shot) == {"before", "after"}
     assert comparison.bits["before"].mean != comparison.bits["after"].mean
+
+
+def steps_of(tiny, out, minutes=0.0, **settings):
+    """The settings of training of a fine-tuned model, at a second for each element and any memory."""
+    length = {"minutes": minutes} if minutes else {"steps": 1}
+    tuned = bruno.finetune(tiny, out, trials=0, **length, **settings)
+    return tuned.trained.recipe.train
+
+
+def test_the_steps_of_fine_tuning_fit_into_the_time(tiny, tmp_path, monkeypatch):
+    free, slow = ElementCost(0.0, 0.0), ElementCost(0.05 * 60 / 150 / 70, 0.0)  # 70 elements in 0.05 minutes
+    monkeypatch.setattr("bruno.fit.measure_cost", lambda *_: free)
+    large = steps_of(tiny, tmp_path / "large")
+    assert large.shared
+    assert (large.episodes, large.way, large.queries) == (9, 7, 19)  # 1280 elements at most
+    monkeypatch.setattr("bruno.fit.measure_cost", lambda *_: slow)
+    monkeypatch.setattr("bruno.training.clock.describe_pace", lambda *_: "")  # depends on the real time
+    small = steps_of(tiny, tmp_path / "small", minutes=0.05)
+    assert (small.episodes, small.way, small.queries) == (1, 7, 9)
+    assert steps_of(tiny, tmp_path / "wide", minutes=0.01, way=5).way == 5
+    monkeypatch.setattr("bruno.fit.measure_cost", lambda *_: free)
+    resumed = bruno.finetune(tiny, tmp_path / "small", trials=0, resume=True, minutes=0.06)
+    assert resumed.trained.recipe.train.queries == 9  # as it began
+
+
+def test_the_steps_of_fine_tuning_can_be_set(tiny, tmp_path):
+    given = steps_of(tiny, tmp_path / "batch", batch=2)
+    assert (given.shared, given.queries, given.batch, given.episodes) == (False, 1, 2, 16)
+    assert steps_of(tiny, tmp_path / "episodes", episodes=3).episodes == 3
+    assert steps_of(tiny, tmp_path / "queries", queries=4).queries == 4
 
 
 def test_fine_tuning_opens_a_model_given_by_name(tiny, tmp_path):

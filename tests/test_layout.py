@@ -27,7 +27,8 @@ LAYOUT = """
     bruno.process.step_density bruno.process.processes bruno.process
     bruno.model bruno.checkpoint bruno.weights
     bruno.training.distributed bruno.training.cuda_graph bruno.training.schedule bruno.training.objective
-    bruno.training.trainer bruno.training.log bruno.training.checkpoints bruno.training.clock
+    bruno.training.trainer bruno.training.pace bruno.training.log bruno.training.checkpoints
+    bruno.training.clock
     bruno.training.run bruno.training
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.few_shot
     bruno.tasks.conformal bruno.tasks.keep_out bruno.tasks.calibration bruno.tasks.classification

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from bruno.tasks.few_shot import FewShotResult
 from bruno.trained import Trained
 from bruno.trained import open as open_trained
 from bruno.training import LogEntry, Run, Trainer
+from bruno.training.distributed import broadcast, rank_and_processes
+from bruno.training.pace import MOST_ELEMENTS, affordable_elements, measure_cost, with_elements
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +48,9 @@ _FINETUNING_WAY = 20
 # Fraction of the original learning rate: at the full one, a new optimiser undoes the training in a few steps.
 _FINETUNING_RATE = 0.1
 _FINETUNING_WARMUP = 0.1
+_FINETUNING_EPISODES = 16
+_PROBED = 40  # elements to measure the cost of an element on
+_LONG = 7200  # seconds; a run of more steps than that is announced
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -164,7 +170,7 @@ def finetune(
     *,
     way: int | None = None,
     shot: int = 1,
-    episodes: int = 16,
+    episodes: int | None = None,
     generative: float = 1.0,
     split: str | None = None,
     trials: int = 5,
@@ -181,7 +187,9 @@ def finetune(
         out: the run folder; the model's folder with -finetuned appended by default.
         way: classes in an episode; 20, or all if there are fewer, by default.
         shot: support elements of each class.
-        episodes: episodes per step.
+        episodes: episodes per step. By default, episodes also serve as sets, and their number and queries are
+            those that fit into `minutes` and, on a CPU, 2 GiB of memory; `batch` or `shared` in `settings`
+            switch that off.
         generative: weight of bits/dim relative to the cross-entropy of the episodes.
         split: the split to compare both models on; unseen classes by default.
         trials: number of few-shot trials in the comparison; 0 for no comparison.
@@ -197,7 +205,7 @@ def finetune(
     if before.recipe is None:
         raise ValueError(f"`trained` must have a recipe; {before.folder} has none.")
     plan: dict[str, Any] = {
-        "episodes": episodes,
+        "episodes": _FINETUNING_EPISODES,
         "way": _FINETUNING_WAY,
         "shot": shot,
         "queries": 1,
@@ -206,7 +214,8 @@ def finetune(
     plan |= {"discriminative": 1.0, "onset": 0.0, "generative": generative, "minutes": 0.0, "seed": 0}
     plan |= {"rate": _FINETUNING_RATE * before.recipe.train.rate, "warmup": _FINETUNING_WARMUP}
     started, _ = with_settings(before.recipe, plan)
-    recipe, explicit = with_settings(started, settings if way is None else {**settings, "way": way})
+    given = {name: value for name, value in (("way", way), ("episodes", episodes)) if value is not None}
+    recipe, explicit = with_settings(started, {**settings, **given})
     if before.drawings is not None and "data.drawings" not in explicit:
         recipe = evolve(recipe, data=evolve(recipe.data, drawings=before.drawings))
     if recipe.data.name != before.recipe.data.name:
@@ -233,13 +242,54 @@ def finetune(
         raise ValueError(
             f"`data` must have at least 2 classes; {recipe.data.name} has {len(examples.names)}."
         )
-    recipe, device = fitted_to(recipe, examples, explicit), str(before.device)
-    with process_group(device):
-        model = _run(run, recipe, copy.deepcopy(before.model), examples, resume, None, save_every, progress)
+    recipe, model = fitted_to(recipe, examples, explicit), copy.deepcopy(before.model).requires_grad_(True)
+    with process_group(str(before.device)):
+        if not explicit & {"train.episodes", "train.batch", "train.shared"}:
+            resized = examples if examples.shape == model.shape else data.split(recipe.data.split)
+            recipe = _with_sized_steps(recipe, model, resized, explicit, run if resume else None)
+        model = _run(run, recipe, model, examples, resume, None, save_every, progress)
     after = Trained(model, recipe, run.folder, data_dir=before.data_dir)
     if held_out is None:
         return FineTuned(after, None)
     return FineTuned(after, _compared(before, after, held_out, split, trials, compare_progress))
+
+
+def _with_sized_steps(
+    recipe: Recipe, model: Bruno, examples: Examples, explicit: set[str], resumed: Run | None
+) -> Recipe:
+    """The recipe with episodes that also serve as sets, as large as time and memory allow.
+
+    A resumed run keeps the episodes that it began with. On a GPU, neither time nor memory is short.
+    """
+    train, smallest = recipe.train, int(examples.counts.min())
+    if resumed is not None and resumed.checkpoints:
+        planned = resumed.recipe.train
+        chosen = {name: getattr(planned, name) for name in ("episodes", "way", "queries", "shared")}
+        return evolve(recipe, train=evolve(train, **chosen))
+    if "train.queries" not in explicit:
+        train = evolve(train, queries=max(1, min(train.set_size, smallest) - train.shot))
+    train = evolve(train, shared=train.generative > 0, episodes=_FINETUNING_EPISODES)
+    most = MOST_ELEMENTS
+    if model.device.type == "cpu":
+        some = examples.elements[:_PROBED].unsqueeze(0)
+        generator = torch.Generator().manual_seed(0)
+        most = affordable_elements(broadcast(measure_cost(model, some, generator)), train.minutes)
+    fixed = {"way"} if "train.way" in explicit else set()
+    fixed |= {"queries"} if explicit & {"train.queries", "train.set_size"} else set()
+    train = with_elements(train, most, fixed)
+    _, processes = rank_and_processes()
+    train = evolve(train, episodes=math.ceil(train.episodes / processes) * processes)
+    _log.info(
+        "%d elements per step: %d episode%s of %d classes, %d-shot, with %d quer%s of each class",
+        train.elements,
+        train.episodes,
+        "s" * (train.episodes > 1),
+        train.way,
+        train.shot,
+        train.queries,
+        "ies" if train.queries > 1 else "y",
+    )
+    return evolve(recipe, train=train)
 
 
 def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, set[str]]:
@@ -317,6 +367,13 @@ def _watch(
     taken = skipped = 0
     for entry in entries:
         taken += 1
+        if taken == 3 and not trainer.config.minutes and entry.seconds_left > _LONG:
+            _log.info(
+                "%s steps of %.2g s take about %.1f hours; minutes limit the time, steps their number",
+                f"{trainer.config.steps:,}",
+                entry.step_seconds,
+                entry.seconds_left / 3600,
+            )
         skipped += entry.skipped
         if entry.note:
             warnings.warn(entry.note, stacklevel=2)

@@ -115,7 +115,7 @@ def test_episodes_do_not_depend_on_those_of_the_original_training(workplace):
     run("train", "digits", "--steps", "1", "--out", "run", *SMALL, *settings)
     run(*TUNE, "--steps", "1", "--way", "3", "--trials", "0", "--generative", "0")
     tuned = Run("run-finetuned").recipe.train
-    assert (tuned.shared, tuned.queries, tuned.way) == (False, 1, 3)
+    assert (tuned.shared, tuned.queries, tuned.way) == (False, 19, 3)
 
 
 def test_a_run_is_tuned_and_reported_from_inside_its_folder(tiny, monkeypatch):

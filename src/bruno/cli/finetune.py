@@ -14,11 +14,16 @@ from bruno.cli.output import console, progress_bar, show, stopped_by_signal, tra
 def finetune(
     model: ModelOptions,
     run: RunOptions,
+    data: Annotated[
+        str | None, typer.Option(help="Your data: a folder, archive, npz, CSV or Parquet; data.name.")
+    ] = None,
     way: Annotated[
         int | None, typer.Option(help="Classes in an episode; by default 20, or all if there are fewer.")
     ] = None,
     shot: Annotated[int, typer.Option(help="Support elements of each class.")] = 1,
-    episodes: Annotated[int, typer.Option(help="Episodes per step.")] = 16,
+    episodes: Annotated[
+        int | None, typer.Option(help="Episodes per step; by default what fits into time and memory.")
+    ] = None,
     generative: Annotated[
         float, typer.Option(help="Weight of bits/dim relative to the cross-entropy of episodes; 0 for none.")
     ] = 1.0,
@@ -31,6 +36,8 @@ def finetune(
     """Train a model further, on k-way n-shot episodes and on its density, into a new run folder."""
     settings = run.overrides
     settings.setdefault("train", {}).setdefault("seed", model.seed)
+    if data is not None:
+        settings.setdefault("data", {})["name"] = data
     with (
         stopped_by_signal("--resume"),
         progress_bar("elements of the comparison") as compare_progress,

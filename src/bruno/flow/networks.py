@@ -159,6 +159,8 @@ def initialise(module: nn.Module, run: Callable[[], Any]) -> None:
     the model was saved and loaded.
     """
     handles = [layer.register_forward_hook(_normalise_output) for layer in _uninitialised(module)]
+    if not handles:
+        return
     try:
         with torch.no_grad():
             run()

@@ -12,8 +12,11 @@ import torch
 
 from bruno.training.distributed import broadcast
 from bruno.training.log import LogEntry
+from bruno.training.pace import describe_pace
 from bruno.training.trainer import Step, Trainer
 
+_STEADY = 3  # log entries after which the time of a step is known
+_SOON = 0.05  # fraction of a timed run after which its time of a step is judged at the latest
 _EDGE = 1e-3  # progress of a timed run stays this far from 0 and 1, where the learning rate is 0
 
 
@@ -31,6 +34,8 @@ class Clock:
         self._trainer, self._now, self._planned = trainer, now, 60 * trainer.config.minutes
         self._begun, self._spent_before, self._first = now(), trainer.seconds, trainer.index
         self._compiled_at: float | None = None  # training time at the end of the first steps
+        self._step_seconds: list[float] = []  # of the first entries, until the pace is judged
+        self._judged = not self._planned
 
     def done(self) -> bool:
         """Whether all steps are taken or, in a timed run, all minutes are over."""
@@ -61,7 +66,18 @@ class Clock:
             step_seconds=taken / count,
             elements_per_second=trainer.config.elements * count / max(taken, 1e-9),
             memory=_peak_memory(trainer.device),
+            note=self._judge_pace(taken / count),
         )
+
+    def _judge_pace(self, step_seconds: float) -> str:
+        """After the first steps of a timed run, once: a warning if its time allows too few steps."""
+        self._step_seconds.append(max(step_seconds, 1e-9))
+        compiled = self._trainer.device.type == "cuda" and len(self._step_seconds) == 1
+        known = len(self._step_seconds) >= _STEADY or self._trainer.seconds > _SOON * self._planned
+        if self._judged or compiled or not known:
+            return ""
+        self._judged, fastest = True, min(self._step_seconds)
+        return describe_pace(self._trainer.config, self._trainer.index + self._left() / fastest, fastest)
 
     def _spent(self) -> float:
         """Seconds of training so far, including earlier parts of the run."""

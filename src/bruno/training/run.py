@@ -260,7 +260,8 @@ class Run:
                 failures = failures + entry.skipped if math.isnan(entry.gradient_norm) else 0
                 if failures >= _FAILURES:
                     failures, retries = 0, retries + 1
-                    entry = replace(entry, note=self._go_back(trainer, retries))
+                    note = self._go_back(trainer, retries)
+                    entry = replace(entry, note=f"{entry.note} {note}".lstrip())
                 self.stop_signal = broadcast(stop.number)
                 finished = clock.done() or self.stop_signal != 0
                 if finished and failures > 1:  # not worth saving
