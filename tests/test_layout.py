@@ -33,7 +33,7 @@ LAYOUT = """
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.few_shot
     bruno.tasks.conformal bruno.tasks.keep_out bruno.tasks.calibration bruno.tasks.classification
     bruno.tasks.generation bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.attribution
-    bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis
+    bruno.tasks.planted bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis
     bruno.tasks.stability bruno.tasks
     bruno.reporting bruno.reporting.results bruno.reporting.images bruno.reporting.figure
     bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines bruno.reporting.element_plots
@@ -42,7 +42,7 @@ LAYOUT = """
     bruno.trained.data bruno.trained.calibration bruno.trained.evaluation bruno.trained.generation
     bruno.trained.classification bruno.trained.states bruno.trained.outliers bruno.trained.watch
     bruno.trained.detection
-    bruno.trained.retrieval bruno.trained.jobs bruno.trained.files bruno.trained
+    bruno.trained.retrieval bruno.trained.verdict bruno.trained.jobs bruno.trained.files bruno.trained
     bruno.fit
     bruno.reporting.summaries.base bruno.reporting.summaries.evaluation bruno.reporting.summaries.generation
     bruno.reporting.summaries.classification bruno.reporting.summaries.detection
@@ -52,7 +52,7 @@ LAYOUT = """
     bruno.cli.anomaly bruno.cli.calibrate bruno.cli.classify bruno.cli.data bruno.cli.demo
     bruno.cli.evaluate bruno.cli.export bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect
     bruno.cli.presets bruno.cli.repeat bruno.cli.report bruno.cli.retrieve bruno.cli.sample bruno.cli.specks
-    bruno.cli.study bruno.cli.train bruno.cli.main bruno.__main__
+    bruno.cli.study bruno.cli.train bruno.cli.verdict bruno.cli.main bruno.__main__
 """
 ORDER = LAYOUT.split()
 

@@ -158,10 +158,17 @@ class FineTuningComparison:
 
 @dataclass(frozen=True, eq=False)
 class FineTuned:
-    """A fine-tuned model, and its comparison with the original model."""
+    """A fine-tuned model, and its comparison with the original model.
+
+    Attributes:
+        trained: the fine-tuned model.
+        comparison: with the original model; None if it was not asked for.
+        unseen: the split that is unseen in both trainings.
+    """
 
     trained: Trained
     comparison: FineTuningComparison | None
+    unseen: str
 
 
 def finetune(
@@ -228,7 +235,8 @@ def finetune(
     if resume:
         recipe = _with_planned_length(recipe, run, explicit)
     data, levels = RecipeData(recipe, before.data_dir), before.model.levels
-    split = split or unseen_split(before.recipe, recipe)
+    unseen = unseen_split(before.recipe, recipe)
+    split = split or unseen
     held_out = imputed(data.split(split).with_levels(levels), before.model) if trials else None
     if held_out is not None and held_out.shape != before.model.shape:
         raise ValueError(
@@ -250,8 +258,9 @@ def finetune(
         model = _run(run, recipe, model, examples, resume, None, save_every, progress)
     after = Trained(model, recipe, run.folder, data_dir=before.data_dir)
     if held_out is None:
-        return FineTuned(after, None)
-    return FineTuned(after, _compared(before, after, held_out, split, trials, compare_progress))
+        return FineTuned(after, None, unseen)
+    comparison = _compared(before, after, held_out, split, trials, compare_progress)
+    return FineTuned(after, comparison, unseen)
 
 
 def _with_sized_steps(

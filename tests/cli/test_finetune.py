@@ -9,7 +9,7 @@ import bruno
 from bruno.training.run import Run
 from cli.commandline import SMALL, make_images, run
 
-TUNE = ["finetune", "run", "--device", "cpu"]
+TUNE = ["finetune", "run", "--device", "cpu", "--no-verdict"]
 
 
 def log_of(folder: str) -> list[dict]:

@@ -20,6 +20,7 @@ CALLS = {
     "train": (bruno.train,),
     "finetune": (bruno.open, bruno.finetune),
     "evaluate": (bruno.open, Trained.evaluate),
+    "verdict": (bruno.open, Trained.verdict),
     "sample": (bruno.open, Trained.write_samples),
     "repeat": (bruno.open, Trained.sample_repeats),
     "fewshot": (bruno.open, Trained.few_shot),
@@ -48,6 +49,8 @@ RENAMED = {
 }
 RENDERED = {"as_json", "show", "help"}  # options about output
 OTHERWISE = {
+    "train": {"verdict"},  # Trained.verdict, like that of fine-tuning
+    "finetune": {"verdict"},
     "classify": {"calibrate"},  # temperature=None
     "study": {"out", "data", "seed"},  # the result's folder, examples, seeds
     "report": {"model"},  # the folder

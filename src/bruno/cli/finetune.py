@@ -8,7 +8,7 @@ import typer
 
 import bruno
 from bruno.cli.options import ModelOptions, RunOptions
-from bruno.cli.output import console, progress_bar, show, stopped_by_signal, training_bar
+from bruno.cli.output import console, progress_bar, show, show_verdict, stopped_by_signal, training_bar
 
 
 def finetune(
@@ -61,3 +61,5 @@ def finetune(
     console.print(f"the model is in {tuned.trained.folder / 'model.safetensors'}", soft_wrap=True)
     if tuned.comparison is not None:
         show(tuned.trained, tuned.comparison, model.seed)
+    if run.verdict:
+        show_verdict(tuned.trained, model.seed, tuned.unseen)

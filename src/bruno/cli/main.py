@@ -30,6 +30,7 @@ from bruno.cli import (
     specks,
     study,
     train,
+    verdict,
 )
 from bruno.cli.options import command
 from bruno.cli.output import messages_printed, prepare_streams, print_message
@@ -69,6 +70,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "train": (train.train, "bruno train omniglot --data-dir DIR --minutes 20 --set process.kind=gaussian"),
     "finetune": (finetune.finetune, "bruno finetune runs/omniglot --data-dir DIR --minutes 5 --way 20"),
     "evaluate": (evaluate.evaluate, "bruno evaluate runs/omniglot --split test --data-dir DIR"),
+    "verdict": (verdict.verdict, "bruno verdict runs/omniglot --data-dir DIR"),
     "sample": (sample.sample, "bruno sample runs/omniglot --given my-drawings --samples 8 --temperature 0.8"),
     "repeat": (repeat.repeat, "bruno repeat runs/omniglot --given my-drawings"),
     "fewshot": (fewshot.fewshot, "bruno fewshot runs/omniglot --way 5,20 --shot 1,5"),

@@ -133,6 +133,9 @@ class RunOptions:
     ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0
+    verdict: Annotated[
+        bool, typer.Option("--verdict/--no-verdict", help="Measure at the end how good the model is.")
+    ] = True
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.minutes is not None:

@@ -78,6 +78,16 @@ def print_path(what: str, path: Path) -> None:
     console.print(f"{what}: {path}", soft_wrap=True)
 
 
+def show_verdict(trained: Trained, seed: int, split: str | None = None) -> None:
+    """Save and print the verdict on a model; a training that ended well never fails by it."""
+    try:
+        verdict = trained.verdict(split=split, seed=seed)
+    except Exception as error:  # whatever it is: the model is trained and saved
+        warnings.warn(f"there is no verdict on the model: {error}", stacklevel=2)
+    else:
+        show(trained, verdict, seed)
+
+
 def print_result(result: Result) -> None:
     """Print the table and the note of a result."""
     if result.rows:

@@ -8,7 +8,7 @@ import typer
 
 import bruno
 from bruno.cli.options import DataDir, Device, RunOptions, SkipBad, check_number, check_seed
-from bruno.cli.output import console, stopped_by_signal, training_bar
+from bruno.cli.output import console, show_verdict, stopped_by_signal, training_bar
 
 
 def train(
@@ -53,3 +53,5 @@ def train(
             **settings,
         )
     console.print(f"the model is in {trained.folder / 'model.safetensors'}", soft_wrap=True)
+    if run.verdict:
+        show_verdict(trained, seed or 0)

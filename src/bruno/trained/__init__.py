@@ -5,6 +5,7 @@ from bruno.trained.data import Elements
 from bruno.trained.evaluation import Evaluation
 from bruno.trained.files import export, open, results_folder
 from bruno.trained.jobs import Trained
+from bruno.trained.verdict import Verdict
 from bruno.trained.watch import Watch
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Evaluation",
     "Trained",
     "UnfamiliarDataWarning",
+    "Verdict",
     "Watch",
     "export",
     "open",

@@ -15,6 +15,7 @@ from bruno.reporting.summaries.base import summarise
 from bruno.tasks.evaluation import BitsPerDim
 from bruno.tasks.few_shot import FewShotResult
 from bruno.trained.evaluation import Evaluation, FewShotEvaluation
+from bruno.trained.verdict import Verdict
 
 
 @summarise.register
@@ -97,6 +98,82 @@ def _(outcome: FineTuningComparison) -> Result:
         note if outcome.few_shot else "Too few held-out classes, or elements of each, to measure accuracy.",
         few_shot_bars(outcome.few_shot) if outcome.few_shot else b"",
     )
+
+
+@summarise.register
+def _(outcome: Verdict) -> Result:
+    rows = [
+        (f"−log p, {name}, {outcome.unit}", _density(outcome, bits), "")
+        for name, bits in (("sets of training", outcome.training), ("held-out sets", outcome.held_out))
+        if bits is not None
+    ]
+    if outcome.gain is not None:
+        rows.append((f"gain from conditioning, {outcome.unit}", f"{outcome.gain:.3f}", ""))
+    values = {**asdict(outcome), "gain": outcome.gain, "beats_baseline": outcome.beats_baseline}
+    return Result(
+        "verdict",
+        "Verdict",
+        values,
+        ("", "model", "baseline"),
+        (*rows, *_few_shot_rows(outcome), *_fault_rows(outcome)),
+        " ".join(_conclusions(outcome)),
+    )
+
+
+def _few_shot_rows(outcome: Verdict) -> list[tuple[str, str, str]]:
+    if outcome.few_shot is None:
+        return []
+    pairs = zip(outcome.few_shot.model, outcome.few_shot.baseline, strict=True)
+    return [(f"{_setting(ours)}, %", _accuracy(ours), _accuracy(other)) for ours, other in pairs]
+
+
+def _accuracy(result: FewShotResult) -> str:
+    return f"{100 * result.accuracy:.1f} ± {100 * result.error:.1f}"
+
+
+def _fault_rows(outcome: Verdict) -> list[tuple[str, str, str]]:
+    if (found := outcome.faults) is None:
+        return []
+    ours, other = found.model, found.baseline
+    shares = {f"false alarms, asked {100 * found.rate:g} %": (ours.false_alarms, other.false_alarms)}
+    for kind in ours.detections:
+        shares[f"found: {kind}"] = (ours.detections[kind], other.detections[kind])
+    rows = [(f"{name}, %", f"{100 * a:.1f}", f"{100 * b:.1f}") for name, (a, b) in shares.items()]
+    return [*rows, ("area under ROC", f"{ours.area:.3f}", f"{other.area:.3f}")]
+
+
+def _conclusions(outcome: Verdict) -> list[str]:
+    """What the numbers mean, in sentences."""
+    sentences = [f"Measured on {outcome.basis} ({outcome.classes})."]
+    if outcome.basis == "the classes of training":
+        sentences.append("No class was held out, so nothing is known about new ones.")
+    if outcome.gain is not None and outcome.gain <= 0:
+        sentences.append(
+            "Conditioning does not help: the model did not learn what the elements of a set share."
+        )
+    if outcome.unmeasured:
+        return [*sentences, f"Not compared with a baseline: {outcome.unmeasured}"]
+    if outcome.few_shot is None and outcome.faults is None:
+        return sentences
+    baseline = (
+        f"nearest neighbours of {outcome.few_shot.features}"
+        if outcome.few_shot
+        else "a robust Mahalanobis distance, calibrated in the same way"
+    )
+    if outcome.beats_baseline is None:
+        return [*sentences, f"No clear difference from the baseline, {baseline}."]
+    if outcome.beats_baseline:
+        return [*sentences, f"Better than the baseline, {baseline}."]
+    return [
+        *sentences,
+        f"THE BASELINE IS BETTER: {baseline}. Train for longer or on more classes, or use it.",
+    ]
+
+
+def _density(outcome: Verdict, bits: BitsPerDim) -> str:
+    """The mean in the unit of the model, with the standard error if there is one."""
+    mean = f"{outcome.density(bits.mean):.3f}"
+    return mean if bits.error is None else f"{mean} ± {outcome.density(bits.error):.3f}"
 
 
 def few_shot_bars(results: dict[str, tuple[FewShotResult, ...]]) -> bytes:

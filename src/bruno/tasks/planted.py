@@ -1,0 +1,242 @@
+"""Detection of planted faults in rows, compared with a robust Mahalanobis distance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from bruno.data import Examples
+from bruno.data.sampling import SetSampler
+from bruno.model import Bruno
+from bruno.tasks.anomaly import check_rate, density_floor
+from bruno.tasks.calibration import Groups, fixed_cutoffs
+from bruno.tasks.keep_out import batch_scores
+from bruno.tasks.metrics import roc_auc
+
+FAULTS = ("row of another set", "one column of another set", "spike in one column")
+_SHARE = 0.1  # of the rows of a set that are faulty
+_SPIKE = (2.0, 6.0)  # standard deviations of the rows of a set
+_SET_SIZE = 30  # at most
+_MOST_SETS = 400
+_FIXED_ON = 60  # sets that cutoffs are fixed on
+_TRIMMED = 0.05  # fraction of the rows that the covariance of the baseline ignores
+_RESAMPLES = 200  # bootstrap resamples of the classes, to estimate a standard error
+
+
+@dataclass(frozen=True)
+class DetectionRates:
+    """What a method flags at its threshold.
+
+    Attributes:
+        false_alarms: fraction of the clean rows that are flagged.
+        detections: fraction of the faulty rows that are flagged, by the kind of fault.
+        area: area under the ROC curve, for all thresholds.
+    """
+
+    false_alarms: float
+    detections: dict[str, float]
+    area: float
+
+
+@dataclass(frozen=True)
+class PlantedFaults:
+    """A model and a baseline on the same sets, in which a tenth of the rows are faulty.
+
+    Attributes:
+        rate: false-alarm rate that both are calibrated to, on clean sets of training.
+        sets: number of sets.
+        set_size: rows of a set.
+        model: what the model flags.
+        baseline: what the baseline flags: the Mahalanobis distance from the median of the set, with the
+            covariance of the rows of training around the medians of their sets.
+        area_gain: area of the model minus that of the baseline.
+        area_error: its standard error, from a bootstrap over classes; None for a single class.
+    """
+
+    rate: float
+    sets: int
+    set_size: int
+    model: DetectionRates
+    baseline: DetectionRates
+    area_gain: float
+    area_error: float | None
+
+
+class _Planted(NamedTuple):
+    """Sets with faults, and the kind of each row: 0 for clean, else 1 + the index in `FAULTS`."""
+
+    x: Float[Tensor, "sets n dim"]
+    fault: Int[Tensor, "sets n"]
+
+
+@torch.no_grad()
+def measure_planted_faults(
+    model: Bruno,
+    train: Examples,
+    test: Examples,
+    *,
+    rows: int,
+    generator: Generator,
+    rate: float = 0.01,
+) -> PlantedFaults:
+    """Plant faults in the sets of `test`, and count what the model and a robust baseline flag.
+
+    Both have the same threshold: the one that `rate` of the rows of clean sets of `train` exceed. A set is
+    judged as a batch, from which the worst rows are removed first.
+
+    Args:
+        model: a model of rows.
+        train: classes that thresholds, cutoffs and the baseline are fixed on.
+        test: classes to judge, preferably unseen in training.
+        rows: number of rows to judge, at least one set of each class.
+        generator: source of sets and faults, on the device of the model.
+        rate: false-alarm rate.
+    """
+    check_rate("rate", rate)
+    size = min(_SET_SIZE, *(int(part.counts.median()) for part in (train, test)))
+    if size < 3:
+        raise ValueError(f"`test` must have sets of at least 3 rows, to have a majority; got {size}.")
+    train, test = train.with_at_least(size), test.with_at_least(size)
+    distance = RobustDistance.of(model, train)
+    judges = {"model": _score_of(model, train, generator), "baseline": distance.scores}
+    sets = max(len(test.names), min(_MOST_SETS, rows // size))
+    clean = _draw(train, torch.arange(sets) % len(train.names), size, generator).to(model.device)
+    classes = torch.arange(sets) % len(test.names)
+    own = _draw(test, classes, size, generator).to(model.device)
+    others = _rows_of_others(test, train, classes, size, generator).to(model.device)
+    x, fault = _with_faults(model, own, others, distance, generator)
+    scores = {name: judge(x).double().cpu() for name, judge in judges.items()}
+    limits = {name: judge(clean).double().quantile(1 - rate).item() for name, judge in judges.items()}
+    rates = {name: _rates(scores[name], fault, limits[name]) for name in judges}
+    gain, error = _area_gain(scores["model"], scores["baseline"], fault > 0, classes, generator)
+    return PlantedFaults(rate, sets, size, rates["model"], rates["baseline"], gain, error)
+
+
+@dataclass(frozen=True, eq=False)
+class RobustDistance:
+    """The Mahalanobis distance from the median of a set, squared, on the scales of the model's columns.
+
+    Attributes:
+        model: scales the columns.
+        covariance: of rows around the medians of their sets.
+    """
+
+    model: Bruno
+    covariance: Float[Tensor, "dim dim"]
+
+    @classmethod
+    def of(cls, model: Bruno, examples: Examples) -> RobustDistance:
+        """The distance with the covariance of all classes together, without the furthest rows."""
+        y, labels = model.normalised(examples.elements).double(), examples.labels
+        medians = torch.stack([y[labels == i].median(0).values for i in range(len(examples.names))])
+        rows = y - medians[labels]
+        ridge = 1e-6 * rows.square().mean() * torch.eye(rows.shape[1], dtype=torch.double)
+        covariance = rows.T @ rows / len(rows) + ridge
+        distance = (rows @ torch.linalg.inv(covariance) * rows).sum(1)
+        near = rows[distance <= distance.quantile(1 - _TRIMMED)] if len(rows) < 2**20 else rows
+        return cls(model, near.T @ near / len(near) + ridge)
+
+    @property
+    def spread(self) -> Float[Tensor, " dim"]:
+        """Standard deviation of each column within a set."""
+        spread: Tensor = self.covariance.diagonal().sqrt()
+        return spread
+
+    def scores(self, x: Float[Tensor, "sets n dim"]) -> Float[Tensor, "sets n"]:
+        """The distance of each row; higher for outliers."""
+        y = self.model.normalised(x).double().cpu()
+        rows = y - y.median(1, keepdim=True).values
+        distance: Tensor = (rows @ torch.linalg.inv(self.covariance) * rows).sum(-1)
+        return distance
+
+
+def _score_of(model: Bruno, train: Examples, generator: Generator) -> Callable[[Tensor], Tensor]:
+    """A function from sets (sets, n, dim) to minus the score of each row; +∞ if it is out-of-distribution."""
+    some = train.of_classes(range(min(_FIXED_ON, len(train.names))))
+    floor = density_floor(model, SetSampler(some, device=model.device), generator=generator)
+    cutoffs = fixed_cutoffs(model, Groups.of(model, some, floor=floor, generator=generator))
+
+    def scores(x: Tensor) -> Tensor:
+        z, log_det = model.encode(x)
+        usable = model.process.log_prob(z) + log_det >= floor
+        return (-batch_scores(model, z, cutoffs, usable)[0]).masked_fill(~usable, math.inf)
+
+    return scores
+
+
+def _draw(
+    examples: Examples, classes: Int[Tensor, " sets"], size: int, generator: Generator
+) -> Float[Tensor, "sets n dim"]:
+    sampler = SetSampler(examples, device=generator.device)
+    return sampler.sets_of(classes.to(generator.device), size, generator)
+
+
+def _rows_of_others(
+    test: Examples, train: Examples, classes: Int[Tensor, " sets"], size: int, generator: Generator
+) -> Float[Tensor, "sets n dim"]:
+    """Rows of other classes than those given: of test, or of train if test has a single class."""
+    if (number := len(test.names)) > 1:
+        step = torch.randint(1, number, classes.shape, generator=generator, device=generator.device)
+        return _draw(test, (classes + step.cpu()) % number, size, generator)
+    others = train.of_classes(i for i, name in enumerate(train.names) if name not in test.names)
+    return _draw(others, torch.arange(len(classes)) % len(others.names), size, generator)
+
+
+def _with_faults(
+    model: Bruno,
+    x: Float[Tensor, "sets n dim"],
+    others: Float[Tensor, "sets n dim"],
+    distance: RobustDistance,
+    generator: Generator,
+) -> _Planted:
+    """Sets in which a tenth of the rows, at least three, are faulty: as many of each kind."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=x.device, dtype=x.dtype)
+
+    sets, size, dim = x.shape
+    order = random(sets, size).argsort(1).argsort(1)
+    faults = max(len(FAULTS), round(_SHARE * size))
+    fault = torch.where(order < faults, 1 + order % len(FAULTS), 0)
+    amount = _SPIKE[0] + (_SPIKE[1] - _SPIKE[0]) * random(sets, size, 1)
+    sign = torch.where(random(sets, size, 1) < 0.5, -1.0, 1.0)
+    column = (dim * random(sets, size)).long().clamp(max=dim - 1)
+    chosen, kind = F.one_hot(column, dim).bool(), fault.unsqueeze(-1)
+    y = model.normalised(x) + amount * sign * distance.spread.to(x)
+    spiked = model.preprocessing.inverse(y.flatten(0, 1))[0].view_as(x)
+    planted = torch.where((kind == 1) | ((kind == 2) & chosen), others, x)
+    return _Planted(torch.where((kind == 3) & chosen, spiked, planted), fault.cpu())
+
+
+def _rates(score: Float[Tensor, "sets n"], fault: Int[Tensor, "sets n"], limit: float) -> DetectionRates:
+    flagged = (score > limit).double()
+    return DetectionRates(
+        flagged[fault == 0].mean().item(),
+        {name: flagged[fault == kind].mean().item() for kind, name in enumerate(FAULTS, start=1)},
+        roc_auc((fault > 0).flatten(), score.flatten()).item(),
+    )
+
+
+def _area_gain(
+    model: Float[Tensor, "sets n"],
+    baseline: Float[Tensor, "sets n"],
+    faulty: Bool[Tensor, "sets n"],
+    classes: Int[Tensor, " sets"],
+    generator: Generator,
+) -> tuple[float, float | None]:
+    """The difference of the areas under ROC, and its standard error."""
+    number = int(classes.max()) + 1
+    picks = torch.randint(number, (_RESAMPLES, number), generator=generator, device=generator.device).cpu()
+    times = torch.stack([torch.bincount(pick, minlength=number) for pick in picks])
+    weight = torch.cat([torch.ones_like(times[:1]), times]).double()[:, classes]
+    weight = weight.repeat_interleave(faulty.shape[1], 1)
+    areas = [roc_auc(faulty.flatten(), score.flatten(), weight) for score in (model, baseline)]
+    gain = areas[0] - areas[1]
+    return gain[0].item(), gain[1:].std().item() if number > 1 else None

@@ -1,0 +1,204 @@
+"""How good a trained model is, measured quickly at the end of a training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from bruno.config import check_count
+from bruno.data import Examples, SetSampler
+from bruno.recipe_data import is_path
+from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
+from bruno.tasks.few_shot import FewShotComparison, FewShotProtocol, FewShotResult, compare_few_shot
+from bruno.tasks.planted import PlantedFaults, measure_planted_faults
+from bruno.trained.data import TrainedData
+from bruno.training import Run
+
+Basis = Literal["unseen classes", "unseen elements of the classes of training", "the classes of training"]
+
+_SHARE = 0.2  # of the elements of a training; encoding an element takes a third of its time in training
+_FEWEST, _MOST = 600, 20_000  # elements
+_WITHOUT_LOG = 4000  # elements, for a model whose training is not known
+_DENSITY = 0.3  # of the elements, for training and for held-out sets each
+_SET_SIZE = 20
+_WAY, _SHOTS, _TRIALS = 5, (1, 5), 20
+_IMAGES = 20  # of a class, to measure few-shot accuracy on
+_CLEAR = 2  # standard errors that make a difference clear
+
+
+class HeldOut(NamedTuple):
+    """Elements to measure on, and in which way they are new to the model."""
+
+    examples: Examples
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How good a trained model is.
+
+    Attributes:
+        data: name of the data.
+        basis: in which way the elements behind `held_out`, `few_shot` and `faults` are new to the model.
+        classes: number of classes that these elements belong to.
+        unit: unit of the densities that `density` returns: "bits/dim", or "nats/row" of −log p.
+        dim: dimensions of an element.
+        training: bits/dim of sets of training; None if they are not on this machine.
+        held_out: bits/dim of sets of held-out classes or elements; None if there are none.
+        few_shot: images: accuracy, compared with nearest neighbours of pixels; None if not measured.
+        faults: rows: detection of planted faults, compared with a robust distance; None if not measured.
+        unmeasured: why there is neither; empty if there is.
+    """
+
+    data: str
+    basis: Basis
+    classes: int
+    unit: str
+    dim: int
+    training: BitsPerDim | None
+    held_out: BitsPerDim | None
+    few_shot: FewShotComparison | None
+    faults: PlantedFaults | None
+    unmeasured: str = ""
+
+    def density(self, bits_per_dim: float) -> float:
+        """A number of bits/dim in the unit of the model."""
+        return bits_per_dim if self.unit == "bits/dim" else bits_per_dim * self.dim * math.log(2)
+
+    @property
+    def gain(self) -> float | None:
+        """Gain from conditioning: −log p of the first element of a set minus that of its last."""
+        bits = self.held_out or self.training
+        if bits is None or len(bits.by_position) < 2:
+            return None
+        return self.density(bits.by_position[0] - bits.by_position[-1])
+
+    @property
+    def beats_baseline(self) -> bool | None:
+        """Whether the model is clearly better than the baseline, False if worse; None if neither is clear."""
+        if self.faults is not None:
+            margins = [_clear(self.faults.area_gain, self.faults.area_error)]
+        elif self.few_shot is not None:
+            pairs = zip(self.few_shot.model, self.few_shot.baseline, strict=True)
+            margins = [_clear(*_margin(ours, other)) for ours, other in pairs]
+        else:
+            return None
+        if any(margin < 0 for margin in margins):
+            return False
+        return True if any(margins) else None
+
+
+def _margin(ours: FewShotResult, other: FewShotResult) -> tuple[float, float]:
+    """Difference of two accuracies on the same episodes, and its standard error."""
+    difference = torch.tensor(ours.by_trial) - torch.tensor(other.by_trial)
+    return difference.mean().item(), difference.std().item() / math.sqrt(len(difference))
+
+
+def _clear(difference: float, error: float | None) -> int:
+    """The sign of a difference, 0 if it may be due to chance."""
+    if error is None or abs(difference) <= _CLEAR * error:
+        return 0
+    return 1 if difference > 0 else -1
+
+
+class VerdictJobs(TrainedData):
+    """The verdict on a trained model."""
+
+    def verdict(self, *, split: str | None = None, elements: int | None = None, seed: int = 0) -> Verdict:
+        """How good the model is: densities, gain from conditioning, and its job compared with a baseline.
+
+        Images are classified from one and five examples, and compared with nearest neighbours of pixels. In
+        rows, faults are planted, and detection is compared with a robust Mahalanobis distance.
+
+        Args:
+            split: the held-out split, validation or test. By default, all classes of user data that were not
+                trained on, and the unseen split of a known dataset.
+            elements: number of elements to encode; by default a fifth of those of training, from 600 to
+                20,000, which takes less than a tenth of the time of training.
+            seed: seed of the sets, episodes and faults.
+        """
+        if self.recipe is None:
+            raise ValueError(f"`model` must have a recipe, which names its data; {self.folder} has none.")
+        elements = self._affordable_elements() if elements is None else elements
+        check_count("elements", elements)
+        train = None if self.lacks_its_data else self._select(self.recipe.data.split, None, None).examples
+        held = self._held_out(train, split)
+        new = held.basis != "the classes of training"
+        of_sets = max(2, int(_DENSITY * elements / _SET_SIZE))
+        of_job = int((1 - 2 * _DENSITY) * elements)
+        few_shot, faults, unmeasured = None, None, ""
+        try:
+            if self.model.kind.is_images:
+                few_shot = self._few_shot_check(held.examples, of_job, seed)
+            elif train is not None:
+                faults = measure_planted_faults(
+                    self.model, train, held.examples, rows=of_job, generator=self._generator(seed)
+                )
+        except ValueError as error:  # such as too few classes, or elements of each
+            unmeasured = str(error)
+        return Verdict(
+            self.recipe.data.name,
+            held.basis,
+            len(held.examples.names),
+            "bits/dim" if self.model.kind.is_images else "nats/row",
+            self.model.dim,
+            None if train is None else self._density(train, of_sets, seed),
+            self._density(held.examples, of_sets, seed) if new else None,
+            few_shot,
+            faults,
+            unmeasured,
+        )
+
+    def _affordable_elements(self) -> int:
+        """A fifth of the elements of the training, if it has a log."""
+        log = Run(self.folder).read_log()
+        if not log or self.recipe is None:
+            return _WITHOUT_LOG
+        return min(_MOST, max(_FEWEST, int(_SHARE * log[-1]["index"] * self.recipe.train.elements)))
+
+    def _held_out(self, train: Examples | None, split: str | None) -> HeldOut:
+        """Elements to measure on: of unseen classes, else unseen elements, else those of training."""
+        assert self.recipe is not None
+        own, trained_on = is_path(self.recipe.data.name), self.recipe.data.split
+        if split not in (None, "test") and not (split == "validation" and trained_on == "train"):
+            raise ValueError(f"`split` must be held out from {trained_on}, such as test; got {split!r}.")
+        found = self._select(split or ("all" if own else self.unseen), None, None).examples
+        if train is None:  # characters that take the place of the data
+            return HeldOut(found, "unseen classes")
+        unseen = [i for i, name in enumerate(found.names) if name not in train.names]
+        if len(unseen) == len(found.names) or len(unseen) > 1 or (own and unseen):
+            return HeldOut(found.of_classes(unseen), "unseen classes")
+        if own:
+            return HeldOut(train, "the classes of training")
+        return HeldOut(found, "unseen elements of the classes of training")
+
+    def _density(self, examples: Examples, sets: int, seed: int) -> BitsPerDim:
+        sampler = SetSampler(examples, device=self.device)
+        per_class = sets // sampler.classes
+        return measure_bits_per_dim(
+            self.model,
+            sampler,
+            sets=None if per_class else sets,
+            sets_per_class=max(1, per_class),
+            set_size=min(_SET_SIZE, sampler.min_count),
+            generator=self._generator(seed),
+        )
+
+    def _few_shot_check(self, examples: Examples, images: int, seed: int) -> FewShotComparison:
+        """Few-shot accuracy on at most this many images, encoded once: without noise."""
+        generator = torch.Generator().manual_seed(seed)
+        sampler = SetSampler(examples)
+        each = min(_IMAGES, sampler.min_count)
+        number = min(sampler.classes, max(_WAY, images // each))
+        classes = torch.randperm(sampler.classes, generator=generator)[:number].sort().values
+        some = Examples(
+            sampler.sets_of(classes, each, generator).flatten(0, 1),
+            torch.arange(number).repeat_interleave(each),
+            tuple(examples.names[i] for i in classes.tolist()),
+            levels=examples.levels,
+        )
+        protocol = FewShotProtocol(ways=(_WAY,), shots=_SHOTS, trials=_TRIALS, noise=False, batch_size=256)
+        return compare_few_shot(self.model, some, protocol.limited_to(some), generator=generator)

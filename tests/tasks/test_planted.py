@@ -1,0 +1,99 @@
+import pytest
+import torch
+from attrs import evolve
+from tasks.machines import machine_model, machines
+
+from bruno import Bruno
+from bruno.data import Examples
+from bruno.tasks.planted import FAULTS, RobustDistance, _with_faults, measure_planted_faults
+
+
+@pytest.fixture(scope="module")
+def model() -> Bruno:
+    return machine_model()
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def measure(model, train, test, rows=2000, **options):
+    return measure_planted_faults(model, train, test, rows=rows, generator=seeded(), **options)
+
+
+@pytest.fixture(scope="module")
+def found(model):
+    return measure(model, machines(40, 30, seed=1), machines(30, 30, seed=2), rate=0.05)
+
+
+def test_both_methods_flag_about_as_many_clean_rows_as_asked_for(found):
+    for method in (found.model, found.baseline):
+        assert 0.02 < method.false_alarms < 0.1
+
+
+def test_faults_of_every_kind_are_found(found):
+    for method in (found.model, found.baseline):
+        assert set(method.detections) == set(FAULTS)
+        assert min(method.detections.values()) > 2 * method.false_alarms
+        assert method.detections["row of another set"] > 0.9
+
+
+def test_correlations_give_the_baseline_an_edge_over_a_model_without_them(found):
+    assert found.area_gain == pytest.approx(found.model.area - found.baseline.area)
+    assert found.area_gain < -2 * found.area_error
+
+
+def test_a_seed_gives_the_same_faults(model):
+    train, test = machines(20, 12, seed=1), machines(5, 12, seed=2)
+    assert measure(model, train, test, 200) == measure(model, train, test, 200)
+
+
+def test_a_single_set_is_compared_with_rows_of_training(model):
+    alone = machines(2, 20, seed=3).of_classes([0])
+    found = measure(model, machines(20, 20, seed=1).of_classes(range(1, 20)), alone, 100)
+    assert found.sets == 5
+    assert found.area_error is None
+
+
+def test_sets_without_a_majority_are_rejected(model):
+    with pytest.raises(ValueError, match=r"`test` .*at least 3 rows.*got 2"):
+        measure(model, machines(20, 20, seed=1), machines(20, 2, seed=2))
+
+
+def test_only_the_planted_cells_change(model):
+    x = machines(50, 20, seed=4).elements.view(50, 20, -1).float()
+    others = x.roll(1, 0)
+    distance = RobustDistance.of(model, machines(20, 20, seed=1))
+    planted, fault = _with_faults(model, x, others, distance, seeded())
+    changed = (planted != x).sum(-1)
+    assert (changed[fault == 0] == 0).all()
+    assert torch.equal(planted[fault == 1], others[fault == 1])
+    assert (changed[fault == 2] == 1).all()
+    assert (changed[fault == 3] == 1).all()
+    assert torch.bincount(fault.flatten()).tolist() == [
+        50 * 17,
+        50,
+        50,
+        50,
+    ]  # a tenth, one of each kind at least
+    size = (model.normalised(planted) - model.normalised(x)).abs() / distance.spread
+    assert size[fault == 3].amax(-1).min() > 1.99
+    assert size[fault == 3].amax() < 6.01
+
+
+def test_the_distance_is_that_of_the_covariance_within_sets(model):
+    root = torch.randn(8, 8, dtype=torch.double, generator=seeded())
+    mean = 20 * torch.randn(200, 1, 8, dtype=torch.double, generator=seeded(1))
+    x = mean + torch.randn(200, 50, 8, dtype=torch.double, generator=seeded(2)) @ root
+    x[0, 0] += 1000 * root.abs().max()  # trimmed
+    examples = Examples(
+        x.flatten(0, 1), torch.arange(200).repeat_interleave(50), [str(i) for i in range(200)]
+    )
+    plain = Bruno.from_config(evolve(model.config, scales="linear"))
+    plain.initialise(torch.stack([torch.zeros(8), 2 * torch.ones(8)]))
+    distance = RobustDistance.of(plain, examples)
+    scale = plain.normalised(torch.eye(8)) - plain.normalised(torch.zeros(8, 8))
+    expected = scale.double().T @ root.T @ root @ scale.double()
+    torch.testing.assert_close(
+        distance.covariance / distance.covariance.trace(), expected / expected.trace(), rtol=0, atol=0.02
+    )

@@ -1,0 +1,147 @@
+"""The verdict on a trained model."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+import bruno
+from bruno.data.synthetic import simulate_machines
+from bruno.reporting.summaries import summarise
+from bruno.trained import Trained, Verdict
+from bruno.trained.data import Selection
+
+
+@pytest.fixture(scope="module")
+def digits(digits_run, tmp_path_factory) -> Trained:
+    folder = tmp_path_factory.mktemp("verdict") / "run"
+    shutil.copytree(digits_run, folder)
+    return bruno.open(folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def of_digits(digits) -> Verdict:
+    return digits.verdict(elements=2000)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Trained:
+    """A model of 30 machines, of which 6 are held out."""
+    folder = tmp_path_factory.mktemp("verdict")
+    machines = simulate_machines(30, 15, seed=0).examples
+    names = np.array(machines.names)[machines.labels.numpy()]
+    np.savez(folder / "machines.npz", rows=machines.elements.numpy(), labels=names)
+    return bruno.train(
+        "table", folder / "run", data={"name": str(folder / "machines.npz")}, steps=100, device="cpu"
+    )
+
+
+def test_images_are_classified_and_compared_with_nearest_neighbours(of_digits):
+    assert of_digits.basis == "unseen classes"
+    assert of_digits.classes == 3
+    assert of_digits.unit == "bits/dim"
+    assert [(one.way, one.shot) for one in of_digits.few_shot.model] == [(3, 1), (3, 5)]
+    assert of_digits.faults is None
+    assert of_digits.training.mean < of_digits.held_out.mean
+    assert of_digits.gain == of_digits.held_out.by_position[0] - of_digits.held_out.by_position[-1] > 0
+    assert of_digits.beats_baseline
+
+
+def test_a_seed_gives_the_same_verdict(digits):
+    assert digits.verdict(elements=600, seed=3) == digits.verdict(elements=600, seed=3)
+
+
+def test_faults_are_planted_in_rows(table):
+    verdict = table.verdict(elements=1000)
+    assert (verdict.basis, verdict.classes) == ("unseen classes", 6)
+    assert verdict.few_shot is None
+    assert verdict.faults.set_size == 15
+    assert verdict.unit == "nats/row"
+    assert verdict.density(verdict.held_out.mean) == pytest.approx(verdict.held_out.mean * 8 * np.log(2))
+    printed = summarise(verdict)
+    assert any(name.startswith("false alarms, asked 1 %") for name, *_ in printed.rows)
+
+
+def test_numbers_of_training_data_are_never_those_of_held_out_data(digits, tmp_path):
+    two = digits.examples("train").of_classes([0, 1])  # fewer than three classes: none is held out
+    two.save(tmp_path / "two.npz")
+    np.savez(tmp_path / "two.npz", images=two.elements.numpy(), labels=two.labels.numpy())
+    data = evolve(digits.recipe.data, name=str(tmp_path / "two.npz"))
+    verdict = replace(digits, recipe=evolve(digits.recipe, data=data)).verdict(elements=600)
+    assert verdict.basis == "the classes of training"
+    assert verdict.held_out is None
+    assert verdict.few_shot is not None
+    assert "No class was held out" in summarise(verdict).note
+
+
+def test_unseen_elements_of_known_classes_are_reported_as_such(digits, monkeypatch):
+    seen = digits.examples("train")
+    monkeypatch.setattr(Trained, "_select", lambda self, split, data, invert: Selection(seen, str(split)))
+    assert digits.verdict(elements=600).basis == "unseen elements of the classes of training"
+
+
+@pytest.mark.parametrize("split", ["train", "trainval", "all"])
+def test_a_split_must_be_held_out(digits, split):
+    with pytest.raises(ValueError, match=rf"`split` .*got '{split}'"):
+        digits.verdict(split=split)
+    trainval = evolve(digits.recipe, data=evolve(digits.recipe.data, split="trainval"))
+    with pytest.raises(ValueError, match=r"`split` .*got 'validation'"):
+        replace(digits, recipe=trainval).verdict(split="validation")
+
+
+def test_too_few_elements_for_a_job_leave_the_densities(digits, monkeypatch):
+    alone = digits.examples("test").of_classes([0])
+    original = Trained._select
+    monkeypatch.setattr(
+        Trained,
+        "_select",
+        lambda self, split, *rest: original(self, split, *rest)._replace(
+            **({"examples": alone} if split == "validation" else {})
+        ),
+    )
+    verdict = digits.verdict(elements=600)
+    assert verdict.few_shot is None
+    assert "at least two classes" in verdict.unmeasured
+    assert verdict.held_out is not None
+    assert verdict.beats_baseline is None
+    assert verdict.unmeasured in summarise(verdict).note
+
+
+def test_the_number_of_elements_is_a_share_of_those_of_training(digits, table):
+    per_step = digits.recipe.train.elements
+    assert digits._affordable_elements() == min(20_000, int(0.2 * 300 * per_step))
+    short = replace(digits, folder=Path("no-such-run"))
+    assert short._affordable_elements() == 4000
+
+
+@pytest.mark.slow
+def test_a_model_without_its_data_is_measured_on_other_characters(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BRUNO_DATA", raising=False)
+    verdict = bruno.open("omniglot-small", device="cpu", data_dir=tmp_path).verdict(elements=200)
+    assert verdict.training is None
+    assert verdict.basis == "unseen classes"
+
+
+def test_it_says_so_if_the_baseline_is_better(of_digits, table):
+    assert "Better than the baseline" in summarise(of_digits).note
+    few_shot = of_digits.few_shot
+    swapped = replace(of_digits, few_shot=replace(few_shot, model=few_shot.baseline, baseline=few_shot.model))
+    assert swapped.beats_baseline is False
+    assert "THE BASELINE IS BETTER" in summarise(swapped).note
+    same = replace(of_digits, few_shot=replace(few_shot, baseline=few_shot.model))
+    assert same.beats_baseline is None
+    assert "No clear difference" in summarise(same).note
+
+
+def test_the_verdict_is_kept_as_json(digits, of_digits):
+    path = digits.save_result(summarise(of_digits))
+    assert path.name == "verdict.json"
+    values = json.loads(path.read_text())["values"]
+    assert values["held_out"]["mean"] == of_digits.held_out.mean
+    assert values["basis"] == "unseen classes"
+    assert values["beats_baseline"] is True
