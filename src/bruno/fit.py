@@ -406,13 +406,18 @@ def _with_planned_length(recipe: Recipe, run: Run, explicit: set[str]) -> Recipe
 
 
 def _with_shape_of(model: Bruno, recipe: Recipe, explicit: set[str]) -> Recipe:
-    """The recipe with user images resized to the model, unless the user set how to read them."""
+    """The recipe with user images resized to the model, unless the user set how to read them.
+
+    Without `slant` and `warp`, unless they are set: they blur images of the model's size, and 50 steps on
+    blurred drawings cost 0.1 bits/dim.
+    """
     shape = model.shape
     chosen = explicit & {"data.size", "data.original", "data.colour"}
     if chosen or not is_path(recipe.data.name) or len(shape) != 3 or shape[1] != shape[2]:
         return recipe
     data = evolve(recipe.data, size=shape[1], colour=shape[0] == 3, original=False)
-    return evolve(recipe, data=data)
+    without: dict[str, Any] = {name: 0.0 for name in ("slant", "warp") if f"train.{name}" not in explicit}
+    return evolve(recipe, data=data, train=evolve(recipe.train, **without))
 
 
 def _validation(recipe: Recipe, data: RecipeData, model: Bruno, sets: int) -> Callable[[Bruno], float] | None:

@@ -94,6 +94,19 @@ def test_shifts_are_in_pixels_of_the_model_for_images_of_any_size(workplace):
     assert Run("moved").recipe.train.shift == 2
 
 
+def test_images_of_the_size_of_the_model_are_not_blurred_by_maps(workplace):
+    maps = ["--set", "train.slant=0.1", "--set", "train.warp=0.05"]
+    run("train", "digits", "--steps", "1", "--out", "run", *SMALL, *maps)
+    make_images({f"class{i}": 6 for i in range(4)}, 20)
+    tune = [*TUNE, "--data", "images", "--steps", "1", "--episodes", "2", "--trials", "0"]
+    run(*tune)
+    assert (Run("run-finetuned").recipe.train.slant, Run("run-finetuned").recipe.train.warp) == (0, 0)
+    run(*tune, "--set", "train.warp=0.02", "--out", "warped")
+    assert Run("warped").recipe.train.warp == 0.02
+    run(*TUNE, "--steps", "1", "--way", "3", "--episodes", "2", "--trials", "0", "--out", "same")
+    assert Run("same").recipe.train.warp == 0.05  # on the data of training
+
+
 def test_a_mistake_leaves_no_run_behind(tiny):
     tune = [*TUNE, "--steps", "2", "--episodes", "2"]
     with pytest.raises(ValueError, match=r"`train.way` .*7.*classes; got 20"):
