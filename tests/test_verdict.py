@@ -138,6 +138,15 @@ def test_it_says_so_if_the_baseline_is_better(of_digits, table):
     assert "No clear difference" in summarise(same).note
 
 
+def test_far_more_false_alarms_than_asked_for_are_pointed_out(table):
+    verdict = table.verdict(elements=600)
+    faults = verdict.faults
+    for share, far_more in ((0.02, False), (0.3, True)):
+        rates = replace(faults.model, false_alarms=share)
+        note = summarise(replace(verdict, faults=replace(faults, model=rates))).note
+        assert ("30 % of clean rows are flagged where 1 %" in note) == far_more
+
+
 def test_the_verdict_is_kept_as_json(digits, of_digits):
     path = digits.save_result(summarise(of_digits))
     assert path.name == "verdict.json"

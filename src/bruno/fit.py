@@ -50,6 +50,7 @@ _FINETUNING_RATE = 0.1
 _FINETUNING_WARMUP = 0.1
 _FINETUNING_EPISODES = 16
 _PROBED = 40  # elements to measure the cost of an element on
+_COMPARED_SETS = 10  # of a class, at most: more would have the same elements in another order
 _LONG = 7200  # seconds; a run of more steps than that is announced
 
 
@@ -451,7 +452,7 @@ def _compared(
             trained.model,
             SetSampler(examples, device=trained.device),
             sets=None,
-            sets_per_class=default_sets_per_class(len(examples.names)),
+            sets_per_class=min(_COMPARED_SETS, default_sets_per_class(len(examples.names))),
             set_size=min(recipe.train.set_size, smallest),
             generator=torch.Generator(trained.device).manual_seed(recipe.train.seed),
         )

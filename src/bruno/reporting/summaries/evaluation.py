@@ -17,6 +17,8 @@ from bruno.tasks.few_shot import FewShotResult
 from bruno.trained.evaluation import Evaluation, FewShotEvaluation
 from bruno.trained.verdict import Verdict
 
+_FAR_MORE = 5  # times the asked rate of false alarms
+
 
 @summarise.register
 def _(outcome: Evaluation) -> Result:
@@ -144,12 +146,18 @@ def _fault_rows(outcome: Verdict) -> list[tuple[str, str, str]]:
 
 def _conclusions(outcome: Verdict) -> list[str]:
     """What the numbers mean, in sentences."""
-    sentences = [f"Measured on {outcome.basis} ({outcome.classes})."]
+    sentences = [f"Measured on {outcome.basis}: {outcome.classes}."]
     if outcome.basis == "the classes of training":
         sentences.append("No class was held out, so nothing is known about new ones.")
     if outcome.gain is not None and outcome.gain <= 0:
         sentences.append(
             "Conditioning does not help: the model did not learn what the elements of a set share."
+        )
+    if (found := outcome.faults) and found.model.false_alarms > _FAR_MORE * found.rate:
+        sentences.append(
+            f"{100 * found.model.false_alarms:.0f} % of clean rows are flagged where {100 * found.rate:g} % "
+            "was asked for: thresholds from the sets of training do not hold for others. Train on more sets, "
+            "and calibrate on held-out ones."
         )
     if outcome.unmeasured:
         return [*sentences, f"Not compared with a baseline: {outcome.unmeasured}"]
@@ -166,7 +174,7 @@ def _conclusions(outcome: Verdict) -> list[str]:
         return [*sentences, f"Better than the baseline, {baseline}."]
     return [
         *sentences,
-        f"THE BASELINE IS BETTER: {baseline}. Train for longer or on more classes, or use it.",
+        f"THE BASELINE IS BETTER: {baseline}. Train on more classes or for longer, or prefer it.",
     ]
 
 
