@@ -111,7 +111,7 @@ def test_too_few_elements_for_a_job_leave_the_densities(digits, monkeypatch):
     assert verdict.unmeasured in summarise(verdict).note
 
 
-def test_the_number_of_elements_is_a_share_of_those_of_training(digits, table):
+def test_the_number_of_elements_is_a_share_of_those_of_training(digits):
     per_step = digits.recipe.train.elements
     assert digits._affordable_elements() == min(20_000, int(0.2 * 300 * per_step))
     short = replace(digits, folder=Path("no-such-run"))
@@ -127,7 +127,7 @@ def test_a_model_without_its_data_is_measured_on_other_characters(tmp_path, monk
     assert verdict.basis == "unseen classes"
 
 
-def test_it_says_so_if_the_baseline_is_better(of_digits, table):
+def test_it_says_so_if_the_baseline_is_better(of_digits):
     assert "Better than the baseline" in summarise(of_digits).note
     few_shot = of_digits.few_shot
     swapped = replace(of_digits, few_shot=replace(few_shot, model=few_shot.baseline, baseline=few_shot.model))
