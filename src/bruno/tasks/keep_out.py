@@ -91,12 +91,9 @@ def typical_elements(
         usable: elements that may count; all by default.
     """
     usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
-    size, inside, prior = usable.sum(-1, keepdim=True), usable, model.process.log_prob(z)
-    half = torch.where(size > 2, (size + 1) // 2, size)
-    while bool(((left := inside.sum(-1, keepdim=True)) > half).any()):
-        removed = (left // _SHARE_REMOVED).clamp(min=1).minimum(left - half)
-        scores = scores_within(model, z, inside, prior).masked_fill(~inside, math.inf)
-        inside = inside & (scores.argsort(-1).argsort(-1) >= removed)
+    size, prior = usable.sum(-1, keepdim=True), model.process.log_prob(z)
+    inside = majority(model, z, usable, prior)
+    half = _half(size)
     for _ in range(_ROUNDS):
         others = inside.sum(-1, keepdim=True) - inside.long()
         back = usable & ((scores_within(model, z, inside, prior) >= cutoffs.at(others)) | (size < 3))
@@ -105,6 +102,29 @@ def typical_elements(
             break
         inside = back
     return inside
+
+
+def majority(
+    model: Bruno,
+    z: Float[Tensor, "*batch n dim"],
+    usable: Bool[Tensor, "*batch n"],
+    prior: Float[Tensor, "*batch n"],
+) -> Bool[Tensor, "*batch n"]:
+    """The half of each set that is left if the element with the lowest score is removed again and again.
+
+    `prior` is subtracted from log p(z_i | others): log p(z_i) for scores, −log |det| for densities of x.
+    """
+    inside, half = usable, _half(usable.sum(-1, keepdim=True))
+    while bool(((left := inside.sum(-1, keepdim=True)) > half).any()):
+        removed = (left // _SHARE_REMOVED).clamp(min=1).minimum(left - half)
+        scores = scores_within(model, z, inside, prior).masked_fill(~inside, math.inf)
+        inside = inside & (scores.argsort(-1).argsort(-1) >= removed)
+    return inside
+
+
+def _half(size: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+    """Half of a set, rounded up; sets of fewer than three elements have no majority."""
+    return torch.where(size > 2, (size + 1) // 2, size)
 
 
 @dataclass(frozen=True, eq=False)
