@@ -1,0 +1,293 @@
+"""Scores of the elements of labelled sets, robust to outliers, and their p-values under the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+
+from bruno.arrays import ArrayLike
+from bruno.config import check_choice
+from bruno.model import Bruno, Encoded
+from bruno.process import Evidence
+from bruno.tasks.calibration import GroupCalibration
+from bruno.tasks.keep_out import evidence_within, log_prob_given, majority, scores_within, typical_elements
+from bruno.tasks.references import CalibratedReference, Reference
+
+Criterion = Literal["score", "density"]
+CRITERIA: tuple[Criterion, ...] = ("score", "density")
+
+_DRAWS = 999  # of the predictive, to compare scores with
+_LIMIT = -math.log(0.01)  # of −log p: lower p-values are of outliers, or might be
+_SHRINKAGE = 2  # number of p-values that an exponent of 1 counts as
+_EXPONENTS = (0.2, 3.0)  # of p-values
+_CUTOFF = 0.01  # p-value at which an element does not count
+_ROUNDS = 10  # at most, of putting elements back
+_FURTHEST = 1e4  # latents beyond it never count: their squares would cancel those of the others
+_ENCODED_AT_A_TIME = 4096
+_NUMBERS_AT_A_TIME = 2**21
+
+
+class ScoredSets(NamedTuple):
+    """Scores of the elements of complete sets, each given all others that count.
+
+    Attributes:
+        scores: one for each element.
+        counts: whether each element counts for the others.
+        evidence: of the elements that count, one for each set.
+    """
+
+    scores: Float[Tensor, " n"]
+    counts: Bool[Tensor, " n"]
+    evidence: Evidence
+
+
+@dataclass(frozen=True, eq=False)
+class SetScorer:
+    """Scores elements given their sets.
+
+    The score is log p(x | set) − log p(x). If log p(x) is below a floor, the shortfall is subtracted: an
+    element that is unlikely under every set is an outlier of each. The other criterion is the density,
+    log p(x | set), for a model that was trained on a single set.
+
+    Attributes:
+        model: a model of such sets.
+        criterion: "score" or "density".
+        floor: log p(x) below which an element is out-of-distribution.
+        calibration: of the model on held-out groups; without one, p-values are those under the model.
+        exponent: power of the p-values under the model; see `fitted`.
+        seed: seed of the draws.
+    """
+
+    model: Bruno
+    criterion: Criterion = "score"
+    floor: float = -math.inf
+    calibration: GroupCalibration | None = None
+    exponent: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("criterion", self.criterion, CRITERIA)
+
+    @classmethod
+    def of(
+        cls,
+        model: Bruno,
+        criterion: Criterion,
+        calibration: GroupCalibration | None = None,
+        seed: int = 0,
+    ) -> SetScorer:
+        """A scorer with the floor of the calibration, or with one from samples of the model.
+
+        It is twice as far below the median as the lowest of the samples, as in `density_floor`.
+        """
+        if criterion == "density" or model.kind.is_images:
+            return cls(
+                model, criterion, calibration=None if criterion == "density" else calibration, seed=seed
+            )
+        if calibration is not None:
+            return cls(model, criterion, calibration.floor, calibration, seed=seed)
+        with torch.no_grad():
+            prior = Evidence.empty(model.dim, device=model.device)
+            z = model.process.predictive(prior).sample((_DRAWS,), generator=_generator(model, seed))
+            log_prob = model.process.log_prob(z) + _log_det(model, z)
+        return cls(model, criterion, (2 * log_prob.min() - log_prob.median()).item(), seed=seed)
+
+    # --- scores ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def encode(self, x: ArrayLike) -> Encoded:
+        """Latents and log-dets of elements (n, *shape), in batches."""
+        x = self.model._elements(x, move=False)
+        parts = [self.model.encode(part.to(self.model.device)) for part in x.split(_ENCODED_AT_A_TIME)]
+        return Encoded(torch.cat([part.z for part in parts]), torch.cat([part.log_det for part in parts]))
+
+    @torch.no_grad()
+    def scores(self, encoded: Encoded, evidence: Evidence) -> Float[Tensor, "*batch"]:
+        """Scores of encoded elements given evidence; the batches broadcast."""
+        return log_prob_given(self.model, encoded.z, evidence) - self._subtracted(encoded)
+
+    def _subtracted(self, encoded: Encoded) -> Float[Tensor, "*batch"]:
+        """What is subtracted from log p(z | set): −log |det| for the density, log p(z) for the score."""
+        if self.criterion == "density":
+            return -encoded.log_det
+        prior = self.model.process.log_prob(encoded.z)
+        if self.floor == -math.inf:
+            return prior
+        return prior + (self.floor - prior - encoded.log_det).clamp(min=0)
+
+    @torch.no_grad()
+    def score_sets(
+        self, encoded: Encoded, labels: Int[Tensor, " n"], sets: int, *, count_all: bool = False
+    ) -> ScoredSets:
+        """Scores of all elements, each given all others of its set that count.
+
+        Elements with the lowest scores are removed from a set until half of it is left. Then all elements are
+        put back whose p-value under the model given the others is above 1 %, until nothing changes.
+        """
+        n, subtracted = len(labels), self._subtracted(encoded)
+        scores, counts = subtracted.new_zeros(n), torch.zeros(n, dtype=torch.bool, device=subtracted.device)
+        usable = self.usable(encoded)
+        for index in _padded(labels, sets, self.model.dim):
+            exists, place = index >= 0, index.clamp(min=0)
+            z, less, may = encoded.z[place], subtracted[place], usable[place] & exists
+            inside = may if count_all else self._typical(z, less, encoded.log_det[place], may)
+            scores[index[exists]] = scores_within(self.model, z, inside, less)[exists]
+            counts[index[exists]] = inside[exists]
+        return ScoredSets(scores, counts, grouped_evidence(encoded.z, labels, sets, counts))
+
+    @torch.no_grad()
+    def leave_one_out(
+        self, encoded: Encoded, labels: Int[Tensor, " n"], counts: Bool[Tensor, " n"], evidence: Evidence
+    ) -> Float[Tensor, " n"]:
+        """Scores of some elements of sets, each given all others; `counts` are in the evidence."""
+        whole = evidence[labels]
+        own = torch.where(counts.unsqueeze(-1), encoded.z.double(), whole.mean)  # nothing to remove
+        return self.scores(encoded, whole - Evidence(counts.long(), own, torch.zeros_like(own)))
+
+    def usable(self, encoded: Encoded) -> Bool[Tensor, " n"]:
+        """Which elements may count: not those out-of-distribution, or so far away that digits are lost."""
+        near = (encoded.z.abs() < _FURTHEST).all(-1)
+        if self.criterion == "density" or self.floor == -math.inf:
+            return near
+        return near & (self.model.process.log_prob(encoded.z) + encoded.log_det >= self.floor)
+
+    def _typical(
+        self,
+        z: Float[Tensor, "sets n dim"],
+        subtracted: Float[Tensor, "sets n"],
+        log_det: Float[Tensor, "sets n"],
+        usable: Bool[Tensor, "sets n"],
+    ) -> Bool[Tensor, "sets n"]:
+        """Which elements of complete sets count; see `typical_elements`, which has fixed cutoffs.
+
+        The majority of rows is found by their density: the score would prefer few rows that agree and are
+        far from all other sets. The density of images depends on their content more than on their set.
+        """
+        if self.calibration is not None:
+            return typical_elements(self.model, z, self.calibration.cutoffs, usable)
+        inside = least = majority(self.model, z, usable, subtracted if self.model.levels else -log_det)
+        small = usable.sum(-1, keepdim=True) < 3
+        for _ in range(_ROUNDS):
+            cutoff = self.cutoffs(evidence_within(z, inside)).unsqueeze(-1)
+            back = usable & ((scores_within(self.model, z, inside, subtracted) >= cutoff) | small)
+            back = torch.where(back.sum(-1, keepdim=True) >= least.sum(-1, keepdim=True), back, inside)
+            if torch.equal(back, inside):
+                break
+            inside = back
+        return inside
+
+    # --- p-values ----------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def draws(self, evidence: Evidence) -> Float[Tensor, "*batch draws"]:
+        """Scores of elements drawn from the predictive of each set, increasing."""
+        model, sets = self.model, evidence.reshape(-1)
+        generator, parts = _generator(model, self.seed), []
+        for some in torch.arange(len(sets.count)).split(max(1, _NUMBERS_AT_A_TIME // (_DRAWS * model.dim))):
+            z = model.process.predictive(sets[some]).sample((_DRAWS,), generator=generator)
+            subtracted = model.process.log_prob(z) if self.criterion == "score" else -_log_det(model, z)
+            parts.append((log_prob_given(model, z, sets[some]) - subtracted).T.sort(-1).values)
+        return torch.cat(parts).view(*evidence.batch_shape, _DRAWS)
+
+    def fitted(self, scores: Float[Tensor, " n"], labels: Int[Tensor, " n"], evidence: Evidence) -> SetScorer:
+        """The scorer whose p-values fit elements that the model was not trained on.
+
+        A model that overfits is too narrow, and p-values of clean elements under it are too low. If −log p of
+        these is exponential with mean 1/g, p^g is uniform. g is the maximum-likelihood estimate from
+        p-values above 1 %, since lower ones may be of outliers, less its standard error.
+
+        Args:
+            scores: of these elements, each given all others of its set.
+            labels: the set of each.
+            evidence: of each set.
+        """
+        if self.calibration is not None:
+            return self
+        references = self.references(evidence, batch=True, rate=_CUTOFF)
+        surprise, found = [np.full(_SHRINKAGE, _mean_below_limit(1.0))], labels.cpu().numpy()
+        for label in np.unique(found):
+            p = references[label].p_values(scores.double().cpu().numpy()[found == label])
+            surprise.append(-np.log(p) / self.exponent)
+        values = np.concatenate(surprise)
+        values = values[values < _LIMIT]
+        low, high = _EXPONENTS
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _mean_below_limit(middle) > values.mean() else (low, middle)
+        return replace(self, exponent=low * (1 - 1 / math.sqrt(len(values) + _SHRINKAGE)))
+
+    def cutoffs(self, evidence: Evidence) -> Float[Tensor, "*batch"]:
+        """The score below which an element does not count: a p-value of 1 %."""
+        rows = self.draws(evidence)
+        flat = rows.reshape(-1, _DRAWS).double().cpu().numpy()
+        found = [Reference(row, self.exponent).threshold(_CUTOFF) for row in flat]
+        return torch.tensor(found, dtype=rows.dtype, device=rows.device).view(evidence.batch_shape)
+
+    def references(
+        self, evidence: Evidence, *, batch: bool, rate: float
+    ) -> list[Reference | CalibratedReference]:
+        """What the scores of each set are compared with, for p-values.
+
+        Args:
+            evidence: of each set.
+            batch: whether elements of the sets themselves are judged, each given all others.
+            rate: the false-alarm rate of the decision.
+        """
+        if self.calibration is None:
+            rows = self.draws(evidence).double().cpu().numpy()
+            return [Reference(row, self.exponent) for row in rows]
+        return [
+            CalibratedReference(self.calibration, max(count, 2 if batch else 1), batch, rate)
+            for count in evidence.count.tolist()
+        ]
+
+
+def grouped_evidence(
+    z: Float[Tensor, "n dim"], labels: Int[Tensor, " n"], sets: int, counts: Bool[Tensor, " n"]
+) -> Evidence:
+    """The evidence of each set from the latents of the elements that count."""
+    z, labels = z[counts].double(), labels[counts]
+    zero = torch.zeros(sets, z.shape[1], dtype=z.dtype, device=z.device)
+    count = torch.bincount(labels, minlength=sets)
+    mean = zero.index_add(0, labels, z) / count.clamp(min=1).unsqueeze(1)
+    return Evidence(count, mean, zero.index_add(0, labels, (z - mean[labels]).square()))
+
+
+def _padded(labels: Int[Tensor, " n"], sets: int, dim: int) -> Iterator[Int[Tensor, "some n"]]:
+    """Positions of the elements of sets of similar size, −1 after the last of each set."""
+    counts = torch.bincount(labels, minlength=sets)
+    starts, order = counts.cumsum(0) - counts, labels.argsort(stable=True)
+    by_size = counts.argsort()
+    first = int((counts == 0).sum())  # empty sets have nothing to score
+    while first < sets:
+        last = first + 1
+        while last < sets and (last + 1 - first) * int(counts[by_size[last]]) * dim <= _NUMBERS_AT_A_TIME:
+            last += 1
+        some = by_size[first:last]
+        steps = torch.arange(int(counts[some].max()), device=labels.device)
+        inside = steps < counts[some].unsqueeze(1)
+        place = (starts[some].unsqueeze(1) + steps).clamp(max=len(labels) - 1)
+        yield torch.where(inside, order[place], -1)
+        first = last
+
+
+def _mean_below_limit(rate: float) -> float:
+    """The mean of exponential numbers with this rate that are below `_LIMIT`."""
+    return 1 / rate - _LIMIT / math.expm1(rate * _LIMIT)
+
+
+def _log_det(model: Bruno, z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
+    """The log-det of the map from elements to these latents."""
+    y, first = model.flow.inverse(z.reshape(-1, model.dim).to(model.process.mean.dtype))
+    return -(first + model.preprocessing.inverse(y)[1].to(first.dtype)).view(z.shape[:-1])
+
+
+def _generator(model: Bruno, seed: int) -> Generator:
+    return torch.Generator(model.device).manual_seed(seed)
