@@ -43,7 +43,7 @@ _HOME = {  # the module that defines each public name
     "save": "checkpoint",
     "train": "fit",
 }
-_PACKAGES = ("config", "data", "flow", "process", "reporting", "tasks", "training")
+_PACKAGES = ("config", "data", "flow", "process", "reporting", "river", "sklearn", "tasks", "training")
 
 __all__ = [
     "Bruno",

@@ -276,6 +276,10 @@ class Bruno(nn.Module):
             digest.update(raw_bytes(tensor))
         return digest.hexdigest()[:16]
 
+    def __sklearn_clone__(self) -> Bruno:
+        """The model itself: clones of an estimator share it, and do not copy its weights."""
+        return self
+
     def is_same(self, other: Bruno) -> bool:
         """Whether latents of this model are also latents of another."""
         return other is self or other.fingerprint() == self.fingerprint()

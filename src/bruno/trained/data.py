@@ -75,6 +75,10 @@ class TrainedData:
         data = self.recipe.data.name if self.recipe else "unknown data"
         return f"{type(self).__name__}({str(self.folder)!r}, {self.model.kind}, trained on {data})"
 
+    def __sklearn_clone__(self) -> TrainedData:
+        """The object itself: clones of an estimator share the model."""
+        return self
+
     # --- the model ---------------------------------------------------------------------------------------
 
     @property

@@ -1,0 +1,276 @@
+"""Few-shot classification, as an estimator of scikit-learn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from sklearn.base import ClassifierMixin  # type: ignore[import-untyped]
+from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
+from sklearn.utils.validation import check_is_fitted, column_or_1d  # type: ignore[import-untyped]
+from torch import Tensor
+
+from bruno.config import check_choice
+from bruno.model import Bruno, Encoded, Posterior
+from bruno.process import Evidence
+from bruno.sklearn.base import Array, SetEstimator
+from bruno.sklearn.sample import RowSample, extended
+from bruno.tasks.classification import best_temperature
+from bruno.tasks.keep_out import log_prob_given
+from bruno.tasks.scorers import part_size
+from bruno.tasks.set_scores import SetScorer, grouped_evidence
+from bruno.trained import Trained
+
+
+class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
+    """Classifies rows by the posterior of each class, given a few examples of it.
+
+    `fit` conditions a trained model on the examples of each class; no weight changes. `partial_fit` adds
+    examples, or a new class, and `forget` removes examples exactly, in time that does not depend on the
+    number of examples so far.
+
+    P(class | x) is the softmax of log p(x | examples of the class)/T + log prior. T is fitted to examples
+    that the model was not trained on, each given all others of its class. For "none of these", the density
+    is that of an element of a new class, log p(x).
+
+    Args:
+        model: a run folder, a model file, a pretrained model, or an object of `bruno.open`, `bruno.train` or
+            `bruno.load`; by default, a small model is trained on the first examples.
+        prior: "uniform", "empirical" for the frequencies of the examples, or the probability of each class in
+            the order of `classes_`, in any unit.
+        temperature: T; "auto" to fit it.
+        none_prior: probability that a row is of none of the classes, before it is seen. Above 0, `classes_`
+            includes `none_label`.
+        none_label: the label of "none of these"; by default -1, or "none of these" if labels are text.
+        steps: optimiser steps of the small model; by default a fifth of the number of rows, from 10 to 1000.
+        random_state: seed of all random numbers.
+        device: of a model that is opened or trained here: "cpu", "cuda", "cuda:NUMBER" or "auto".
+
+    Attributes:
+        model_: the model.
+        classes_: the labels, sorted.
+        evidence_: of the examples of each class, in the order of `labels_`.
+        labels_: the labels without `none_label`, in the order of their first example.
+        temperature_: T.
+
+    >>> rows = np.random.default_rng(0).normal(size=(40, 2)) + 6 * np.repeat([[0.0], [1.0]], 20, 0)
+    >>> classifier = FewShotClassifier().fit(rows, ["low"] * 20 + ["high"] * 20)
+    >>> classifier.predict([[0.1, -0.2], [6.1, 5.9]]).tolist()
+    ['low', 'high']
+    """
+
+    def __init__(
+        self,
+        model: Trained | Bruno | str | Path | None = None,
+        *,
+        prior: Any = "uniform",
+        temperature: float | str = "auto",
+        none_prior: float = 0.0,
+        none_label: Any = None,
+        steps: int | None = None,
+        random_state: Any = 0,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(model, steps=steps, random_state=random_state, device=device)
+        self.prior = prior
+        self.temperature = temperature
+        self.none_prior = none_prior
+        self.none_label = none_label
+
+    labels_: Array
+    evidence_: Evidence
+    _sample: RowSample
+
+    # --- examples ----------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any) -> FewShotClassifier:
+        """Condition the model on the examples X of classes y."""
+        return self._fit(X, y, None)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> FewShotClassifier:
+        """Add examples; labels may be new. The first call is `fit`.
+
+        Args:
+            X: the examples.
+            y: their labels.
+            classes: labels of all classes, if some have no examples yet: these are as likely as a new class.
+        """
+        if not hasattr(self, "evidence_"):
+            return self._fit(X, y, classes)
+        x, y = self._validated_with_labels(X, y)
+        which = self._numbered(y, classes)
+        encoded = self._encoded(x, which)
+        unseen = torch.ones_like(which, dtype=torch.bool)
+        self.evidence_ = self.evidence_ + grouped_evidence(encoded.z, which, len(self.labels_), unseen)
+        self._sample = self._sample.adding(encoded, which, unseen)
+        self._update()
+        return self
+
+    def forget(self, X: Any, y: Any) -> FewShotClassifier:
+        """Remove examples X of classes y that were added before; a class without examples is removed.
+
+        Raises:
+            ValueError: if a row was not added before. Nothing is changed then.
+        """
+        check_is_fitted(self)
+        x, y = self._validated_with_labels(X, y)
+        if np.isnan(x).any():
+            raise ValueError("`X` must be complete: an imputed row cannot be removed exactly; got NaN.")
+        unknown = sorted(set(np.unique(y)) - set(self.labels_))
+        if unknown:
+            raise ValueError(f"`y` must be labels of examples that were added; got {unknown[0]!r}.")
+        which = self._numbered(y, None)
+        encoded = self._encoded(x, which)
+        gone = torch.ones_like(which, dtype=torch.bool)
+        evidence = self.evidence_ - grouped_evidence(encoded.z, which, len(self.labels_), gone)
+        kept = (evidence.count > 0) | (self.evidence_.count == 0)
+        if not bool(kept.any()):
+            raise ValueError(f"`X` must leave at least one example; got all {len(x)}.")
+        sample = self._sample.without(encoded.z, which)
+        sample = sample.only(kept[sample.labels])
+        self._sample = replace(sample, labels=(kept.cumsum(0) - 1)[sample.labels])
+        self.labels_, self.evidence_ = self.labels_[kept.cpu().numpy()], evidence[kept]
+        self._update()
+        return self
+
+    # --- predictions -------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> Array:
+        """The most probable label of each row."""
+        most = self.predict_log_proba(X).argmax(1)
+        return np.asarray(self.classes_[most])
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities (n, classes), in the order of `classes_`."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Logarithms of the probabilities."""
+        check_is_fitted(self)
+        x = self._elements(self.model_, self._validated(X))
+        encoded = self._scorer.encode(self._complete(self.model_.prior(), x))  # the class is not known
+        log_scores = self._log_scores(encoded.z)
+        if self.none_prior:
+            new = self.model_.process.log_prob(encoded.z).double().unsqueeze(1)
+            log_scores = torch.cat([log_scores, new], 1)
+        found = (log_scores / self.temperature_ + self._log_prior.to(log_scores.device)).log_softmax(1)
+        return found.cpu().numpy()[:, self._order]
+
+    # --- helpers -----------------------------------------------------------------------------------------
+
+    def _fit(self, X: Any, y: Any, classes: Any) -> FewShotClassifier:
+        self._check_parameters()
+        given = self._given()
+        self._remember(given)
+        x, y = self._validated_with_labels(X, y, reset=True, least=2 if given is None else 1)
+        self.labels_ = np.unique(y)
+        numbers = np.searchsorted(self.labels_, y)
+        held_out = self._held_out(len(x), given)
+        self.model_ = self._model_for(given, x[~held_out], numbers[~held_out])
+        self._scorer = SetScorer(self.model_)
+        self.evidence_ = Evidence.empty(self.model_.dim, (len(self.labels_),), device=self.model_.device)
+        which = self._numbered(y, classes)
+        elements = self.model_.impute(self._elements(self.model_, x), which)
+        encoded, every = self._scorer.encode(elements), torch.ones_like(which, dtype=torch.bool)
+        self.evidence_ = grouped_evidence(encoded.z, which, len(self.labels_), every)
+        unseen = torch.from_numpy(held_out if given is None else ~held_out).to(which.device)
+        self._sample = RowSample.empty(self.model_, self._seed()).adding(encoded, which, unseen)
+        self._update()
+        return self
+
+    def _check_parameters(self) -> None:
+        if not 0 <= self.none_prior < 1:
+            raise ValueError(f"`none_prior` must be from 0 up to 1; got {self.none_prior}.")
+        if isinstance(self.prior, str):
+            check_choice("prior", self.prior, ("uniform", "empirical"))
+        if isinstance(self.temperature, str):
+            check_choice("temperature", self.temperature, ("auto",))
+        elif not self.temperature > 0:
+            raise ValueError(f"`temperature` must be above 0, or 'auto'; got {self.temperature}.")
+
+    def _validated_with_labels(
+        self, X: Any, y: Any, *, reset: bool = False, least: int = 1
+    ) -> tuple[Array, Array]:
+        x, y = self._validated(X, y, reset=reset, least=least)
+        check_classification_targets(y)
+        return x, column_or_1d(y, warn=True)
+
+    def _numbered(self, y: Array, classes: Any) -> Int[Tensor, " n"]:
+        """The position of each label in `labels_`, after new ones are appended to it."""
+        fresh = np.setdiff1d(y if classes is None else np.union1d(y, np.asarray(classes)), self.labels_)
+        if len(fresh):
+            self.labels_ = np.concatenate([self.labels_, fresh])
+            self.evidence_ = extended(self.evidence_, len(self.labels_))
+        order = np.argsort(self.labels_, kind="stable")
+        numbers = order[np.searchsorted(self.labels_, y, sorter=order)]
+        return torch.from_numpy(numbers).to(self.model_.device)
+
+    def _encoded(self, x: Array, which: Int[Tensor, " n"]) -> Encoded:
+        posterior = Posterior(self.model_, self.evidence_[which])
+        return self._scorer.encode(self._complete(posterior, self._elements(self.model_, x)))
+
+    def _log_scores(
+        self, z: Float[Tensor, "n dim"], own: Int[Tensor, " n"] | None = None
+    ) -> Float[Tensor, "n classes"]:
+        """log p(z | examples) of all classes; examples of class `own` are first removed from it."""
+        size = part_size(len(self.labels_) * self.model_.dim, z.device)
+        parts = [log_prob_given(self.model_, some.unsqueeze(1), self.evidence_) for some in z.split(size)]
+        found = torch.cat(parts).double()
+        if own is not None:
+            single = Evidence(torch.ones_like(own), z.double(), torch.zeros_like(z, dtype=torch.double))
+            alone = log_prob_given(self.model_, z, self.evidence_[own] - single).double()
+            found[torch.arange(len(z), device=z.device), own] = alone
+        return found
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        """Fit the temperature, and set the order of the classes and their prior."""
+        names = self.labels_
+        if self.none_prior:
+            names = np.concatenate([names, np.array([self._none_label()])])
+        self._order = np.argsort(names, kind="stable")
+        self.classes_ = names[self._order]
+        self._log_prior = torch.log(torch.from_numpy(self._prior_of_classes()))
+        self.temperature_ = self._fitted() if self.temperature == "auto" else float(self.temperature)
+
+    def _fitted(self) -> float:
+        """The temperature that fits examples unseen in training; 1 if none of them is misclassified."""
+        sample = self._sample.only(self._sample.marked & self._has_others(self._sample.labels))
+        if len(self.labels_) < 2 or not len(sample.labels):
+            return 1.0
+        log_scores = self._log_scores(sample.encoded.z.to(self.model_.process.mean.dtype), sample.labels)
+        if bool((log_scores.argmax(1) == sample.labels).all()):
+            return 1.0
+        return best_temperature(sample.labels, log_scores)
+
+    def _has_others(self, labels: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        several: Tensor = self.evidence_.count[labels] > 1
+        return several
+
+    def _prior_of_classes(self) -> Array:
+        """The prior of `labels_`, then of "none of these"."""
+        if isinstance(self.prior, str):
+            counts = self.evidence_.count.double().cpu().numpy()
+            weights = np.ones(len(self.labels_)) if self.prior == "uniform" else np.maximum(counts, 1)
+        else:
+            weights = np.asarray(self.prior, dtype=np.float64)
+            if weights.shape != self.labels_.shape or not (weights > 0).all():
+                raise ValueError(
+                    f"`prior` must be a positive number for each of {len(self.labels_)} classes; got "
+                    f"{self.prior}."
+                )
+            weights = weights[np.argsort(np.argsort(self.labels_, kind="stable"))]
+        weights = weights / weights.sum() * (1 - self.none_prior)
+        return np.append(weights, self.none_prior) if self.none_prior else weights
+
+    def _none_label(self) -> Any:
+        label = self.none_label
+        if label is None:
+            label = -1 if self.labels_.dtype.kind in "biuf" else "none of these"
+        if label in set(self.labels_):
+            raise ValueError(f"`none_label` must not be the label of a class; got {label!r}.")
+        return label

@@ -1,0 +1,279 @@
+"""Outliers of sets, as an estimator."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from set_rows import sets_of_rows
+
+from bruno.sklearn import SetOutlierDetector
+from bruno.tasks.references import Reference
+
+NORMAL = np.random.default_rng(1).normal(size=(200, 4))
+
+
+@pytest.fixture(scope="module")
+def trained_detector():
+    """A detector of new rows with its own small model."""
+    return SetOutlierDetector(novelty=True).fit(NORMAL)
+
+
+def clean_set(seed=0, size=60):
+    return sets_of_rows(1, size, seed)[0]
+
+
+def with_outliers(count, seed=0):
+    """A set, and the same set with outliers in place of its first rows."""
+    rows = clean_set(seed)
+    rows[:count] += np.random.default_rng(seed).choice([-6.0, 6.0], size=(count, 3))
+    return rows
+
+
+# --- rows of the set itself ------------------------------------------------------------------------------
+
+
+def test_outliers_of_a_set_are_found(set_model):
+    found = SetOutlierDetector(set_model).fit_predict(with_outliers(5))
+    assert (found[:5] == -1).all()
+    assert (found[5:] == 1).mean() > 0.9
+
+
+def test_a_cluster_of_outliers_does_not_hide_itself(set_model):
+    rows = clean_set()
+    rows[:20] += 6.0
+    robust, counted = (SetOutlierDetector(set_model, count_all=c).fit_predict(rows) for c in (False, True))
+    assert (robust[:20] == -1).all()
+    assert (robust[20:] == 1).mean() > 0.9
+    assert (counted[:20] == 1).any()
+
+
+def test_scores_are_given_all_others_that_count(set_model):
+    rows = with_outliers(3)
+    detector = SetOutlierDetector(set_model).fit(rows)
+    counts = detector.counts_.copy()
+    assert not counts[:3].any()
+    for i in (0, 30):
+        counts[i] = False
+        others = set_model.condition(rows[counts])
+        assert others.score(rows[i]).item() == pytest.approx(detector.scores_[i], abs=1e-4)
+        counts = detector.counts_.copy()
+
+
+def test_each_row_is_judged_within_its_group(set_model):
+    rows, groups = sets_of_rows(4, 30, seed=2)
+    rows[0], rows[40] = rows[40].copy(), rows[0].copy()  # usual rows, but of another set
+    found = SetOutlierDetector(set_model, rate=0.01).fit_predict(rows, groups=groups)
+    assert (found[[0, 40]] == -1).all()
+    assert (np.delete(found, [0, 40]) == 1).mean() > 0.95
+
+
+def test_groups_of_any_size_are_judged_as_if_alone(set_model):
+    sizes, detector = (1, 2, 3, 17, 60), SetOutlierDetector(set_model, count_all=True)
+    parts = [clean_set(seed, size) for seed, size in enumerate(sizes)]
+    together = detector.fit(np.concatenate(parts), groups=np.repeat(sizes, sizes)).scores_
+    alone = np.concatenate([detector.fit(part).scores_ for part in parts])
+    np.testing.assert_allclose(together, alone, atol=1e-4)
+
+
+def test_a_fraction_of_contamination_is_flagged(set_model):
+    for fraction in (0.1, 0.25):
+        found = SetOutlierDetector(set_model, contamination=fraction).fit_predict(clean_set())
+        assert (found == -1).sum() == 60 * fraction
+
+
+def test_an_out_of_distribution_row_is_an_outlier(set_model):
+    rows = clean_set()
+    rows[0] = 1e7
+    detector = SetOutlierDetector(set_model)
+    assert detector.fit_predict(rows)[0] == -1
+    assert np.isfinite(detector.scores_).all()
+
+
+def test_the_order_of_rows_makes_no_difference(set_model):
+    rows, order = with_outliers(5), np.random.default_rng(0).permutation(60)
+    first, second = SetOutlierDetector(set_model).fit(rows), SetOutlierDetector(set_model).fit(rows[order])
+    np.testing.assert_allclose(first.scores_[order], second.scores_, atol=1e-4)
+
+
+# --- new rows --------------------------------------------------------------------------------------------
+
+
+def test_novelty_decides_which_methods_exist():
+    of_the_set, of_new_rows = SetOutlierDetector(), SetOutlierDetector(novelty=True)
+    for name in ("predict", "score_samples", "decision_function", "partial_fit", "p_values"):
+        assert hasattr(of_new_rows, name)
+        assert not hasattr(of_the_set, name)
+    assert hasattr(of_the_set, "fit_predict")
+    assert not hasattr(of_new_rows, "fit_predict")
+
+
+def test_new_rows_are_judged_row_by_row_and_change_nothing(trained_detector):
+    rows = np.random.default_rng(2).normal(size=(20, 4))
+    before = trained_detector.evidence_
+    together = trained_detector.decision_function(rows)
+    one_by_one = [trained_detector.decision_function(row[None])[0] for row in rows]
+    np.testing.assert_allclose(together, one_by_one, atol=1e-9)
+    assert trained_detector.evidence_ is before
+
+
+def test_decisions_are_scores_less_the_offset_and_p_values_below_the_rate(trained_detector):
+    rows = 2 * np.random.default_rng(2).normal(size=(100, 4))
+    scores, decisions = trained_detector.score_samples(rows), trained_detector.decision_function(rows)
+    np.testing.assert_allclose(decisions, scores - trained_detector.offset_)
+    flagged = trained_detector.predict(rows) == -1
+    np.testing.assert_array_equal(flagged, decisions < 0)
+    np.testing.assert_array_equal(flagged, trained_detector.p_values(rows) < trained_detector.rate)
+    assert 0 < flagged.sum() < 100
+
+
+def test_a_model_trained_on_one_set_scores_by_the_density(trained_detector):
+    posterior = trained_detector.model_.condition(NORMAL[trained_detector.counts_])
+    expected = posterior.log_prob(NORMAL[:5]).numpy()
+    np.testing.assert_allclose(trained_detector.score_samples(NORMAL[:5]), expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.01, 0.05])
+def test_false_alarms_of_a_small_model_are_near_the_rate(rate):
+    """A hundred rows of eight columns are few: without the correction, rates are five times too high."""
+    alarms = []
+    for seed in range(4):
+        rows = np.random.default_rng(seed).normal(size=(600, 8))
+        detector = SetOutlierDetector(novelty=True, rate=rate, steps=20).fit(rows[:100])
+        assert detector._scorer.exponent < 1
+        alarms.append((detector.predict(rows[100:]) == -1).mean())
+    assert np.mean(alarms) < 2.5 * rate
+
+
+def test_false_alarms_of_a_given_model_are_near_the_rate(set_model):
+    rows, groups = sets_of_rows(40, 60, seed=3)
+    first = np.tile(np.arange(60) < 30, 40)
+    detector = SetOutlierDetector(set_model, novelty=True).fit(rows[first], groups=groups[first])
+    alarms = (detector.predict(rows[~first], groups=groups[~first]) == -1).mean()
+    assert 0.02 < alarms < 0.08  # at 5 %
+
+
+def test_a_calibration_kept_with_the_model_gives_the_p_values(digits_run, tmp_path, unseen_digits):
+    import shutil
+
+    import bruno
+
+    folder = shutil.copytree(digits_run, tmp_path / "run")
+    trained = bruno.open(folder, device="cpu")
+    with pytest.warns(UserWarning, match="too few"):
+        calibration = trained.calibrate().calibration
+    images = unseen_digits.elements[unseen_digits.labels == 0].numpy()
+    detector = SetOutlierDetector(trained, novelty=True, rate=0.1).fit(images[:20])
+    scores, groups = detector.score_samples(images[20:40]), calibration.stream()
+    basis = groups.basis(int(detector.evidence_.count[0]), 0.1)
+    expected = groups.p_values(scores, int(detector.evidence_.count[0]), basis)
+    np.testing.assert_allclose(detector.p_values(images[20:40]), expected)
+
+
+# --- partial_fit -----------------------------------------------------------------------------------------
+
+
+def test_parts_of_a_set_are_the_set(set_model):
+    rows = clean_set()
+    whole = SetOutlierDetector(set_model, novelty=True, count_all=True).fit(rows)
+    parts = SetOutlierDetector(set_model, novelty=True, count_all=True)
+    for part in np.split(rows, 4):
+        parts.partial_fit(part)
+    assert parts.evidence_.count.item() == 60
+    np.testing.assert_allclose(parts.score_samples(rows), whole.score_samples(rows), atol=1e-5)
+
+
+def test_the_offset_of_a_fraction_follows_all_parts(set_model):
+    rows = clean_set(size=400)
+    whole = SetOutlierDetector(set_model, novelty=True, count_all=True, contamination=0.1).fit(rows)
+    parts = SetOutlierDetector(set_model, novelty=True, count_all=True, contamination=0.1)
+    for part in np.split(rows, 4):
+        parts.partial_fit(part)
+    assert parts.offset_ == pytest.approx(whole.offset_, abs=1e-4)
+
+
+def test_partial_fit_keeps_outliers_out_and_takes_new_sets(set_model):
+    rows, groups = sets_of_rows(3, 40, seed=4)
+    detector = SetOutlierDetector(set_model, novelty=True).fit(rows[:80], groups=groups[:80])
+    detector.partial_fit(rows[:10] + 50, groups=groups[:10])
+    assert detector.evidence_.count[0] <= 40
+    with pytest.raises(ValueError, match=r"`groups` .*got .*2"):
+        detector.predict(rows[80:], groups=groups[80:])
+    detector.partial_fit(rows[80:], groups=groups[80:])
+    assert detector.groups_.tolist() == [0, 1, 2]
+    assert (detector.predict(rows, groups=groups) == 1).mean() > 0.85
+
+
+# --- missing numbers, images -----------------------------------------------------------------------------
+
+
+def test_missing_numbers_are_imputed(set_model):
+    rows = with_outliers(3)
+    rows[10:20, 1] = math.nan
+    for detector in (SetOutlierDetector(set_model), SetOutlierDetector(steps=20)):
+        found = detector.fit_predict(rows)
+        assert (found[:3] == -1).all()
+        assert (found[10:20] == 1).mean() > 0.7
+    new = SetOutlierDetector(set_model, novelty=True).fit(clean_set())
+    row = clean_set()[:1]
+    row[0, 2] = math.nan
+    assert np.isfinite(new.score_samples(row)).all()
+
+
+def test_a_model_without_imputer_rejects_missing_numbers(trained_detector):
+    rows = NORMAL[:2].copy()
+    rows[0, 0] = math.nan
+    with pytest.raises(ValueError, match=r"complete"):
+        trained_detector.predict(rows)
+
+
+def test_images_are_rows_of_pixels_or_arrays(digits_model, unseen_digits):
+    images = unseen_digits.elements[unseen_digits.labels == 0][:30]
+    others = unseen_digits.elements[unseen_digits.labels == 1][:5]
+    x = torch.cat([images, others]).numpy()
+    flat = SetOutlierDetector(digits_model, rate=0.05)
+    found = flat.fit_predict(x.reshape(35, -1).astype(float))
+    assert (found[30:] == -1).sum() >= 4
+    np.testing.assert_array_equal(SetOutlierDetector(digits_model, rate=0.05).fit_predict(x), found)
+
+
+# --- errors, references ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("contamination", 0.7),
+        ("contamination", "some"),
+        ("rate", 0.0),
+        ("criterion", "distance"),
+        ("steps", 0),
+    ],
+)
+def test_wrong_parameters_are_named_in_fit(setting, value, without_shape_checks):
+    with pytest.raises(ValueError, match=rf"`{setting}` .*got .*{value}"):
+        SetOutlierDetector(**{setting: value}).fit(NORMAL)
+
+
+def test_groups_must_be_given_as_in_fit(set_model):
+    rows, groups = sets_of_rows(2, 10)
+    grouped = SetOutlierDetector(set_model, novelty=True).fit(rows, groups=groups)
+    with pytest.raises(ValueError, match=r"`groups` .*got None"):
+        grouped.predict(rows)
+    with pytest.raises(ValueError, match="`groups`"):
+        SetOutlierDetector(set_model, novelty=True).fit(rows).predict(rows, groups=groups)
+    with pytest.raises(ValueError, match="inconsistent"):
+        SetOutlierDetector(set_model).fit(rows, groups=groups[:-1])
+
+
+@pytest.mark.parametrize("exponent", [1.0, 0.6])
+def test_p_values_of_draws_are_uniform_and_thresholds_are_their_inverse(exponent):
+    random = np.random.default_rng(0)
+    reference = Reference(np.sort(-random.exponential(size=999)), exponent)
+    for rate in (1e-6, 0.001, 0.02, 0.3):
+        p = reference.p_values(np.array([reference.threshold(rate)]))
+        assert p[0] == pytest.approx(rate, rel=1e-6)
+    p = reference.p_values(-random.exponential(size=4000)) ** (1 / exponent)
+    for level in (0.001, 0.01, 0.1, 0.5):
+        assert (p <= level).mean() == pytest.approx(level, rel=0.4, abs=0.002)
