@@ -32,22 +32,22 @@ LAYOUT = """
     bruno.training.run bruno.training
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.few_shot
     bruno.tasks.conformal bruno.tasks.keep_out bruno.tasks.calibration bruno.tasks.classification
-    bruno.tasks.references bruno.tasks.set_scores bruno.tasks.generation bruno.tasks.specks
-    bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.attribution bruno.tasks.planted
+    bruno.tasks.references bruno.tasks.set_scores bruno.tasks.explanation bruno.tasks.generation
+    bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.attribution bruno.tasks.planted
     bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis
-    bruno.tasks.stability bruno.tasks
-    bruno.reporting bruno.reporting.results bruno.reporting.images bruno.reporting.figure
-    bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines bruno.reporting.element_plots
-    bruno.reporting.outlier_plots bruno.reporting.page
-    bruno.devices bruno.recipe_data
-    bruno.trained.data bruno.trained.calibration bruno.trained.evaluation bruno.trained.generation
-    bruno.trained.classification bruno.trained.states bruno.trained.outliers bruno.trained.watch
-    bruno.trained.detection bruno.trained.retrieval bruno.trained.verdict bruno.trained.jobs
-    bruno.trained.files bruno.trained bruno.fit bruno.fit_rows bruno.sklearn.base bruno.sklearn.sample
-    bruno.sklearn.classifier bruno.sklearn.outliers bruno.sklearn.transformer bruno.sklearn
-    bruno.reporting.summaries.base bruno.reporting.summaries.evaluation bruno.reporting.summaries.generation
+    bruno.tasks.stability bruno.tasks bruno.reporting bruno.reporting.results bruno.reporting.images
+    bruno.reporting.figure bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines
+    bruno.reporting.element_plots bruno.reporting.explanation_plots bruno.reporting.outlier_plots
+    bruno.reporting.page bruno.devices bruno.recipe_data bruno.trained.data bruno.trained.calibration
+    bruno.trained.evaluation bruno.trained.generation bruno.trained.classification bruno.trained.states
+    bruno.trained.outliers bruno.trained.watch bruno.trained.explanation bruno.trained.detection
+    bruno.trained.retrieval bruno.trained.verdict bruno.trained.jobs bruno.trained.files bruno.trained
+    bruno.fit bruno.fit_rows bruno.sklearn.base bruno.sklearn.sample bruno.sklearn.classifier
+    bruno.sklearn.outliers bruno.sklearn.transformer bruno.sklearn bruno.reporting.summaries.base
+    bruno.reporting.summaries.evaluation bruno.reporting.summaries.generation
     bruno.reporting.summaries.classification bruno.reporting.summaries.detection
-    bruno.reporting.summaries.outliers bruno.reporting.summaries.retrieval
+    bruno.reporting.summaries.explanation bruno.reporting.summaries.outliers
+    bruno.reporting.summaries.retrieval
     bruno.reporting.summaries.analysis bruno.reporting.summaries
     bruno.cli bruno.cli.options bruno.cli.output
     bruno.cli.anomaly bruno.cli.calibrate bruno.cli.classify bruno.cli.data bruno.cli.demo

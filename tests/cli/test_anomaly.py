@@ -221,6 +221,14 @@ def test_an_outlier_in_a_batch_is_flagged(stream):
     assert re.search(r"1 of 11 are outliers", output)
 
 
+def test_patches_of_an_outlier_are_explained(stream):
+    run("anomaly", "batch", "run", stream, "--threshold", "10", "--explain")
+    values = values_of("run", "explanation")
+    assert values["names"][0].endswith("5-04-outlier.png")
+    assert len(values["features"]) == 16
+    assert picture_of("run", "explanation").std() > 5
+
+
 def test_a_batch_is_judged_by_a_calibrated_threshold(stream):
     run("anomaly", "batch", "run", stream, "--rate", "0.3")
     values = values_of("run", "anomaly-batch")

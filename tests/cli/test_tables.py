@@ -54,6 +54,27 @@ def test_an_outlier_in_a_stream_is_flagged(machines):
     assert len(re.findall(r"  outlier", output)) == 1
 
 
+def test_the_column_that_makes_an_outlier_is_named(machines):
+    output = words(run("anomaly", "batch", "runs/machines", "stream.csv", "--one-set", "--explain"))
+    assert re.search(r"line 27 .*heat -\d", output)
+    values = values_of("runs/machines", "explanation")
+    assert values["features"] == ["heat", "speed", "weight"]
+    assert np.argmin(values["contributions"][0]) == 0
+    trained = bruno.open("runs/machines", device="cpu")
+    rows = machines.rows[30]
+    found = trained.explain(rows[25:26], given=np.delete(rows, 25, 0))
+    assert found.lowest(1)[0][0][0] == "heat"
+    inliers = [f"stream.csv, line {line}" for line in range(2, 32) if line != 27]
+    assert not set(values["names"]) & set(inliers)
+
+
+def test_nothing_is_explained_without_outliers(machines):
+    Path("runs/machines/results/explanation.json").unlink(missing_ok=True)
+    batch = ["anomaly", "batch", "runs/machines", "stream.csv", "--one-set", "--threshold", "-999"]
+    run(*batch, "--explain")
+    assert not Path("runs/machines/results/explanation.json").exists()
+
+
 def test_calibration_on_few_sets_is_a_warning(machines):
     lines = Path("machines.csv").read_text().splitlines(keepends=True)
     Path("two.csv").write_text("".join(lines[:61]))

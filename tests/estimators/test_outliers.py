@@ -171,6 +171,14 @@ def test_a_calibration_kept_with_the_model_gives_the_p_values(digits_run, tmp_pa
     np.testing.assert_allclose(detector.p_values(images[20:40]), expected)
 
 
+def test_a_detector_explains_its_scores(trained_detector):
+    rows = NORMAL[:2].copy()
+    rows[1, 2] += 8
+    found = trained_detector.explain(rows, permutations=16)
+    np.testing.assert_allclose(found.scores, trained_detector.score_samples(rows))
+    assert found.contributions[1].argmin() == 2
+
+
 # --- partial_fit -----------------------------------------------------------------------------------------
 
 

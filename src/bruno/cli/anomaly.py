@@ -158,6 +158,9 @@ def batch(
         float | None,
         typer.Option(help="Flag so that at most this share of the flagged elements is clean, in each set."),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Which columns, or patches of an image, make it an outlier.")
+    ] = False,
 ) -> None:
     """Flag outliers in a complete batch: each element is scored given all others of its set."""
     if false_discovery_rate is not None:
@@ -168,13 +171,15 @@ def batch(
         outcome = trained.judge_batch(
             _elements(trained, elements, files, sets, model.seed),
             false_discovery_rate=false_discovery_rate,
+            explain=explain,
             seed=model.seed,
             progress=progress,
             **decisions.decision,
             **sets.sets,
             **files.reading,
         )
-    show_all(trained, [outcome, outcome.outliers], model.seed)
+    explained = [outcome.explanation] if outcome.explanation is not None else []
+    show_all(trained, [outcome, outcome.outliers, *explained], model.seed)
 
 
 def accept(

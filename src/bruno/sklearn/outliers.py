@@ -17,6 +17,7 @@ from bruno.process import Evidence
 from bruno.sklearn.base import Array, SetEstimator, group_labels
 from bruno.sklearn.sample import RowSample, extended
 from bruno.tasks.anomaly import check_rate
+from bruno.tasks.explanation import Explanation, explain_scores
 from bruno.tasks.set_scores import SetScorer, grouped_evidence
 from bruno.trained import Trained
 
@@ -184,6 +185,21 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
     def p_values(self, X: Any, groups: Any = None) -> Array:
         """Probability of a score at most as low as that of each row, for an element of its set."""
         return self._p_values(*self._scores(X, groups))
+
+    @available_if(_for_new_rows)  # type: ignore[untyped-decorator]
+    def explain(self, X: Any, groups: Any = None, *, permutations: int = 128) -> Explanation:
+        """Contributions of columns to the scores of rows; see `bruno.tasks.explain`."""
+        _, labels = self._scores(X, groups)
+        evidence = self.evidence_[torch.from_numpy(labels).to(self.model_.device)]
+        x = self._complete(Posterior(self.model_, evidence), self._elements(self.model_, self._validated(X)))
+        return explain_scores(
+            self._scorer,
+            evidence,
+            x,
+            features=tuple(getattr(self, "feature_names_in_", self._columns)),
+            permutations=permutations,
+            seed=self._seed(),
+        )
 
     # --- helpers -----------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from bruno.tasks.classification import Calibration, Classification, classify, fi
 from bruno.tasks.conformal import GroupScores, PValue, benjamini_hochberg
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
+from bruno.tasks.explanation import Explanation, explain
 from bruno.tasks.familiarity import Familiarity
 from bruno.tasks.few_shot import (
     FewShotComparison,
@@ -110,6 +111,9 @@ __all__ = [  # noqa: RUF022
     "measure_anomaly",
     "online_scores",
     "typical_elements",
+    # explanations
+    "Explanation",
+    "explain",
     # retrieval
     "Index",
     "Ranking",

@@ -15,9 +15,11 @@ from bruno.kinds import Kind
 from bruno.model import Bruno, Posterior
 from bruno.tasks.anomaly import Detector, Judgement, StreamSummary, check_rate, judge_batch
 from bruno.tasks.anomaly_benchmark import Contamination, measure_anomaly
+from bruno.tasks.explanation import Explanation
 from bruno.tasks.progress import Progress
 from bruno.trained.calibration import CalibrationJobs, report_support
 from bruno.trained.data import Source, available_set_size, warn_of_unreadable
+from bruno.trained.explanation import explain_outliers
 from bruno.trained.outliers import Outliers
 from bruno.trained.states import WatchState
 from bruno.trained.watch import Watch, calibration_command, grouped_elements
@@ -37,12 +39,14 @@ class BatchJudgement:
         kind: kind of the elements.
         rate: the false-alarm rate; None with a fixed threshold or a false-discovery rate.
         advice: the command that calibrates on these data.
+        explanation: of the outliers with the lowest scores, if asked for and if there are any.
     """
 
     summary: StreamSummary
     kind: Kind
     rate: float | None
     advice: str
+    explanation: Explanation | None = None
 
     @property
     def outliers(self) -> Outliers:
@@ -109,6 +113,7 @@ class DetectionJobs(CalibrationJobs):
         threshold: float | None = None,
         count_all: bool = False,
         false_discovery_rate: float | None = None,
+        explain: bool = False,
         data: str | None = None,
         one_set: bool = False,
         group: str | None = None,
@@ -128,6 +133,7 @@ class DetectionJobs(CalibrationJobs):
             threshold: flag scores below this instead of calibrating.
             count_all: every element counts for the others.
             false_discovery_rate: flag by Benjamini–Hochberg at this rate, in each set, instead of `rate`.
+            explain: explain the scores of outliers, given the elements of their sets that are not flagged.
             data: calibrate on this instead of the calibration that is kept with the model.
             one_set: judge all elements as one set, though the model was trained on groups.
             group: the group column, if it has another name than in training.
@@ -173,7 +179,11 @@ class DetectionJobs(CalibrationJobs):
             )
         summary = self._batch_summary(elements, judged, one_set)
         asked = rate if found and false_discovery_rate is None else None
-        return BatchJudgement(summary, self.kind, asked, calibration_command(self, batch))
+        explanation = None
+        if explain:
+            members = list(_members(elements, one_set).values())
+            explanation = explain_outliers(self.model, elements, judged, members, self.columns, seed)
+        return BatchJudgement(summary, self.kind, asked, calibration_command(self, batch), explanation)
 
     def _batch_summary(
         self, elements: list[Element], judged: Mapping[int, Judgement], one_set: bool

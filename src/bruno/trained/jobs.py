@@ -10,12 +10,21 @@ from bruno.reporting.results import Result
 from bruno.trained.classification import ClassificationJobs
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.evaluation import EvaluationJobs
+from bruno.trained.explanation import ExplanationJobs
 from bruno.trained.generation import GenerationJobs
 from bruno.trained.retrieval import RetrievalJobs
 from bruno.trained.verdict import VerdictJobs
 
 
-class Trained(EvaluationJobs, GenerationJobs, ClassificationJobs, DetectionJobs, RetrievalJobs, VerdictJobs):
+class Trained(
+    EvaluationJobs,
+    GenerationJobs,
+    ClassificationJobs,
+    DetectionJobs,
+    ExplanationJobs,
+    RetrievalJobs,
+    VerdictJobs,
+):
     """A trained model with its recipe and data, and the jobs it does.
 
     `bruno.open` opens one, `bruno.train` and `bruno.finetune` make one. Jobs work on the model's own test

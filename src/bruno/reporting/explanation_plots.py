@@ -1,0 +1,101 @@
+"""Plots of contributions to scores, each as the bytes of a PNG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from bruno.reporting.figure import (
+    COLOURS,
+    GRID,
+    PALE,
+    check_lengths,
+    new_figure,
+    open_frame,
+    shortened,
+    to_png,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_BARS = 10  # columns of an element, those with the largest contributions
+_ACROSS = 4  # images with their maps in a row
+
+
+def contribution_bars(
+    titles: Sequence[str],
+    features: Sequence[str],
+    contributions: Float[np.ndarray, "n features"],
+    errors: Float[np.ndarray, "n features"],
+) -> bytes:
+    """A panel per element: bars of its contributions with standard errors, largest first.
+
+    Args:
+        titles: name of each element.
+        features: names of the columns.
+        contributions: of each column to the score, in nats; negative ones make the element an outlier.
+        errors: standard errors.
+    """
+    check_lengths(titles, {"contributions": contributions, "errors": errors})
+    down, lines = math.ceil(len(titles) / 2), min(_BARS, len(features))
+    figure = new_figure(height=down * (0.55 + 0.2 * lines))
+    cells = figure.subplots(down, 2, squeeze=False)
+    for cell in cells.flat[len(titles) :]:
+        cell.set_axis_off()
+    for cell, title, values, spread in zip(cells.flat, titles, contributions, errors, strict=False):
+        _draw_bars(cell, features, values, spread)
+        cell.set_title(shortened(title, 40), fontsize=8, loc="left", parse_math=False)
+    return to_png(figure)
+
+
+def _draw_bars(
+    axes: Axes,
+    features: Sequence[str],
+    values: Float[np.ndarray, " features"],
+    errors: Float[np.ndarray, " features"],
+) -> None:
+    order = np.argsort(-np.abs(values), kind="stable")[:_BARS]
+    colours = [COLOURS[1] if value < 0 else COLOURS[0] for value in values[order]]
+    axes.barh(range(len(order)), values[order], xerr=errors[order], color=colours, ecolor=PALE)
+    names = [shortened(features[i]) for i in order]
+    axes.set_yticks(range(len(order)), names, fontsize=8, parse_math=False)
+    axes.set_ylim(len(order) - 0.5, -0.5)  # largest at the top
+    axes.axvline(0, color=PALE, linewidth=0.8)
+    axes.grid(axis="x", **GRID)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8)
+    open_frame(axes)
+
+
+def contribution_maps(
+    titles: Sequence[str],
+    images: UInt8[Tensor, "n channels height width"],
+    maps: Float[np.ndarray, "n down across"],
+) -> bytes:
+    """Images, and below each the contributions of its patches: red patches make it an outlier.
+
+    Args:
+        titles: name of each image.
+        images: the images.
+        maps: contributions of the patches.
+    """
+    check_lengths(titles, {"images": images, "maps": maps})
+    across, rows = min(_ACROSS, len(titles)), math.ceil(len(titles) / _ACROSS)
+    figure = new_figure(width=1.7 * across, height=3.5 * rows)
+    cells = figure.subplots(2 * rows, across, squeeze=False)
+    limit = float(np.abs(maps).max(initial=1e-9))
+    for cell in cells.flat:
+        cell.set_axis_off()
+    for i, title in enumerate(titles):
+        above, below = (cells[2 * (i // across) + j, i % across] for j in range(2))
+        above.imshow(images[i].cpu().movedim(0, -1).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255)
+        above.set_title(shortened(title, 20), fontsize=8, loc="left", parse_math=False)
+        shown = below.imshow(maps[i], cmap="RdBu", vmin=-limit, vmax=limit)
+    figure.colorbar(shown, ax=cells, shrink=0.5, label="contribution (nats)")
+    return to_png(figure)

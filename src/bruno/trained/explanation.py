@@ -1,0 +1,94 @@
+"""Explanations of the scores of elements by a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from bruno.data import Element
+from bruno.model import Bruno, Posterior
+from bruno.process import Evidence
+from bruno.tasks.anomaly import Judgement
+from bruno.tasks.explanation import Explanation, explain
+from bruno.tasks.progress import Progress
+from bruno.tasks.set_scores import Criterion
+from bruno.trained.data import Source, TrainedData
+
+_MOST = 20  # outliers of a batch that are explained, those with the lowest scores
+
+
+class ExplanationJobs(TrainedData):
+    """Which columns or patches make an element an outlier."""
+
+    def explain(
+        self,
+        elements: Source,
+        given: Source,
+        *,
+        criterion: Criterion = "score",
+        permutations: int = 128,
+        patch: int | None = None,
+        invert: bool | None = None,
+        skip_bad: bool = False,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> Explanation:
+        """Contributions of columns, or of patches of images, to the scores of elements given a set.
+
+        Args:
+            elements: files, folders, frames or arrays.
+            given: the set, without these elements.
+            criterion: "score" for log p(x | set) − log p(x), "density" for log p(x | set).
+            permutations: number of random orders, even; more make the standard errors smaller.
+            patch: height and width of a patch of an image; by default a seventh of the image.
+            invert: turn dark ink into bright ink; as in training by default.
+            skip_bad: skip files that cannot be read.
+            seed: seed of the orders and draws.
+            progress: called as progress(done, total), in elements.
+        """
+        known = self.read(given, invert=invert, skip_bad=skip_bad)
+        x, names, _ = self.read(elements, invert=invert, skip_bad=skip_bad, impute=False)
+        return explain(
+            self.model.condition(known.x.to(self.device)),
+            x.to(self.device),
+            criterion=criterion,
+            features=self.columns,
+            names=names,
+            permutations=permutations,
+            patch=patch,
+            seed=seed,
+            progress=progress,
+        )
+
+
+def explain_outliers(
+    model: Bruno,
+    elements: Sequence[Element],
+    judged: Mapping[int, Judgement],
+    sets: Sequence[Sequence[int]],
+    columns: Sequence[str],
+    seed: int,
+) -> Explanation | None:
+    """Explain the outliers of sets, each given the elements of its set that are not flagged.
+
+    At most 20 are explained, those with the lowest scores; None if there are none.
+    """
+    own = {i: members for members in sets for i in members}
+    flagged = sorted((i for i, one in judged.items() if one.outlier), key=lambda i: judged[i].score)[:_MOST]
+    if not flagged:
+        return None
+    given = {id(own[i]): _evidence(model, elements, judged, own[i]) for i in flagged}
+    posterior = Posterior(model, Evidence.stack([given[id(own[i])] for i in flagged]))
+    x = torch.stack([elements[i].x for i in flagged]).to(model.device)
+    names = [elements[i].name for i in flagged]
+    return explain(posterior, x, features=columns, names=names, seed=seed)
+
+
+def _evidence(
+    model: Bruno, elements: Sequence[Element], judged: Mapping[int, Judgement], members: Sequence[int]
+) -> Evidence:
+    inliers = [elements[i].x for i in members if not judged[i].outlier]
+    if not inliers:
+        return Evidence.empty(model.dim, device=model.device)
+    return Evidence.of(model.latents(torch.stack(inliers).to(model.device)))
