@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from test_model import MODELS, elements, trained
 
 import bruno
-from bruno import Bruno, FlowConfig, ModelConfig
+from bruno import Bruno, FlowConfig, ModelConfig, known_models
 from bruno.checkpoint import load_with_metadata, read, read_about, write
 from bruno.config import from_dict
 from bruno.weights import pretrained_names
@@ -132,6 +132,7 @@ class TestMistakes:
     def test_a_posterior_needs_its_own_model(self, tmp_path):
         model = trained(MODELS["dense image"])
         bruno.save(model.prior(), tmp_path / "posterior")
+        known_models._alive.clear()  # as in another process
         with pytest.raises(ValueError, match=r"`model` must be given"):
             bruno.load(tmp_path / "posterior")
         with pytest.raises(ValueError, match=r"must be the one that made the posterior"):

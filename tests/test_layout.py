@@ -25,7 +25,7 @@ LAYOUT = """
     bruno.flow.realnvp bruno.flow.preprocessing bruno.flow.imputation bruno.flow
     bruno.process.checks bruno.process.evidence bruno.process.distributions bruno.process.coefficients
     bruno.process.step_density bruno.process.processes bruno.process
-    bruno.model bruno.checkpoint bruno.weights
+    bruno.known_models bruno.model bruno.checkpoint bruno.weights
     bruno.training.distributed bruno.training.cuda_graph bruno.training.schedule bruno.training.objective
     bruno.training.trainer bruno.training.pace bruno.training.log bruno.training.checkpoints
     bruno.training.clock

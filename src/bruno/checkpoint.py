@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from bruno import known_models
 from bruno.config import ModelConfig, from_dict, to_dict
 from bruno.data.archives import reason
 from bruno.files import atomic_write, parse_json, raw_bytes
@@ -39,7 +40,11 @@ def save(
     if isinstance(thing, Posterior):
         evidence = thing.evidence
         tensors = {name: getattr(evidence, name) for name in _EVIDENCE}
-        header: dict[str, Any] = {"kind": "posterior", "model": thing.model.fingerprint()}
+        header: dict[str, Any] = {
+            "kind": "posterior",
+            "model": thing.model.fingerprint(),
+            "source": thing.model.source,
+        }
     elif isinstance(thing, Bruno):
         if thing.config is None:
             raise ValueError(
@@ -56,6 +61,8 @@ def save(
     else:
         raise TypeError(f"`thing` must be a Bruno or a Posterior; got {type(thing).__name__}.")
     write(Path(path), tensors, header)
+    if isinstance(thing, Bruno) and not half:
+        thing.source = str(Path(path).resolve())  # where its posteriors find it again
 
 
 @overload
@@ -65,7 +72,7 @@ def load(
     model: None = None,
     device: torch.device | str | None = None,
     unchecked: bool = False,
-) -> Bruno: ...
+) -> Bruno | Any: ...  # a posterior, for the file of one
 
 
 @overload
@@ -81,20 +88,25 @@ def load(
     device: torch.device | str | None = None,
     unchecked: bool = False,
 ) -> Bruno | Posterior:
-    """Read a file that `save` wrote: a model or, with `model`, a posterior of it.
+    """Read a file that `save` wrote: a model or a posterior.
 
     A model is returned frozen (requires_grad=False), so that results keep no graph; call
     `model.requires_grad_()` to train it.
 
     Args:
         path: the file.
-        model: for a posterior, the model that made it.
+        model: for a posterior, the model that made it; by default the one of this process with the same
+            fingerprint, or the file that it came from.
         device: where to put the result; by default the CPU, or the device of `model`.
         unchecked: also load a file without a checksum.
     """
+    where = device or ("cpu" if model is None else model.device)
+    tensors, header = read(Path(path), where, unchecked=unchecked)
     if model is None:
-        return load_with_metadata(path, device or "cpu", unchecked=unchecked).model
-    tensors, header = read(Path(path), device or model.device, unchecked=unchecked)
+        if header["kind"] != "posterior":
+            return _loaded(path, tensors, header, where).model
+        model = _model_of(path, tensors, header, str(where))
+        tensors = {name: tensor.to(model.device) for name, tensor in tensors.items()}
     if header["kind"] == "model":
         raise ValueError(f"`model` must be omitted to load a model; got one, and {path} is a model.")
     if header["kind"] != "posterior":
@@ -123,7 +135,12 @@ def load_with_metadata(
     path: str | Path, device: torch.device | str = "cpu", *, unchecked: bool = False
 ) -> Loaded:
     """Read a model file once: the model as `load` returns it, and the `about` that was saved with it."""
-    tensors, header = read(Path(path), device, unchecked=unchecked)
+    return _loaded(path, *read(Path(path), device, unchecked=unchecked), device)
+
+
+def _loaded(
+    path: str | Path, tensors: dict[str, torch.Tensor], header: dict[str, Any], device: torch.device | str
+) -> Loaded:
     if header["kind"] == "posterior":
         made_by = header.get("model")
         raise ValueError(f"`model` must be given to load the posterior {path}, made by {made_by}.")
@@ -136,8 +153,25 @@ def load_with_metadata(
     tensors |= {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.dtype == torch.half}
     # Assigned, not copied: some buffers have their own precision.
     load_weights(model.to(dtype), tensors, path, assign=True)
+    model.source = str(Path(path).resolve())
     about = header.get("about", {})
     return Loaded(model.to(device).requires_grad_(False), about if isinstance(about, dict) else {})
+
+
+def _model_of(
+    path: str | Path, tensors: dict[str, torch.Tensor], header: dict[str, Any], device: str
+) -> Bruno:
+    """The model that made a posterior, if it is in this process or its file can be found."""
+    name, source = header.get("model"), header.get("source")
+    if not isinstance(name, str) or "mean" not in tensors or not isinstance(source, str | None):
+        raise ValueError(f"`model` must be given to load the posterior {path}, made by {name}.")
+    found = known_models.find(name, tensors["mean"].shape[-1], source, device)
+    if isinstance(found, known_models.UnknownModel):
+        raise ValueError(
+            f"`model` must be given to load the posterior {path}, made by {name}: {found.reason}."
+        )
+    model: Bruno = found
+    return model
 
 
 def load_weights(

@@ -368,7 +368,9 @@ def _run(
     _watch(entries, trainer, progress)
     if run.stop_signal:
         raise TrainingInterrupted(run.stop_signal, trainer.index, run.folder)
-    return trainer.trained().requires_grad_(False)
+    model = trainer.trained().requires_grad_(False)
+    model.source = str(run.folder.resolve())
+    return model
 
 
 def _watch(

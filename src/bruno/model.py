@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
-from bruno import limits
+from bruno import known_models, limits
 from bruno.arrays import ArrayLike, Arrays, NumpyResult, as_tensor, to_numpy
 from bruno.config import ModelConfig, check_at_least, check_count
 from bruno.files import raw_bytes
@@ -107,6 +108,8 @@ class Bruno(nn.Module):
     torch.Size([5, 2])
     """
 
+    source: str | None = None  # the file or run folder that it was read from or written to
+
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -129,6 +132,12 @@ class Bruno(nn.Module):
             )
         self.preprocessing, self.flow, self.process = preprocessing, flow, process
         self.config, self.imputer = config, imputer
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Bruno:
+        """A model that posteriors can find by its fingerprint; also called for copies and pickles."""
+        model = super().__new__(cls)
+        known_models.register(model)
+        return model
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> Bruno:
@@ -265,8 +274,11 @@ class Bruno(nn.Module):
         """A short hash of everything that latents depend on: models share latents only if they share it.
 
         It covers the weights, the shape of an element, the preprocessing with its levels and alpha, and the
-        intervals of splines.
+        intervals of splines. The fingerprint of a frozen model is computed once.
         """
+        return known_models.cached_fingerprint(self, self._computed_fingerprint)
+
+    def _computed_fingerprint(self) -> str:
         alpha = getattr(self.preprocessing, "alpha", None)
         intervals = [part.interval for part in self.flow.modules() if isinstance(part, SplineCoupling)]
         settings = (type(self.preprocessing).__name__, self.levels, alpha, self.shape, *intervals)
@@ -405,6 +417,10 @@ class Posterior:
 
     An immutable value: `update`, `remove` and `merge` return a new one. Batches of elements broadcast with
     the batch of sets: k sets score q elements by ``posterior.log_prob(x.unsqueeze(1))``, (q, k).
+
+    A batch has a length, can be indexed and iterated over, and `stack` makes one. A pickled posterior does
+    not carry the weights of its model: it names the model by its fingerprint. Unpickled, it has the model of
+    that fingerprint in the process, or opens the file that the model was read from or saved to.
     """
 
     model: Bruno
@@ -476,11 +492,63 @@ class Posterior:
             raise ValueError("`other` must be a posterior of the same model; got one of another model.")
         return Posterior(self.model, self.evidence + other.evidence)
 
+    def __add__(self, other: Posterior) -> Posterior:
+        return self.merge(other) if isinstance(other, Posterior) else NotImplemented
+
+    def to(self, device: torch.device | str) -> Posterior:
+        """The posterior on another device, with its model: one of this process if possible, or a copy."""
+        model = known_models.on_device(self.model, device)
+        return Posterior(model, self.evidence.to(model.device))
+
+    @classmethod
+    def stack(cls, posteriors: Sequence[Posterior]) -> Posterior:
+        """Posteriors of one model, with the same batch shape, as one batch with a new first axis."""
+        if not posteriors:
+            raise ValueError("`posteriors` must be at least one; got none.")
+        first = posteriors[0].model
+        for one in posteriors:
+            check_type("posteriors", one, Posterior)
+            if not first.is_same(one.model):
+                raise ValueError("`posteriors` must be of one model; got one of another model.")
+        return Posterior(first, Evidence.stack([one.evidence for one in posteriors]))
+
+    def __len__(self) -> int:
+        """Number of sets along the first axis of the batch."""
+        if not self.evidence.batch_shape:
+            raise TypeError("a posterior of one set has no length; its number of elements is evidence.count.")
+        return self.evidence.batch_shape[0]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Posterior]:
+        return (self[i] for i in range(len(self)))
+
     def __getitem__(self, index: Any) -> Posterior:
         """The posterior of some sets of the batch."""
         return Posterior(self.model, self.evidence[index])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The fingerprint and the source of the model, and the evidence."""
+        evidence, model = self.evidence.detach(), self.model
+        # Arrays, since a tensor that is a view is pickled with all that it is a view of.
+        arrays = tuple(to_numpy(part) for part in (evidence.count, evidence.mean, evidence.scatter))
+        return _posterior, (model.fingerprint(), model.source, str(evidence.mean.device), *arrays)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Posterior:
+        return self
 
     def __repr__(self) -> str:
         counts = self.evidence.count.flatten().tolist()
         seen = f"{min(counts)} to {max(counts)}" if len(set(counts)) > 1 else f"{counts[0] if counts else 0}"
         return f"Posterior(batch_shape={tuple(self.evidence.batch_shape)}, seen={seen})"
+
+
+def _posterior(
+    fingerprint: str, source: str | None, device: str, count: Any, mean: Any, scatter: Any
+) -> Posterior:
+    """A posterior from a pickle."""
+    model = known_models.find(fingerprint, mean.shape[-1], source, device)
+    evidence = Evidence(*(torch.from_numpy(part.copy()) for part in (count, mean, scatter)))
+    known = not isinstance(model, known_models.UnknownModel)
+    return Posterior(model, evidence.to(model.device) if known else evidence)

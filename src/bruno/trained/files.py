@@ -34,10 +34,12 @@ def open(
     name, device, folder = str(path), resolve_device(device), results_folder(path)
     if _is_run(name):
         run = Run(folder)
-        return Trained(
-            run.model(checkpoint, device), run.recipe, folder, data_dir=data_dir, drawings=drawings
-        )
+        model = run.model(checkpoint, device)
+        model.source = str(folder.resolve())
+        return Trained(model, run.recipe, folder, data_dir=data_dir, drawings=drawings)
     model, about = load_with_metadata(_model_file(name, checkpoint), device=device)
+    if _is_pretrained(name):
+        model.source = name  # also of another installation
     recipe = from_dict(Recipe, about["recipe"]) if about.get("recipe") else None
     return Trained(
         model,

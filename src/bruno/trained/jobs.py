@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bruno.config import to_dict
+from bruno.model import Posterior
 from bruno.reporting.results import Result
 from bruno.trained.classification import ClassificationJobs
+from bruno.trained.data import Source
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.evaluation import EvaluationJobs
 from bruno.trained.explanation import ExplanationJobs
@@ -32,6 +34,11 @@ class Trained(
     some of their classes, and `invert` turns dark ink into bright ink in user images. Every job takes the
     seed of its random numbers.
     """
+
+    def condition(self, source: Source, *, invert: bool | None = None, skip_bad: bool = False) -> Posterior:
+        """The posterior given a set: files, folders, a frame with the columns of the model, or arrays."""
+        x = self.read(source, invert=invert, skip_bad=skip_bad).x
+        return self.model.condition(x.to(self.device))
 
     def save_result(self, result: Result, seed: int = 0) -> Path:
         """Write a result to the model's folder; returns the path of its JSON."""

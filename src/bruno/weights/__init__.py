@@ -27,4 +27,6 @@ def pretrained_path(name: str) -> Path:
 
 def pretrained(name: str, *, device: torch.device | str = "cpu") -> Bruno:
     """A pretrained model, frozen (see `load`): ``bruno.pretrained("omniglot")``."""
-    return load(pretrained_path(name), device=device)
+    model = load(pretrained_path(name), device=device)
+    model.source = name  # also of another installation
+    return model
