@@ -37,6 +37,7 @@ def fit_rows(
     *,
     steps: int | None = None,
     seed: int = 0,
+    impute: bool = False,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> Bruno:
@@ -50,6 +51,7 @@ def fit_rows(
         labels: the set of each row, 0, 1, …; by default all are one set.
         steps: optimiser steps; by default a fifth of the number of rows, from 10 to 1000.
         seed: seed of all random numbers.
+        impute: learn to impute missing numbers, even if these rows have none.
         device: where to train.
         progress: called as progress(done, total), in steps.
 
@@ -68,7 +70,7 @@ def fit_rows(
         levels=0,
         flow=FlowConfig("dense", couplings=_COUPLINGS, units=_UNITS),
         process=ProcessConfig(dof=_DOF),
-        missing="impute" if bool(x.isnan().any()) else "reject",
+        missing="impute" if impute or bool(x.isnan().any()) else "reject",
         scales="auto",
     )
     with torch.random.fork_rng(devices=[]):

@@ -151,7 +151,7 @@ class SetScorer:
         own = torch.where(counts.unsqueeze(-1), encoded.z.double(), whole.mean)  # nothing to remove
         return self.scores(encoded, whole - Evidence(counts.long(), own, torch.zeros_like(own)))
 
-    def usable(self, encoded: Encoded) -> Bool[Tensor, " n"]:
+    def usable(self, encoded: Encoded) -> Bool[Tensor, "*batch"]:
         """Which elements may count: not those out-of-distribution, or so far away that digits are lost."""
         near = (encoded.z.abs() < _FURTHEST).all(-1)
         if self.criterion == "density" or self.floor == -math.inf:

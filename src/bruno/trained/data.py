@@ -79,6 +79,9 @@ class TrainedData:
         """The object itself: clones of an estimator share the model."""
         return self
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainedData:
+        return self  # immutable; clones of an estimator of river are deep copies
+
     # --- the model ---------------------------------------------------------------------------------------
 
     @property
