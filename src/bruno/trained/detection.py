@@ -181,8 +181,8 @@ class DetectionJobs(CalibrationJobs):
         asked = rate if found and false_discovery_rate is None else None
         explanation = None
         if explain:
-            members = list(_members(elements, one_set).values())
-            explanation = explain_outliers(self.model, elements, judged, members, self.columns, seed)
+            sets = list(_members(elements, one_set).values())
+            explanation = explain_outliers(self.model, elements, judged, sets, self.columns, seed)
         return BatchJudgement(summary, self.kind, asked, calibration_command(self, batch), explanation)
 
     def _batch_summary(

@@ -238,6 +238,7 @@ class GenerationJobs(TrainedData):
         temperature: float = 1.0,
         split: str | None = None,
         data: str | None = None,
+        classes: Sequence[str] | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
         seed: int = 0,
@@ -252,7 +253,7 @@ class GenerationJobs(TrainedData):
         arrays: dict[str, Any] = {"seen": (0,)}
         posterior = self.model.prior()
         if not prior:
-            x = self._sets(given, sets, set_size, split, data, invert, skip_bad, generator)
+            x = self._sets(given, sets, set_size, split, data, classes, invert, skip_bad, generator)
             _check_prefixes(() if prefixes is None else prefixes, x.shape[1])
             lengths, posterior = posterior_by_prefix(self.model, x, prefixes)
             arrays = {"inputs": x, "seen": lengths}
