@@ -22,10 +22,15 @@ from torch import Tensor
 Basis = Literal["exact", "estimated"]
 
 LEVELS = 128  # scores kept of each group at each position
-_GRID = 96  # levels of the estimated distribution
+_GRID = 128  # levels of the estimated distribution
+_LOWEST_LEVEL = 1e-6
 _BANDWIDTH = 0.25  # of the smoothing over the logarithm of the position
 _SHIFTS = 33  # at most, to spread the scores of a group over those of groups like it
 _LOCATION = 0.1  # the quantile whose spread between groups is that of new groups
+_TAIL = 0.1  # the share of the scores whose spread is that of the tail beyond the lowest score
+_TAIL_SHAPE = (
+    0.5  # of the generalised Pareto distribution beyond the lowest score: as heavy as Student-t with 2
+)
 _GROUPS_NEEDED = 2  # see `smallest_exact`
 
 Numbers = NDArray[np.float64]
@@ -141,8 +146,8 @@ class GroupScores:
 
     @cached_property
     def _levels(self) -> Numbers:
-        """Levels of the estimated distribution, from one element in all to 1."""
-        return np.geomspace(1 / (self.elements + 1), 1.0, _GRID)
+        """Levels of the estimated distribution."""
+        return np.geomspace(_LOWEST_LEVEL, 1.0, _GRID)
 
     def _curve(self, position: int) -> Numbers:
         """Quantiles at `_levels` at a position, interpolated between positions."""
@@ -169,21 +174,32 @@ class GroupScores:
 
         The scores of each group are spread by Student-t shifts: the mean of G groups varies, and a new group
         varies around it. With s the standard deviation of a low quantile between groups, the groups alone
-        have variance s²·(G − 1)/G; a new group has s²·(G + 1)/G, and G − 1 degrees of freedom.
+        have variance s²·(G − 1)/G; a new group has s²·(G + 1)/G, and G − 1 degrees of freedom. One group
+        does not show how groups differ: then s is the standard deviation of its scores, with one degree.
         """
         scores = scores[~np.isnan(scores[:, 0])].astype(np.float64)
         scores = np.maximum(scores, scores[np.isfinite(scores)].min(initial=0.0) - 1.0)  # not −∞
         groups = len(scores)
-        shifts = np.zeros(1)
-        if groups > 1:
-            location = scores[:, int(LEVELS * math.sqrt(_LOCATION))]
-            count = max(3, min(_SHIFTS, 512 // groups) | 1)
-            shifts = location.std(ddof=1) * math.sqrt(2 / groups) * _student_t(count, groups - 1)
-        weight = np.diff((np.arange(LEVELS + 1) / LEVELS) ** 2)
-        spread = (scores[:, :, None] + shifts).reshape(-1)
-        weight = np.tile(np.repeat(weight, len(shifts)), groups) / (groups * len(shifts))
-        order = np.argsort(spread, kind="stable")
-        return np.interp(self._levels, np.cumsum(weight[order]), spread[order])
+        between = scores[:, int(LEVELS * math.sqrt(_LOCATION))] if groups > 1 else scores.flatten()
+        shifts, share = _student_t(max(3, min(_SHIFTS, 512 // groups)), max(1, groups - 1))
+        weight = np.diff((np.arange(LEVELS + 1) / LEVELS) ** 2) / groups
+        spread = scores[:, :, None] + between.std(ddof=1) * math.sqrt(2 / groups) * shifts
+        order = np.argsort(spread, axis=None, kind="stable")
+        share = np.broadcast_to(weight[:, None] * share, spread.shape).reshape(-1)[order]
+        return self._with_tail(np.interp(self._levels, np.cumsum(share), spread.reshape(-1)[order]))
+
+    def _with_tail(self, quantiles: Numbers) -> Numbers:
+        """The quantiles with those below the level of one element, 1/(N + 1), no higher than a heavy tail.
+
+        N elements say nothing about rarer scores. Their tail is a generalised Pareto distribution that
+        starts at the quantile of this level, with the mean excess of the lowest scores as its scale.
+        """
+        lowest = 1 / (self.elements + 1)
+        start, edge = np.interp([lowest, max(_TAIL, 2 * lowest)], self._levels, quantiles)
+        inside = np.interp(np.linspace(lowest, max(_TAIL, 2 * lowest), 64), self._levels, quantiles)
+        excess = (self._levels / lowest) ** -_TAIL_SHAPE - 1
+        tail = start - (edge - inside.mean()) / _TAIL_SHAPE * excess
+        return np.where(self._levels < lowest, np.minimum(quantiles, tail), quantiles)
 
 
 class _Tail(NamedTuple):
@@ -198,13 +214,13 @@ def _rounded(scores: Numbers) -> Numbers:
     return scores.astype(np.float32).astype(np.float64)
 
 
-def _student_t(count: int, dof: int) -> Numbers:
-    """Quantiles of Student's t at the midpoints of `count` equal parts, by simulation-free inversion."""
-    levels = (np.arange(count) + 0.5) / count
-    grid = np.sinh(np.linspace(-12, 12, 20001))  # dense near 0, far into the tails
+def _student_t(parts: int, dof: int) -> tuple[Numbers, Numbers]:
+    """Quantiles of Student's t in the middle of parts of its mass, finer in the lower tail, and the parts."""
+    edges = (np.arange(parts + 1) / parts) ** 3
+    grid = np.sinh(np.linspace(-25, 25, 20001))  # dense near 0, far into the tails
     density = (1 + grid**2 / dof) ** (-(dof + 1) / 2)
     mass = np.cumsum(np.concatenate([[0.0], (density[1:] + density[:-1]) / 2 * np.diff(grid)]))
-    return np.interp(levels, mass / mass[-1], grid)
+    return np.interp((edges[1:] + edges[:-1]) / 2, mass / mass[-1], grid), np.diff(edges)
 
 
 def benjamini_hochberg(p: Float[Tensor, " n"] | Numbers, rate: float) -> Bool[np.ndarray, " n"]:
