@@ -158,7 +158,7 @@ def test_rows_of_several_groups_are_one_set_for_each_group(machines, kind, name)
     assert {group: one["elements"] for group, one in values["groups"].items()} == dict.fromkeys(
         ("m0", "m1", "m2"), 30
     )
-    assert values["outliers"] == sum(one["outliers"] for one in values["groups"].values()) <= 5
+    assert values["outliers"] == sum(one["outliers"] for one in values["groups"].values()) < 9
     run("anomaly", kind, "runs/machines", "three.csv", "--one-set")
     assert "groups" not in values_of("runs/machines", name)
 
@@ -191,7 +191,7 @@ def test_a_calibration_is_kept_with_the_model_and_gives_exact_p_values(calibrate
     assert (values["groups"], values["elements"], values["unseen"]) == (40, 1000, True)
     output = run(*WATCH, "stream.csv")
     assert "40 groups support 4.9 % exactly; 1 % is estimated" in output
-    assert re.search(r"p ≈ 0\.00\d+  stream.csv, line 27  outlier", output)
+    assert re.search(r"p ≈ (0\.00\d+|[\d.]+e-\d+)  stream.csv, line 27  outlier", output)
     run(*WATCH, "stream.csv", "--rate", "0.05")
     values = values_of("runs/machines", "anomaly")
     assert values["basis"] == [None] + ["exact"] * 24 + ["estimated"] * 5  # groups have 25 rows

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tasks.machines import machine_model, machines
 
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.data import Examples
@@ -247,6 +248,22 @@ def test_out_of_distribution_elements_are_excluded_from_the_evidence():
     assert [i for i, j in enumerate(judged) if j.out_of_distribution] == [0, 6]
     inliers = torch.tensor([j.score for j in judged if not j.out_of_distribution])
     torch.testing.assert_close(inliers, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_is_less_typical_by_its_shortfall_of_density():
+    """The score given a set is log p(x | set) − max(log p(x), reference)."""
+    model, rows = machine_model(), machines(2, 20, seed=1).elements[:20]
+    log_prob = model.prior().log_prob(rows)
+    reference = log_prob.median().item()
+    less = (reference - log_prob).clamp(min=0)
+    assert 0 < (less > 0).sum() < 20
+    plain, judged = (judge_batch(model, rows, -1e9, reference=level) for level in (-math.inf, reference))
+    scores = torch.tensor([[one.score for one in some] for some in (plain, judged)])
+    torch.testing.assert_close(scores[0] - scores[1], less.float(), rtol=1e-4, atol=1e-3)
+    streams = [list(Detector(model, -1e9, reference=level).watch(rows)) for level in (-math.inf, reference)]
+    scores = torch.tensor([[one.score for one in some] for some in streams])
+    torch.testing.assert_close(scores[0, 1:] - scores[1, 1:], less[1:].float(), rtol=1e-4, atol=1e-3)
+    assert streams[1][0].score == 0  # nothing is known yet
 
 
 # --- batches and summaries -------------------------------------------------------------------------------

@@ -3,12 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from tasks.machines import latents_of, machine_model, machines
+from tasks.machines import latents_of, machine_model, machines, with_holes
 
 from bruno.checkpoint import read, write
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
-from bruno.tasks.anomaly import density_floor
+from bruno.tasks.anomaly import density_floor, judge_batch, reference_density
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
 from bruno.tasks.keep_out import batch_scores, stream_scores
 
@@ -23,11 +23,14 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def calibrated(
-    model, groups: int, rows: int = 20, seed: int = 1, floor: float = -math.inf
+    model, groups: int, rows: int = 20, seed: int = 1, floor: float = -math.inf, reference: float = -math.inf
 ) -> GroupCalibration:
     other = Groups.of(model, machines(40, rows, seed=50), generator=seeded())
-    encoded = Groups.of(model, machines(groups, rows, seed=seed), floor=floor, generator=seeded())
-    return GroupCalibration(model, encoded, fixed_cutoffs(model, other), floor, "machines", True)
+    levels = {"floor": floor, "reference": reference}
+    encoded = Groups.of(model, machines(groups, rows, seed=seed), **levels, generator=seeded())
+    return GroupCalibration(
+        model, encoded, fixed_cutoffs(model, other), floor, "machines", True, 0, reference
+    )
 
 
 @pytest.mark.slow
@@ -52,6 +55,38 @@ def test_false_alarms_of_new_machines_are_within_the_asked_rate(model, count_all
         assert np.mean(found_rates) > rate * 0.4
 
 
+@pytest.mark.slow
+def test_false_alarms_of_rows_with_missing_numbers_are_at_most_the_rate():
+    """Imputed numbers are typical of the set: rows with holes are flagged no more often than others."""
+    model, size, sets = machine_model("impute"), 12, 40
+    reference = reference_density(model, SetSampler(machines(40, size, seed=50)), generator=seeded())
+    found = calibrated(model, 40, rows=size, reference=reference)
+    batch, flagged = found.batch(size), {}
+    for missing in (0.0, 0.3):
+        x = with_holes(machines(sets, size, seed=2).elements.view(sets, size, -1), missing)
+        options = {"rate": 0.1, "cutoffs": found.cutoffs, "reference": reference}
+        judged = [judge_batch(model, model.impute(some), batch, **options) for some in x]
+        flagged[missing] = np.array([[one.p <= 0.1 for one in some] for some in judged]).mean(1)
+    assert batch.basis(size - 1, 0.1) == "exact"
+    assert flagged[0.0].mean() > 0.05
+    for shares in flagged.values():
+        assert shares.mean() < 0.1 + 3 * shares.std() / math.sqrt(sets)
+
+
+def test_a_stream_imputes_missing_numbers_from_its_own_set():
+    """As `Watch` does: the next row is completed given the rows that count, then judged."""
+    model = machine_model("impute")
+    found = calibrated(model, 40, rows=12)
+    scores, new = found.stream(), machines(30, 12, seed=2).elements.view(30, 12, -1)
+    alarms = []
+    for rows in with_holes(new, 0.2):
+        posterior = model.condition(model.impute(rows[:8]))
+        completed = posterior.impute(rows[8:])
+        assert not completed.isnan().any()
+        alarms += [scores.p_value(score, 8, 0.1).p <= 0.1 for score in posterior.score(completed).tolist()]
+    assert np.mean(alarms) < 0.15
+
+
 def test_thresholds_do_not_zigzag(model):
     stream = calibrated(model, 40, rows=30).stream()
     for rate in (0.01, 0.1):
@@ -60,10 +95,11 @@ def test_thresholds_do_not_zigzag(model):
 
 
 def test_a_calibration_survives_a_file(model, tmp_path):
-    found = calibrated(model, 12)
+    found = calibrated(model, 12, reference=-15.0)
     found.save(tmp_path / "calibration.safetensors")
     loaded = GroupCalibration.load(tmp_path / "calibration.safetensors", model)
     assert (loaded.cutoffs, loaded.floor, loaded.unseen) == (found.cutoffs, found.floor, True)
+    assert loaded.reference == -15.0
     assert torch.equal(loaded.stream().scores, found.stream().scores)
     assert loaded.batch(10).threshold(9, 0.2) == found.batch(10).threshold(9, 0.2)
     with pytest.raises(ValueError, match="of this model"):

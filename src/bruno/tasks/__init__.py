@@ -18,6 +18,7 @@ from bruno.tasks.anomaly import (
     judge_batch,
     leave_one_out_scores,
     online_scores,
+    reference_density,
 )
 from bruno.tasks.anomaly_benchmark import Contamination, DetectionQuality, measure_anomaly
 from bruno.tasks.attribution import UnusualColumn, unusual_column
@@ -110,6 +111,7 @@ __all__ = [  # noqa: RUF022
     "leave_one_out_scores",
     "measure_anomaly",
     "online_scores",
+    "reference_density",
     "typical_elements",
     # explanations
     "Explanation",

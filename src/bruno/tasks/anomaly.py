@@ -18,7 +18,7 @@ from bruno.config import check_at_least
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
-from bruno.tasks.keep_out import Cutoffs, StreamEvidence, batch_scores
+from bruno.tasks.keep_out import Cutoffs, StreamEvidence, batch_scores, shortfall
 
 SETS_AT_A_TIME = 16  # scored together, to bound memory
 _ELEMENTS_AT_A_TIME = 256  # encoded together, to bound memory
@@ -44,12 +44,11 @@ def leave_one_out_scores(model: Bruno, x: ArrayLike) -> Float[Tensor, "*batch n"
     return leave_one_out_from_latents(model, _latents(model, x, at_least=2))
 
 
-def _below_floor(model: Bruno, x: Tensor, floor: float) -> Bool[Tensor, " n"]:
-    """Whether each element (n, *shape) has a log p(x) below `floor`."""
-    if floor == -math.inf:
-        return torch.zeros(len(x), dtype=torch.bool, device=model.device)
-    parts = x.split(_ELEMENTS_AT_A_TIME)
-    return torch.cat([model.prior().log_prob(part.to(model.device)) < floor for part in parts])
+@torch.no_grad()
+def _prior_log_prob(model: Bruno, x: Tensor) -> Float[Tensor, " n"]:
+    """log p(x) of elements (n, *shape)."""
+    prior = model.prior()
+    return torch.cat([prior.log_prob(part.to(model.device)) for part in x.split(_ELEMENTS_AT_A_TIME)])
 
 
 def online_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
@@ -81,11 +80,25 @@ def density_floor(model: Bruno, sampler: SetSampler, *, generator: Generator, el
 
     It is twice as far below the median as the lowest of `elements` clean elements.
     """
+    log_prob = _some_log_probs(model, sampler, generator, elements)
+    return (2 * log_prob.min() - log_prob.median()).item()
+
+
+@torch.no_grad()
+def reference_density(
+    model: Bruno, sampler: SetSampler, *, generator: Generator, elements: int = 1000
+) -> float:
+    """The median log p(x) of clean elements: the reference of `shortfall`."""
+    return _some_log_probs(model, sampler, generator, elements).median().item()
+
+
+def _some_log_probs(
+    model: Bruno, sampler: SetSampler, generator: Generator, elements: int
+) -> Float[Tensor, " n"]:
+    """log p(x) of at most `elements` random elements."""
     check_at_least("elements", elements, 1)
     places = torch.randperm(len(sampler.elements), generator=generator, device=generator.device)[:elements]
-    parts = (sampler.at(some) for some in places.split(_ELEMENTS_AT_A_TIME))
-    log_prob = torch.cat([model.prior().log_prob(x) for x in parts])
-    return (2 * log_prob.min() - log_prob.median()).item()
+    return torch.cat([_prior_log_prob(model, sampler.at(some)) for some in places.split(_ELEMENTS_AT_A_TIME)])
 
 
 # --- judgement -------------------------------------------------------------------------------------------
@@ -96,7 +109,7 @@ class Judgement:
     """The score of an element, its p-value, and whether it is an outlier.
 
     Attributes:
-        score: log p(x | evidence) − log p(x); 0 without evidence.
+        score: log p(x | evidence) − log p(x), less the `shortfall` of log p(x); 0 without evidence.
         seen: number of other elements in the evidence.
         threshold: the score below which it is an outlier; None during warm-up.
         outlier: whether the score is below the threshold or the element is out-of-distribution.
@@ -125,6 +138,7 @@ def judge_batch(
     cutoffs: Cutoffs | None = None,
     count_all: bool = False,
     floor: float = -math.inf,
+    reference: float = -math.inf,
     false_discovery_rate: float | None = None,
 ) -> tuple[Judgement, ...]:
     """Judge each element of a complete set (n, *shape), n ≥ 2, given all others that count.
@@ -139,14 +153,18 @@ def judge_batch(
         count_all: every element counts for the others, whatever its score.
         floor: an element with a lower log p(x) is out-of-distribution, and never counts for the others; see
             `density_floor`.
+        reference: log p(x) of typical elements; a lower one is subtracted from the score, see `shortfall`.
         false_discovery_rate: with p-values, flag by Benjamini–Hochberg at this rate instead of `rate`.
     """
     x = as_tensor(x, kind=model.kind)
     z = _latents(model, x, at_least=2)
-    beyond = _below_floor(model, x, floor)
+    judged_alone = max(floor, reference) > -math.inf
+    log_prob = _prior_log_prob(model, x) if judged_alone else torch.zeros(len(x), device=z.device)
+    beyond = log_prob < floor
     beyond = beyond if (~beyond).sum() >= 2 else torch.zeros_like(beyond)
     used = None if count_all else cutoffs or _default_cutoffs(threshold)
     scores, counts = batch_scores(model, z, used, ~beyond)
+    scores = scores - shortfall(log_prob, reference)
     seen = (counts.sum() - counts.long()).tolist()
     given = scores.masked_fill(beyond, -math.inf).double().cpu().numpy()
     if not isinstance(threshold, GroupScores):
@@ -209,6 +227,7 @@ class Detector:
         floor: an element with a log p(x) below this, see `density_floor`, is out-of-distribution. It is an
             outlier, even as the first element, and never counts: otherwise all later inliers would look like
             outliers.
+        reference: log p(x) of typical elements; a lower one is subtracted from the score, see `shortfall`.
     """
 
     model: Bruno
@@ -218,6 +237,7 @@ class Detector:
     count_all: bool = False
     warm_up: int = 1
     floor: float = -math.inf
+    reference: float = -math.inf
 
     def __post_init__(self) -> None:
         rule = f"`threshold` must be a number, or scores of clean groups; got {self.threshold!r}."
@@ -278,6 +298,8 @@ class Detector:
         beyond, score = prior + log_det < self.floor, state.score(self.model, z, prior)
         after = state.add(self.model, z, score, None if self.count_all else self.cutoffs, ~beyond)
         counts = int(after.evidence.count) > int(state.evidence.count)
+        if state.evidence.count > 0:
+            score = score - shortfall(prior + log_det, self.reference)
         return Step(self._judge(score.item(), bool(beyond), state), after, z, counts)
 
     def _judge(self, score: float, beyond: bool, state: StreamEvidence) -> Judgement:

@@ -17,7 +17,7 @@ from bruno.checkpoint import check_tensor, check_whole, parsing, read, require, 
 from bruno.data.examples import Examples
 from bruno.model import Bruno
 from bruno.tasks.conformal import LEVELS, GroupScores
-from bruno.tasks.keep_out import Cutoffs, batch_scores, scores_of_the_rest
+from bruno.tasks.keep_out import Cutoffs, batch_scores, scores_of_the_rest, shortfall
 from bruno.tasks.progress import Progress
 
 _KEPT_OUT = 0.01  # fraction of clean elements below the cutoffs
@@ -41,12 +41,14 @@ class Groups:
         latents: latents of all elements.
         labels: the group of each element.
         usable: whether log p(x) of each element is at least the floor.
+        shortfall: of log p(x) of each element below the reference, see `shortfall`.
         names: names of the groups.
     """
 
     latents: Float[Tensor, "n dim"]
     labels: Int[Tensor, " n"]
     usable: Bool[Tensor, " n"]
+    shortfall: Float[Tensor, " n"]
     names: tuple[str, ...]
 
     @classmethod
@@ -57,6 +59,7 @@ class Groups:
         examples: Examples,
         *,
         floor: float = -math.inf,
+        reference: float = -math.inf,
         generator: Generator,
         progress: Progress | None = None,
     ) -> Groups:
@@ -67,14 +70,21 @@ class Groups:
         for group in range(len(examples.names)):
             rank[labels == group] = torch.arange(int((labels == group).sum()))
         chosen = order[rank < _MOST_ELEMENTS]
-        latents, usable = [], []
+        latents, log_probs = [], []
         for some in chosen.split(256):
             z, log_det = model.encode(examples.elements[some].to(model.device))
             latents.append(z.cpu())
-            usable.append((model.process.log_prob(z) + log_det >= floor).cpu())
+            log_probs.append((model.process.log_prob(z) + log_det).cpu())
             if progress is not None:
                 progress(sum(map(len, latents)), len(chosen))
-        return cls(torch.cat(latents), examples.labels[chosen], torch.cat(usable), examples.names)
+        log_prob = torch.cat(log_probs)
+        return cls(
+            torch.cat(latents),
+            examples.labels[chosen],
+            log_prob >= floor,
+            shortfall(log_prob, reference),
+            examples.names,
+        )
 
     @cached_property
     def counts(self) -> Int[Tensor, " groups"]:
@@ -96,15 +106,22 @@ class Groups:
     def scores(
         self, function: Scores, index: Int[Tensor, "some orders length"], device: torch.device
     ) -> Float[Tensor, "some orders *positions length"]:
-        """Scores of ordered sets; −∞ where an element is not usable, NaN where there is none."""
+        """Scores of ordered sets, less the shortfall of their elements.
+
+        They are −∞ where an element is not usable, and NaN where there is none.
+        """
         sets = index.flatten(0, 1)
         inside = sets >= 0
         usable = self.usable[sets.clamp(min=0)] & inside
         size = max(1, _NUMBERS_AT_A_TIME // (sets.shape[1] * max(self.latents.shape[1:] + sets.shape[1:])))
         parts = []
         for some, may, exists in zip(sets.split(size), usable.split(size), inside.split(size), strict=True):
-            scores = function(self.latents[some.clamp(min=0)].to(device), may.to(device)).cpu()
-            may, exists = (mask if scores.ndim == 2 else mask.unsqueeze(1) for mask in (may, exists))
+            some = some.clamp(min=0)
+            scores = function(self.latents[some].to(device), may.to(device)).cpu()
+            less, may, exists = (
+                one if scores.ndim == 2 else one.unsqueeze(1) for one in (self.shortfall[some], may, exists)
+            )
+            scores = scores - less
             parts.append(scores.masked_fill(~may & ~scores.isnan(), -math.inf).masked_fill(~exists, math.nan))
         found = torch.cat(parts)
         return found.view(*index.shape[:2], *found.shape[1:])
@@ -124,6 +141,7 @@ class GroupCalibration:
         groups: the encoded groups.
         cutoffs: cutoffs of the evidence, fixed on other data.
         floor: log p(x) below which an element is out-of-distribution, fixed on other data.
+        reference: log p(x) of typical elements, fixed on other data; −∞ for images, see `shortfall`.
         data: name of the data of the groups.
         unseen: whether the groups were not trained on and the cutoffs were fixed on other data.
         seed: seed of the random orders.
@@ -136,6 +154,7 @@ class GroupCalibration:
     data: str
     unseen: bool
     seed: int = 0
+    reference: float = -math.inf
     _kept: dict[tuple[str, int], GroupScores] = field(default_factory=dict)
 
     def stream(self, *, count_all: bool = False) -> GroupScores:
@@ -187,6 +206,7 @@ class GroupCalibration:
             "cutoffs": self.cutoffs.by_count,
             "rate": self.cutoffs.rate,
             "floor": None if self.floor == -math.inf else self.floor,
+            "reference": None if self.reference == -math.inf else self.reference,
             "data": self.data,
             "unseen": self.unseen,
             "seed": self.seed,
@@ -196,6 +216,7 @@ class GroupCalibration:
             "latents": self.groups.latents,
             "labels": self.groups.labels,
             "usable": self.groups.usable,
+            "shortfall": self.groups.shortfall,
             "positions": stream.positions,
             "scores": stream.scores,
         }
@@ -207,6 +228,8 @@ class GroupCalibration:
         tensors, header = read(path, "cpu")
         if header["kind"] != "calibration":
             raise ValueError(f"{path}: must be a calibration; got a {header['kind']}.")
+        if "reference" not in header:
+            raise ValueError(f"{path}: must be of this version; got an older one. Calibrate again.")
         if header.get("model") != model.fingerprint():
             raise ValueError(
                 f"{path}: must be of this model, {model.fingerprint()}; got one of {header.get('model')}. "
@@ -217,10 +240,11 @@ class GroupCalibration:
                 model,
                 _parse_groups(tensors, header["names"], model.dim),
                 Cutoffs(_numbers("cutoffs", header["cutoffs"]), *_numbers("rate", [header["rate"]])),
-                -math.inf if header["floor"] is None else _numbers("floor", [header["floor"]])[0],
+                _bound(header, "floor"),
                 str(header["data"]),
                 bool(header["unseen"]),
                 check_whole("seed", header["seed"]),
+                _bound(header, "reference"),
                 _kept={("stream", 0): _parse_scores(tensors, header)},
             )
 
@@ -233,7 +257,8 @@ def _parse_groups(tensors: dict[str, Tensor], names: Any, dim: int) -> Groups:
     require(usable.dtype == torch.bool and usable.shape == shape, "usable", "one for each of the latents")
     require(len(latents) > 0 and int(labels.min()) >= 0, "labels", "at least 0")
     require(int(labels.max()) < len(names), "labels", f"below {len(names)}")
-    groups = Groups(latents, labels, usable, tuple(names))
+    lacking = check_tensor("shortfall", tensors["shortfall"], shape)
+    groups = Groups(latents, labels, usable, lacking, tuple(names))
     require(int(groups.counts.min()) >= 2, "labels", "of at least two elements in each group")
     return groups
 
@@ -252,6 +277,11 @@ def _parse_scores(tensors: dict[str, Tensor], header: dict[str, Any]) -> GroupSc
     require(not bool((scores == math.inf).any()), "scores", "below infinity")
     elements = check_whole("elements", header["elements"], 1)
     return GroupScores(positions, scores.float(), elements, bool(header["unseen"]))
+
+
+def _bound(header: dict[str, Any], name: str) -> float:
+    """A number of a header, −∞ where it has none."""
+    return -math.inf if header[name] is None else _numbers(name, [header[name]])[0]
 
 
 def _numbers(name: str, values: Any) -> tuple[float, ...]:

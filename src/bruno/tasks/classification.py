@@ -14,13 +14,14 @@ from torch import Generator, Tensor
 from bruno.arrays import ArrayLike, Arrays, NumpyResult, as_tensor
 from bruno.data import Examples
 from bruno.kinds import Kind
-from bruno.model import Bruno
+from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
-from bruno.tasks.calibration import GroupCalibration
+from bruno.tasks.calibration import GroupCalibration, Groups
 from bruno.tasks.few_shot import FewShotProtocol, episode_scores
+from bruno.tasks.keep_out import shortfall
 from bruno.tasks.metrics import calibration_error, log_loss
 from bruno.tasks.progress import Progress
-from bruno.tasks.scorers import dimensions_above, part_size
+from bruno.tasks.scorers import ModelScorer, dimensions_above, part_size
 
 MAX_EXAMPLES = 9  # support elements of a class that are kept with a classification
 # Limits of a fitted temperature: without them it goes to 0 if all scores are right, to ∞ if all are wrong.
@@ -34,7 +35,9 @@ class Classification(NumpyResult):
     Attributes:
         probabilities: probability of each class for each query; every row sums to 1.
         log_scores: log p(query | support of the class) of the latents. The Jacobian of a query is the same
-            for every class and is omitted.
+            for every class and is omitted, except for rows with missing numbers, imputed for each class.
+        scores: log p(query | support of the class) − log p(query).
+        log_prob: log p(query), with missing numbers imputed for each class.
         labels: index of the most probable class of each query.
         classes: names of the classes.
         names: names of the queries.
@@ -49,6 +52,8 @@ class Classification(NumpyResult):
 
     probabilities: Float[Tensor, "queries classes"]
     log_scores: Float[Tensor, "queries classes"]
+    scores: Float[Tensor, "queries classes"]
+    log_prob: Float[Tensor, "queries classes"]
     labels: Int[Tensor, " queries"]
     classes: tuple[str, ...]
     names: tuple[str, ...]
@@ -108,7 +113,9 @@ def classify(
     Args:
         model: any model.
         support: the elements (n_c, *shape) of each class, by its name or in a sequence; n_c may differ.
-        queries: elements to classify, (queries, *shape).
+        queries: elements to classify, (queries, *shape). Missing numbers of rows, NaN, are imputed given each
+            class. The density of the imputed means is about the same in every class, so that log p(query |
+            support) ranks classes like log p(observed numbers | support).
         names: names of the queries; by default positions. Classes of a sequence are also named by position.
         prior: probability of each class before the query is seen, in any unit; uniform by default.
         temperature: T, see `fit_temperature`; at 1 a model of many pixels is overconfident.
@@ -128,23 +135,17 @@ def classify(
     log_prior = _log_prior(prior, len(named))
     device, dimensions = model.device, dimensions_above(model, threshold)
 
-    parts = [x.to(device) for x in (*named.values(), queries)]
-    if len({part.dtype for part in parts}) == 1:
-        latents = model.latents(torch.cat(parts), generator, batch_size=batch_size)
-        *known, unknown = latents.split([len(part) for part in parts])
-    else:  # integers concatenated with floats would be mistaken for dequantised pixels
-        *known, unknown = (model.latents(part, generator, batch_size=batch_size) for part in parts)
-    classes = Evidence.stack([Evidence.of(z) for z in known])
-    log_scores = torch.cat(
-        [
-            model.process.log_prob(z.unsqueeze(1), classes, dimensions=dimensions)
-            for z in unknown.split(part_size(len(named) * model.dim, device))
-        ]
-    )
+    known = [model.latents(x, generator, batch_size=batch_size) for x in named.values()]
+    classes = Posterior(model, Evidence.stack([Evidence.of(z) for z in known]))
+    size = max(1, min(batch_size, part_size(len(named) * model.dim, device)))
+    scored = [_scores(classes, x, dimensions, generator, len(named)) for x in queries.to(device).split(size)]
+    log_scores, before, log_prob = (torch.cat(some) for some in zip(*scored, strict=True))
     probabilities = (log_scores.double() / temperature + log_prior.to(device)).softmax(1).to(log_scores.dtype)
     return Classification(
         probabilities,
         log_scores,
+        log_scores - before,
+        log_prob,
         probabilities.argmax(1),
         classes=tuple(named),
         names=names,
@@ -156,10 +157,31 @@ def classify(
     )
 
 
+def _scores(
+    classes: Posterior,
+    x: Tensor,
+    dimensions: Bool[Tensor, " dim"] | None,
+    generator: Generator | None,
+    ways: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log p(z | class) and log p(z) of the latents of queries (q, *shape), and log p(x), all (q, classes).
+
+    Rows with missing numbers have latents for each class: their log p(z | class) includes the Jacobian.
+    """
+    model = classes.model
+    missing = x.isnan().flatten(1).any(1, keepdim=True)
+    if bool(missing.any()):
+        z, log_det = model.encode(classes.impute(x.unsqueeze(1)).expand(-1, ways, *model.shape), generator)
+    else:
+        z, log_det = (one.unsqueeze(1) for one in model.encode(x, generator))
+    omitted = log_det.masked_fill(missing, 0.0)
+    prior = model.process.log_prob(z) + log_det
+    given = model.process.log_prob(z, classes.evidence, dimensions=dimensions) + log_det
+    return given - omitted, (prior - omitted).expand_as(given), prior.expand_as(given)
+
+
 @torch.no_grad()
-def with_p_values(
-    found: Classification, model: Bruno, calibration: GroupCalibration, rate: float
-) -> Classification:
+def with_p_values(found: Classification, calibration: GroupCalibration, rate: float) -> Classification:
     """The classification with a p-value of each query for each class, and whether it is of none of them.
 
     The p-value of a class is that of the query as the next element of its support, which counts completely.
@@ -167,8 +189,7 @@ def with_p_values(
     is then rejected with a probability of at most `rate`, as its own class must reject it.
     """
     scores = calibration.stream(count_all=True)
-    prior = model.process.log_prob(model.latents(found.queries.to(model.device)))
-    gains = (found.log_scores - prior.unsqueeze(1)).double().cpu().numpy()
+    gains = (found.scores - shortfall(found.log_prob, calibration.reference)).double().cpu().numpy()
     columns = [
         scores.p_values(gains[:, i], shots, scores.basis(shots, rate))
         for i, shots in enumerate(found.support)
@@ -195,6 +216,46 @@ def fit_temperature(
     log_scores = episode_scores(
         model, examples, replace(protocol, noise=False), generator=generator, progress=progress
     )
+    return _calibration(log_scores)
+
+
+@torch.no_grad()
+def fit_temperature_to_groups(
+    model: Bruno, groups: Groups, *, ways: int, shots: int, generator: Generator, episodes: int = 600
+) -> Calibration | None:
+    """`fit_temperature` on encoded groups, such as those of a calibration; None with fewer than two.
+
+    Groups of at most `shots` elements are left out. The ways are at most the number of groups.
+    """
+    members = [(groups.labels == group).nonzero().flatten() for group in range(len(groups.names))]
+    members = [some for some in members if len(some) > shots]
+    if len(members) < 2:
+        return None
+    ways = min(ways, len(members))
+    queries, supports = [], []
+    for _ in range(episodes):
+        chosen = torch.randperm(len(members), generator=generator)[:ways].tolist()
+        drawn = [
+            members[group][torch.randperm(len(members[group]), generator=generator)[: shots + 1]]
+            for group in chosen
+        ]
+        queries.append(drawn[0][shots])
+        supports.append(torch.stack([some[:shots] for some in drawn]))
+    query, support, scorer = (
+        torch.stack(queries),
+        torch.stack(supports),
+        ModelScorer(model, None, noise=False),
+    )
+    size = max(1, part_size(ways * shots * model.dim, model.device))
+    log_scores = [
+        scorer.scores(groups.latents[some].to(model.device), groups.latents[one].to(model.device))
+        for some, one in zip(support.split(size), query.split(size), strict=True)
+    ]
+    return _calibration(torch.cat(log_scores))
+
+
+def _calibration(log_scores: Float[Tensor, "episodes way"]) -> Calibration:
+    """The best temperature of episodes whose first class is the true one."""
     labels = torch.zeros(len(log_scores), dtype=torch.long, device=log_scores.device)
     mistakes = int((log_scores.argmax(1) != labels).sum())
     best = best_temperature(labels, log_scores) if mistakes else 1.0

@@ -72,6 +72,17 @@ def log_prob_given(model: Bruno, z: Float[Tensor, "*batch dim"], evidence: Evide
     return found if bool(found.isfinite().all()) else model.process.log_prob(z, evidence)
 
 
+def shortfall(log_prob: Float[Tensor, "*batch"], reference: float) -> Float[Tensor, "*batch"]:
+    """max(0, reference − log p(x)): how much less likely elements are than typical ones, in any set.
+
+    An element that is unlikely in every set may have a high score: log p(x) is as low as log p(x | set). Less
+    its shortfall, the score is log p(x | set) − max(log p(x), reference), the log-likelihood ratio against
+    elements of other sets, or of anything at the reference density. It finds rows of no set, such as those
+    with a broken correlation. Images have no reference: their log p(x) measures how complex they are.
+    """
+    return (reference - log_prob).clamp(min=0)
+
+
 def typical_elements(
     model: Bruno,
     z: Float[Tensor, "*batch n dim"],

@@ -15,7 +15,7 @@ from torch import Generator
 from bruno.data import Examples, SetSampler
 from bruno.files import inside
 from bruno.recipe_data import is_path
-from bruno.tasks.anomaly import check_rate, density_floor
+from bruno.tasks.anomaly import check_rate, density_floor, reference_density
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.progress import Progress
@@ -126,25 +126,28 @@ class CalibrationJobs(TrainedData):
             clean = clean.of_classes(i for i in every if i % _SET_ASIDE)
         unseen = unseen and other is not None
         other = clean if other is None else other
-        floor = self._floor(other, generator)
+        floor, reference = self._densities(other, generator)
         cutoffs = fixed_cutoffs(self.model, Groups.of(self.model, other, floor=floor, generator=generator))
-        groups = Groups.of(self.model, clean, floor=floor, generator=generator, progress=progress)
+        groups = Groups.of(
+            self.model, clean, floor=floor, reference=reference, generator=generator, progress=progress
+        )
         name = data or (self.recipe.data.name if self.recipe else "unknown data")
         if len(groups.names) < _FEW_GROUPS:
             warnings.warn(
                 f"calibrated on {len(groups.names)} class{'es' * (len(groups.names) > 1)} with "
-                f"{len(clean)} elements, too few: the false-alarm rate may be far off. Calibrate on more "
-                "classes (`bruno calibrate`), or set a threshold.",
+                f"{len(clean)} elements, too few: at low rates, only gross outliers are flagged. Use the "
+                "order of the scores, calibrate on more classes (`bruno calibrate`), or set a threshold.",
                 stacklevel=4,
             )
-        return GroupCalibration(self.model, groups, cutoffs, floor, str(name), unseen, seed)
+        return GroupCalibration(self.model, groups, cutoffs, floor, str(name), unseen, seed, reference)
 
     def _clean_groups(self, data: str | None, invert: bool | None) -> CleanGroups:
         """The groups to calibrate on.
 
-        Of the model's own data, these are the unseen classes. A table may have only a few of these, which say
-        little about others. Then all sets are used: the small model of a table fits its training sets hardly
-        better than others, but its p-values are no longer exact.
+        Of the model's own data, these are the unseen classes: those for tests, or, for a few classes of user
+        images, all that were not trained on. A table may have only a few of these, which say little about
+        others. Then all sets are used: the small model of a table fits its training sets hardly better than
+        others, but its p-values are no longer exact.
         """
         if data is not None and not (self.recipe and _is_same(data, self.recipe.data.name)):
             split, invert = (None, invert) if is_path(data) else (self.unseen, None)
@@ -154,9 +157,11 @@ class CalibrationJobs(TrainedData):
             return CleanGroups(clean, True)
         assert self.recipe is not None
         trained_on = set(self._select(self.recipe.data.split).examples.names)
-        if data is not None:
+        few_images = self.model.kind.is_images and len(clean.names) < _FEW_GROUPS
+        if data is not None or (few_images and is_path(self.recipe.data.name)):
             every = self._select("all").examples
-            clean = every.of_classes(i for i, name in enumerate(every.names) if name not in trained_on)
+            new = [i for i, name in enumerate(every.names) if name not in trained_on]
+            clean = every.of_classes(new) if new else clean
         if self.model.kind.is_images or len(clean.names) >= _FEW_GROUPS:
             return CleanGroups(clean, trained_on.isdisjoint(clean.names))
         every = self._select("all").examples
@@ -177,11 +182,18 @@ class CalibrationJobs(TrainedData):
         most = _OTHER_IMAGES if self.model.kind.is_images else _OTHER_ROWS
         return _some(_with_two_elements(examples), most, self._generator(0))
 
-    def _floor(self, clean: Examples, generator: Generator) -> float:
-        """The log p(x) below which a row is out-of-distribution; images can be judged however unlikely."""
+    def _densities(self, clean: Examples, generator: Generator) -> tuple[float, float]:
+        """The log p(x) below which a row is out-of-distribution, and that of a typical row.
+
+        Images can be judged however unlikely: their log p(x) measures how complex they are.
+        """
         if self.model.kind.is_images:
-            return -math.inf
-        return density_floor(self.model, SetSampler(clean, device=self.device), generator=generator)
+            return -math.inf, -math.inf
+        sampler = SetSampler(clean, device=self.device)
+        return (
+            density_floor(self.model, sampler, generator=generator),
+            reference_density(self.model, sampler, generator=generator),
+        )
 
 
 def report_support(scores: GroupScores, rate: float, groups: int, position: int) -> None:

@@ -103,6 +103,7 @@ class DetectionJobs(CalibrationJobs):
             cutoffs=found.cutoffs,
             count_all=count_all,
             floor=found.floor,
+            reference=found.reference,
         )
 
     def judge_batch(
@@ -169,6 +170,7 @@ class DetectionJobs(CalibrationJobs):
                 cutoffs=found.cutoffs if found else None,
                 count_all=count_all,
                 floor=found.floor if found else -math.inf,
+                reference=found.reference if found else -math.inf,
                 false_discovery_rate=false_discovery_rate if found else None,
             )
             judged |= dict(zip(members, judgements, strict=True))
