@@ -231,7 +231,7 @@ def test_queries_are_classified_given_support_in_any_form(trained, unseen, form,
 def test_the_temperature_is_fitted_on_unseen_classes(trained, unseen, caplog):
     support = {name: some(unseen, name, 0, 2) for name in UNSEEN}
     with caplog.at_level("INFO", "bruno"):
-        found = trained.classify(some(unseen, "2", 5, 9), support, temperature=None)
+        found = trained.classify(some(unseen, "2", 5, 9), support, calibrate=True)
     assert re.search(r"temperature \d", caplog.text)
     assert 0.1 < found.temperature < 10
     with pytest.raises(ValueError, match=r"`support` .*two classes; got 1"):

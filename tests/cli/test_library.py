@@ -51,7 +51,6 @@ RENDERED = {"as_json", "show", "help"}  # options about output
 OTHERWISE = {
     "train": {"verdict"},  # Trained.verdict, like that of fine-tuning
     "finetune": {"verdict"},
-    "classify": {"calibrate"},  # temperature=None
     "study": {"out", "data", "seed"},  # the result's folder, examples, seeds
     "report": {"model"},  # the folder
     "retrieve search": {"seed"},  # nothing is random

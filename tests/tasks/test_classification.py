@@ -3,10 +3,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tasks.machines import machine_model, machines, with_holes
 
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
-from bruno.tasks.classification import best_temperature, classify, fit_temperature
+from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.classification import (
+    best_temperature,
+    classify,
+    fit_temperature,
+    fit_temperature_to_groups,
+    with_p_values,
+)
 from bruno.tasks.few_shot import FewShotProtocol, draw_episodes, episode_scores
 from bruno.tasks.metrics import calibration_error, log_loss
 
@@ -179,3 +187,60 @@ IMAGES = torch.randint(0, 256, (3, 1, 2, 2), dtype=torch.uint8)
 def test_invalid_arguments_raise(tiny_model, support, queries, options, message):
     with pytest.raises(ValueError, match=message):
         classify(tiny_model, support, queries, **options)
+
+
+# --- missing numbers and calibrations --------------------------------------------------------------------
+
+
+def test_missing_numbers_are_imputed_given_each_class():
+    model, data = machine_model("impute"), machines(4, 30, seed=1)
+    x = data.elements.view(4, 30, -1)
+    support, queries = {str(i): x[i, :10] for i in range(4)}, with_holes(x[:, 10:].flatten(0, 1), 0.4)
+    found = classify(model, support, queries)
+    labels = torch.arange(4).repeat_interleave(20)
+    by_prior = classify(model, support, model.prior().impute(queries))
+    right, others = ((one.labels == labels).double().mean() for one in (found, by_prior))
+    assert right > 0.8
+    assert right > others
+    posteriors = model.condition(torch.stack(list(support.values())))
+    incomplete = queries.isnan().any(1)
+    expected = posteriors.log_prob(queries[incomplete].unsqueeze(1))
+    torch.testing.assert_close(found.log_scores[incomplete], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_complete_queries_have_the_same_scores_beside_incomplete_ones():
+    model, data = machine_model("impute"), machines(2, 20, seed=1)
+    x = data.elements.view(2, 20, -1)
+    support, queries = [x[0, :10], x[1, :10]], x[:, 10:].flatten(0, 1).clone()
+    alone = classify(model, support, queries)
+    queries[0, 0] = math.nan
+    mixed = classify(model, support, queries)
+    torch.testing.assert_close(mixed.log_scores[1:], alone.log_scores[1:])
+    torch.testing.assert_close(mixed.scores[1:], alone.scores[1:])
+
+
+def test_a_temperature_is_fitted_to_encoded_groups():
+    model, data = machine_model(), machines(12, 20, seed=1)
+    groups = Groups.of(model, data, generator=seeded())
+    found = fit_temperature_to_groups(model, groups, ways=8, shots=1, generator=seeded())
+    assert (found.episodes, found.mistakes > 0) == (600, True)
+    assert found.log_loss <= found.log_loss_before
+    apart = replace(groups, latents=0.01 * groups.latents + groups.labels.unsqueeze(1) / 12)
+    easy = fit_temperature_to_groups(model, apart, ways=2, shots=9, generator=seeded(), episodes=50)
+    assert (easy.mistakes, easy.temperature) == (0, 1.0)
+    assert fit_temperature_to_groups(model, groups, ways=2, shots=20, generator=seeded()) is None
+
+
+def test_p_values_of_queries_with_missing_numbers_are_at_most_as_low_as_asked_for():
+    """A query of a class is called none of these at most as often as asked for, with holes or without."""
+    model, data = machine_model("impute"), machines(40, 20, seed=1)
+    other, groups = (Groups.of(model, machines(40, 20, seed=seed), generator=seeded()) for seed in (2, 3))
+    calibration = GroupCalibration(model, groups, fixed_cutoffs(model, other), -math.inf, "", True)
+    x = data.elements.view(40, 20, -1)
+    support, labels = [some[:8] for some in x], torch.arange(40).repeat_interleave(12)
+    for missing in (0.0, 0.2):
+        queries = with_holes(x[:, 8:].flatten(0, 1), missing)
+        found = with_p_values(classify(model, support, queries), calibration, 0.1)
+        rejected = (found.p[torch.arange(len(labels)), labels] <= 0.1).double().view(40, 12).mean(1)
+        assert rejected.mean() < 0.1 + 3 * rejected.std() / math.sqrt(40)
+        assert found.none_of_these.double().mean() <= rejected.mean()

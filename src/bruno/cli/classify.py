@@ -29,8 +29,9 @@ def classify(
         ),
     ] = "",
     temperature: Annotated[
-        float, typer.Option(help="Divides the log-probabilities; above 1 for less confident predictions.")
-    ] = 1.0,
+        float | None,
+        typer.Option(help="Divides the log-probabilities; by default that of the model's calibration, or 1."),
+    ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit the temperature on unseen classes.")
     ] = False,
@@ -48,8 +49,9 @@ def classify(
     ] = 0.01,
 ) -> None:
     """Classify your own elements into your own classes, given a few examples of each."""
-    check_number("--temperature", temperature, 1e-6)
-    if calibrate and temperature != 1.0:
+    if temperature is not None:
+        check_number("--temperature", temperature, 1e-6)
+    if calibrate and temperature is not None:
         raise ValueError(f"`--calibrate` fits the temperature; omit --temperature {temperature}.")
     if data and not calibrate:
         raise ValueError("`--data` is for calibration; omit it, or add --calibrate.")
@@ -58,7 +60,8 @@ def classify(
         images,
         support,
         prior=_parse_prior(prior) if prior else None,
-        temperature=None if calibrate else temperature,
+        temperature=temperature,
+        calibrate=calibrate,
         data=data,
         none_rate=none_rate,
         seed=model.seed,

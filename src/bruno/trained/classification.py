@@ -14,7 +14,15 @@ from torch import Tensor
 from bruno.data.archives import is_hidden
 from bruno.recipe_data import is_path
 from bruno.tasks.anomaly import check_rate
-from bruno.tasks.classification import Classification, classify, fit_temperature, with_p_values
+from bruno.tasks.calibration import GroupCalibration
+from bruno.tasks.classification import (
+    Calibration,
+    Classification,
+    classify,
+    fit_temperature,
+    fit_temperature_to_groups,
+    with_p_values,
+)
 from bruno.tasks.few_shot import FewShotProtocol
 from bruno.trained.calibration import CalibrationJobs
 from bruno.trained.data import Source
@@ -33,7 +41,8 @@ class ClassificationJobs(CalibrationJobs):
         support: str | Path | Mapping[str, Source],
         *,
         prior: Sequence[float] | None = None,
-        temperature: float | None = 1.0,
+        temperature: float | None = None,
+        calibrate: bool = False,
         data: str | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
@@ -46,8 +55,10 @@ class ClassificationJobs(CalibrationJobs):
             queries: elements to classify: files, folders, arrays.
             support: examples of each class by its name, or a folder of class folders, or a CSV.
             prior: probability of each class, in any unit; uniform by default.
-            temperature: divides the log-probabilities; None to fit it on unseen classes.
-            data: fit the temperature on this instead of the model's own data.
+            temperature: divides the log-probabilities. By default, it is fitted to the groups of the
+                calibration that is kept with the model; without one, it is 1.
+            calibrate: fit the temperature on the unseen classes of the model's own data instead.
+            data: with `calibrate`, fit it on this.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
             none_rate: a query whose p-value is at most this for every class is of none of these, which is
@@ -61,13 +72,15 @@ class ClassificationJobs(CalibrationJobs):
         if len(sets) < 2:
             raise ValueError(f"`support` must have at least two classes; got {len(sets)}.")
         x, names, _ = self._read(queries, **reading)
-        x = self.model.prior().impute(x.to(self.device)).cpu()  # the set of a query is not known
-        self.warn_if_unfamiliar(torch.cat(list(sets.values())), x)
-        if temperature is None:
-            temperature = self._fitted_temperature(sets, data, invert, seed)
-        found = classify(self.model, sets, x, names=names, prior=prior, temperature=temperature)
+        imputed = self.model.prior().impute(x.to(self.device)).cpu()
+        self.warn_if_unfamiliar(torch.cat(list(sets.values())), imputed)
         calibration = self.kept_calibration()
-        return found if calibration is None else with_p_values(found, self.model, calibration, none_rate)
+        if temperature is None and calibrate:
+            temperature = self._fitted_temperature(sets, data, invert, seed)
+        elif temperature is None:
+            temperature = 1.0 if calibration is None else self._kept_temperature(calibration, sets, seed)
+        found = classify(self.model, sets, x, names=names, prior=prior, temperature=temperature)
+        return found if calibration is None else with_p_values(found, calibration, none_rate)
 
     def _support(
         self, support: str | Path | Mapping[str, Source], reading: dict[str, Any]
@@ -91,6 +104,20 @@ class ClassificationJobs(CalibrationJobs):
             raise ValueError(f"`support` must be a folder of at least two class folders; {path} {found}.")
         return {folder.name: self.model.impute(self._read(folder, **reading).x) for folder in folders}
 
+    def _kept_temperature(self, calibration: GroupCalibration, sets: dict[str, Tensor], seed: int) -> float:
+        """The temperature for episodes like the support, from the groups of the calibration."""
+        found = fit_temperature_to_groups(
+            self.model,
+            calibration.groups,
+            ways=len(sets),
+            shots=min(map(len, sets.values())),
+            generator=torch.Generator().manual_seed(seed),
+        )
+        if found is None:
+            return 1.0
+        _log_temperature(found)
+        return found.temperature
+
     def _fitted_temperature(
         self, sets: dict[str, Tensor], data: str | None, invert: bool | None, seed: int
     ) -> float:
@@ -112,10 +139,14 @@ class ClassificationJobs(CalibrationJobs):
                 "data that are harder to tell apart (`data`).",
                 stacklevel=4,
             )
-        _log.info(
-            "temperature %.2f, from %d episodes with %d mistakes",
-            found.temperature,
-            found.episodes,
-            found.mistakes,
-        )
+        _log_temperature(found)
         return found.temperature
+
+
+def _log_temperature(found: Calibration) -> None:
+    _log.info(
+        "temperature %.2f, from %d episodes with %d mistakes",
+        found.temperature,
+        found.episodes,
+        found.mistakes,
+    )
