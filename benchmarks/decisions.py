@@ -1,8 +1,9 @@
 """False-alarm rates of p-values, and detection of faults against other methods. Writes results/decisions/.
 
 Coverage: in every redraw, the held-out groups are divided at random into calibration and test groups. Each
-test group is one stream in random order. The false-alarm rate is the mean over groups of the share of clean
-elements with p at most the asked rate. Standard errors are clustered by group: over the means of groups.
+test group is one stream and one batch, in random order. The false-alarm rate is the mean over groups of the
+share of clean elements with p at most the asked rate. Standard errors are clustered by group: over the means
+of groups. Data with ten classes have five models, each trained without three of them: two are calibrated on.
 
 Detection: 200 machines that were not trained on, with 8 % faults. All methods judge the same rows. Each has
 its own threshold at a rate of 1 %, the same quantile of its scores on the same clean machines.
@@ -24,13 +25,15 @@ import torch
 
 import bruno
 from bruno import Bruno
-from bruno.data import Examples, is_available, load_examples
+from bruno.config import load_recipe
+from bruno.data import Examples, SetSampler, is_available, load_examples
 from bruno.data.synthetic import simulate_machines
 from bruno.provenance import provenance
-from bruno.tasks import Cutoffs, GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks import Cutoffs, GroupCalibration, Groups, fixed_cutoffs, reference_density
 from bruno.tasks.conformal import GroupScores
-from bruno.tasks.keep_out import batch_scores, stream_scores
+from bruno.tasks.keep_out import batch_scores, shortfall, stream_scores
 from bruno.tasks.metrics import average_precision, roc_auc
+from bruno.training import Run, Trainer
 
 RESULTS = Path(__file__).parents[1] / "results" / "decisions"
 RATES = (0.01, 0.05, 0.1)
@@ -40,15 +43,39 @@ _NEIGHBOURS = 10  # of LocalOutlierFactor; its default of 20 is as many as a sma
 
 
 @dataclass(frozen=True)
-class Case:
-    """Held-out groups of a model: which are calibrated on is drawn anew."""
+class Fold:
+    """A model, the groups it was trained on, and held-out groups."""
 
-    name: str
     model: Bruno
     train: Examples
     held_out: Examples
+
+
+@dataclass(frozen=True)
+class Case:
+    """Held-out groups of models: which are calibrated on is drawn anew."""
+
+    name: str
+    folds: list[Fold]
     calibrated: int
-    set_size: int
+    set_size: int = 12
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of the held-out groups of a fold: those to calibrate on, and those of new sets.
+
+    Attributes:
+        names: names of the groups.
+        known: of all groups.
+        new: (groups, orders, elements).
+        counts: number of elements of each group.
+    """
+
+    names: tuple[str, ...]
+    known: GroupScores
+    new: torch.Tensor
+    counts: torch.Tensor
 
 
 def train_machines(folder: Path, steps: int) -> Bruno:
@@ -68,88 +95,160 @@ def _train_table(out: Path, examples: Examples, steps: int) -> Bruno:
     ).model
 
 
-def wine_groups(size: int = 10) -> Examples:
-    """scikit-learn's wine table, sorted by alcohol within each cultivar and cut into groups of this size."""
-    from sklearn.datasets import load_wine
+def table_groups(size: int = 10) -> Examples:
+    """scikit-learn's breast-cancer table, sorted by radius within each diagnosis and cut into groups.
 
-    wine = load_wine()
-    order = np.lexsort((wine.data[:, 0], wine.target))
-    rows = wine.data[order][:, 1:]  # the sorted column itself would reveal the order
+    The columns of the radius, the perimeter and the area are left out: they would reveal the order.
+    """
+    from sklearn.datasets import load_breast_cancer
+
+    table = load_breast_cancer()
+    order = np.lexsort((table.data[:, 0], table.target))
+    columns = [1, *range(4, 10)]
+    rows = table.data[order][:, columns]
     groups = len(rows) // size
     return Examples(
-        rows[: groups * size], np.repeat(np.arange(groups), size), [f"g{i:02d}" for i in range(groups)]
+        rows[: groups * size],
+        np.repeat(np.arange(groups), size),
+        [f"g{i:02d}" for i in range(groups)],
+        columns=tuple(str(table.feature_names[i]).replace(" ", "_") for i in columns),
     )
 
 
+def _train_images(out: Path, name: str, examples: Examples, steps: int) -> Bruno:
+    """A small model of images, trained on these classes."""
+    settings = [f"train.steps={steps}", f"data.name={name}", "data.rotations=false"]
+    recipe = load_recipe("digits", settings)
+    torch.manual_seed(recipe.train.seed)
+    model = Bruno.from_config(recipe.model(examples.shape, examples.levels))
+    run = Run(out)
+    for _ in run.fit(Trainer(model, SetSampler(examples), recipe.train), recipe):
+        pass
+    return run.model()
+
+
+def ten_classes(folder: Path, name: str, steps: int, data_dir: Path | None) -> Case:
+    """Five models of images of ten classes, each trained on seven of them."""
+    examples = load_examples(name, "all" if name == "digits" else "train", data_dir=data_dir)
+    folds = []
+    for first in range(0, 10, 2):
+        held_out = [(first + i) % 10 for i in (0, 3, 6)]
+        train = examples.of_classes(i for i in range(10) if i not in held_out)
+        model = _train_images(folder / f"{name}-{first}", name, train, steps)
+        folds.append(Fold(model, train, examples.of_classes(held_out)))
+    return Case(name, folds, 2)
+
+
 def cases(folder: Path, steps: int, data_dir: Path | None) -> Iterator[Case]:
-    """The cases that can be run here, each trained when it is needed; Omniglot needs its data."""
+    """The cases that can be run here, each trained when it is needed; some need published data."""
     machines = train_machines(folder, steps)
     clean = simulate_machines(_TRAINED, _ROWS, seed=0).examples
     new = simulate_machines(360, _ROWS, seed=1).examples
-    for calibrated in (40, 250):
-        yield Case(f"machines, {calibrated}", machines, clean, new, calibrated, 12)
-    wine = wine_groups()
-    some, rest = wine.of_classes(range(0, len(wine.names), 2)), wine.of_classes(range(1, len(wine.names), 2))
-    yield Case("wine", _train_table(folder / "wine", some, steps), some, rest, 7, 10)
-    digits = bruno.train("digits", folder / "digits", data={"rotations": False}, steps=steps, device="cpu")
-    seen, unseen = load_examples("digits"), load_examples("digits", "test")
-    yield Case("digits", digits.model, seen, unseen, 2, 12)
-    pretrained, drawn = bruno.open("omniglot", device="cpu").model, load_examples("drawn", "all")
-    yield Case("drawn", pretrained, drawn.of_classes(range(10)), drawn.of_classes(range(10, 40)), 25, 12)
+    for calibrated in (5, 40, 250):
+        yield Case(f"machines, {calibrated}", [Fold(machines, clean, new)], calibrated)
+    table = table_groups()
+    some = table.of_classes(range(0, len(table.names), 2))
+    rest = table.of_classes(range(1, len(table.names), 2))
+    yield Case("breast cancer", [Fold(_train_table(folder / "table", some, steps), some, rest)], 21, 10)
+    yield ten_classes(folder, "digits", steps, data_dir)
+    for name in ("mnist", "fashion-mnist"):
+        if is_available(name, data_dir):
+            yield ten_classes(folder, name, steps // 3, data_dir)
+    pretrained, drawn = bruno.open("omniglot-small", device="cpu").model, load_examples("drawn", "all")
+    fold = Fold(pretrained, drawn.of_classes(range(10)), drawn.of_classes(range(10, 40)))
+    yield Case("drawn", [fold], 21)
     if is_available("omniglot", data_dir):
         seen, unseen = (load_examples("omniglot", split, data_dir=data_dir) for split in ("train", "test"))
-        some = unseen.of_classes(range(0, 423, 3))
-        yield Case("omniglot", pretrained, seen.of_classes(range(0, 900, 40)), some, 110, 12)
+        fold = Fold(pretrained, seen.of_classes(range(0, 900, 40)), unseen)
+        for calibrated in (21, 250):
+            yield Case(f"omniglot, {calibrated}", [fold], calibrated)
 
 
-def coverage(case: Case, redraws: int, seed: int) -> dict[str, Any]:
-    """False-alarm rates of streams at each asked rate, over redraws of calibration and test groups."""
-    generator = torch.Generator().manual_seed(seed)
-    cutoffs = fixed_cutoffs(case.model, Groups.of(case.model, case.train, generator=generator))
-    groups = Groups.of(case.model, case.held_out, generator=generator)
-    every = groups.orders(torch.arange(len(groups.names)), case.set_size, 8, generator)
-    scores = groups.scores(
-        lambda z, usable: stream_scores(case.model, z, cutoffs, usable), every, case.model.device
-    )[:, :, 1:]
-    table = GroupCalibration(case.model, groups, cutoffs, -math.inf, case.name, True, seed).stream()
-    positions = slice(case.set_size - 1)  # estimates are smoothed over all positions that are kept
-    alarms: dict[float, list[torch.Tensor]] = {rate: [] for rate in RATES}
-    bases: dict[float, str] = {}
-    for _ in range(redraws):
-        order = torch.randperm(len(groups.names), generator=generator)
-        used, tested = order[: case.calibrated], order[case.calibrated :]
-        elements = int(groups.counts[used].sum())
-        known = GroupScores(table.positions[positions], table.scores[positions][:, used], elements)
-        which = torch.randint(8, (len(tested),), generator=generator)
-        new = scores[tested, which]
-        for rate in RATES:
-            bases[rate] = known.basis(1, rate)
-            limits = torch.tensor([known.threshold(n, rate) for n in range(1, case.set_size)])
-            share = torch.full((len(groups.names),), math.nan)
-            share[tested] = (new < limits).double().mean(1).float()
-            alarms[rate].append(share)
-    rates = [_rate(rate, bases[rate], torch.stack(alarms[rate])) for rate in RATES]
-    exact = known.smallest_exact(1)
+def fold_scores(fold: Fold, set_size: int, seed: int) -> dict[str, Scores]:
+    """Scores of the held-out groups of a fold as streams and as batches."""
+    model, generator = fold.model, torch.Generator().manual_seed(seed)
+    reference = _reference(model, fold.train, generator)
+    cutoffs = fixed_cutoffs(model, Groups.of(model, fold.train, generator=generator))
+    groups = Groups.of(model, fold.held_out, reference=reference, generator=generator)
+    orders = max(8, 200 // len(groups.names))
+    every = groups.orders(torch.arange(len(groups.names)), set_size, orders, generator)
+    calibration = GroupCalibration(model, groups, cutoffs, -math.inf, "", True, seed, reference)
+    stream, batch = calibration.stream(), calibration.batch(set_size)
+    positions = slice(set_size - 1)  # estimates are smoothed over all positions that are kept
+    stream = GroupScores(stream.positions[positions], stream.scores[positions], stream.elements)
+    new = groups.scores(lambda z, usable: stream_scores(model, z, cutoffs, usable), every, model.device)
+    whole = groups.scores(lambda z, usable: batch_scores(model, z, cutoffs, usable)[0], every, model.device)
+    names = fold.held_out.names
     return {
-        "case": case.name,
-        "groups": case.calibrated,
-        "redraws": redraws,
-        "smallest exact rate": exact,
-        "rates": rates,
+        "stream": Scores(names, stream, new[:, :, 1:], groups.counts),
+        "batch": Scores(names, batch, whole, groups.counts),
     }
 
 
-def _rate(rate: float, basis: str, shares: torch.Tensor) -> dict[str, Any]:
-    by_group = shares.nanmean(0)
-    by_group = by_group[~by_group.isnan()]
-    mean, error = by_group.mean().item(), by_group.std().item() / math.sqrt(len(by_group))
+def _reference(model: Bruno, train: Examples, generator: torch.Generator) -> float:
+    """The reference density of rows, as `Trained.calibrate` has it; images have none."""
+    return (
+        -math.inf
+        if model.kind.is_images
+        else reference_density(model, SetSampler(train), generator=generator)
+    )
+
+
+def coverage(case: Case, redraws: int, seed: int) -> list[dict[str, Any]]:
+    """False-alarm rates of streams and batches at each asked rate, over redraws of the groups."""
+    folds = [fold_scores(fold, case.set_size, seed) for fold in case.folds]
+    tables = []
+    for procedure in ("stream", "batch"):
+        scores = [fold[procedure] for fold in folds]
+        known, shares = _redraw(scores, case.calibrated, redraws, seed)
+        position = int(known.positions[0])
+        rates = [_rate(rate, known.basis(position, rate), shares[rate]) for rate in RATES]
+        tables.append(
+            {
+                "case": case.name,
+                "procedure": procedure,
+                "groups": case.calibrated,
+                "test groups": len(shares[RATES[0]]),
+                "redraws": redraws,
+                "smallest exact rate": known.smallest_exact(position),
+                "rates": rates,
+            }
+        )
+    return tables
+
+
+def _redraw(
+    folds: list[Scores], calibrated: int, redraws: int, seed: int
+) -> tuple[GroupScores, dict[float, dict[str, list[float]]]]:
+    """The last calibration, and the shares of flagged elements by asked rate and group."""
+    generator = torch.Generator().manual_seed(seed)
+    shares: dict[float, dict[str, list[float]]] = {rate: {} for rate in RATES}
+    for redraw in range(redraws):
+        one = folds[redraw % len(folds)]
+        order = torch.randperm(len(one.names), generator=generator)
+        used, tested = order[:calibrated], order[calibrated:]
+        elements = int(one.counts[used].sum())
+        known = GroupScores(one.known.positions, one.known.scores[:, used], elements)
+        which = torch.randint(one.new.shape[1], (len(tested),), generator=generator)
+        new = one.new[tested, which]
+        for rate in RATES:
+            limits = torch.tensor([known.threshold(n, rate) for n in known.positions.tolist()])
+            flagged = (new < limits).double().mean(1).tolist()
+            for place, share in zip(tested.tolist(), flagged, strict=True):
+                shares[rate].setdefault(one.names[place], []).append(share)
+    return known, shares
+
+
+def _rate(rate: float, basis: str, shares: dict[str, list[float]]) -> dict[str, Any]:
+    by_group = np.array([np.mean(some) for some in shares.values()])
+    mean, error = float(by_group.mean()), float(by_group.std(ddof=1)) / math.sqrt(len(by_group))
     most, least = (rate + 3 * error, rate / 2) if basis == "exact" else (2 * rate, 0.0)
     return {
         "asked": rate,
         "basis": basis,
         "measured": mean,
         "standard error": error,
-        "holds": least <= mean <= most,
+        "holds": bool(least <= mean <= most),
     }
 
 
@@ -161,7 +260,7 @@ def detection(model: Bruno, machines: int, rows: int, seed: int) -> dict[str, An
     generator = torch.Generator().manual_seed(seed)
     cutoffs = fixed_cutoffs(model, Groups.of(model, train, generator=generator))
     outlier = fault.view(machines, rows) > 0
-    methods = _methods(model, cutoffs)
+    methods = _methods(model, cutoffs, _reference(model, train, generator))
     picks = torch.randint(machines, (_BOOTSTRAPS, machines), generator=generator)
     found, areas = {}, {}
     for name, method in methods.items():
@@ -200,7 +299,9 @@ def _quality(
     }, torch.stack([area[1:], precision[1:]])
 
 
-def _methods(model: Bruno, cutoffs: Cutoffs) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+def _methods(
+    model: Bruno, cutoffs: Cutoffs, reference: float
+) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Scores of sets (sets, n, columns), lower for outliers; the first four are ours."""
     from sklearn.covariance import MinCovDet
     from sklearn.ensemble import IsolationForest
@@ -212,11 +313,14 @@ def _methods(model: Bruno, cutoffs: Cutoffs) -> dict[str, Callable[[torch.Tensor
     def scaled(x: np.ndarray) -> np.ndarray:
         return (x - x.mean(0)) / x.std(0)
 
+    def less(x: torch.Tensor) -> torch.Tensor:
+        return shortfall(model.prior().log_prob(x), reference)
+
     return {
-        "BRUNO, stream": lambda x: stream_scores(model, model.latents(x), cutoffs),
-        "BRUNO, batch": lambda x: batch_scores(model, model.latents(x), cutoffs)[0],
-        "BRUNO, stream, everything counts": lambda x: stream_scores(model, model.latents(x), None),
-        "BRUNO, batch, everything counts": lambda x: batch_scores(model, model.latents(x), None)[0],
+        "BRUNO, stream": lambda x: stream_scores(model, model.latents(x), cutoffs) - less(x),
+        "BRUNO, batch": lambda x: batch_scores(model, model.latents(x), cutoffs)[0] - less(x),
+        "BRUNO, stream, everything counts": lambda x: stream_scores(model, model.latents(x), None) - less(x),
+        "BRUNO, batch, everything counts": lambda x: batch_scores(model, model.latents(x), None)[0] - less(x),
         "IsolationForest": each(lambda x: IsolationForest(random_state=0).fit(x).score_samples(x)),
         "LocalOutlierFactor": each(
             lambda x: LocalOutlierFactor(n_neighbors=_NEIGHBOURS).fit(scaled(x)).negative_outlier_factor_
@@ -247,8 +351,8 @@ def main() -> None:
         if arguments.only != "detection":
             table = []
             for case in cases(Path(folder), arguments.steps, arguments.data_dir):
-                table.append(coverage(case, arguments.redraws, arguments.seed))
-                print(json.dumps(table[-1]), flush=True)
+                table += coverage(case, arguments.redraws, arguments.seed)
+                print(*map(json.dumps, table[-2:]), sep="\n", flush=True)
                 write("coverage", table)
         if arguments.only != "coverage":
             model = train_machines(Path(tempfile.mkdtemp(dir=folder)), arguments.steps)
