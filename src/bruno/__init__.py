@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bruno.fit import finetune, train
     from bruno.model import Bruno, Posterior
     from bruno.process import Evidence, GaussianProcess, StudentTProcess
-    from bruno.trained import Trained, open
+    from bruno.trained import KeyedDetector, Trained, open
     from bruno.weights import pretrained
 
 __version__ = "0.2.0"
@@ -28,6 +28,7 @@ _HOME = {  # the module that defines each public name
     "Examples": "data",
     "FlowConfig": "config",
     "GaussianProcess": "process",
+    "KeyedDetector": "trained",
     "ModelConfig": "config",
     "Posterior": "model",
     "ProcessConfig": "config",
@@ -43,7 +44,18 @@ _HOME = {  # the module that defines each public name
     "save": "checkpoint",
     "train": "fit",
 }
-_PACKAGES = ("config", "data", "flow", "process", "reporting", "river", "sklearn", "tasks", "training")
+_PACKAGES = (
+    "config",
+    "data",
+    "flow",
+    "process",
+    "reporting",
+    "river",
+    "sklearn",
+    "streams",
+    "tasks",
+    "training",
+)
 
 __all__ = [
     "Bruno",
@@ -51,6 +63,7 @@ __all__ = [
     "Examples",
     "FlowConfig",
     "GaussianProcess",
+    "KeyedDetector",
     "ModelConfig",
     "Posterior",
     "ProcessConfig",

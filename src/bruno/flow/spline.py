@@ -23,9 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-_MIN_LENGTH = 1e-3  # width and height of a bin, as a fraction of the interval
-_MIN_SLOPE = 1e-3
-_OFFSET = math.log(math.expm1(1 - _MIN_SLOPE))  # maps a parameter of 0 to a slope of 1
+MIN_LENGTH = 1e-3  # width and height of a bin, as a fraction of the interval
+MIN_SLOPE = 1e-3
+SLOPE_OFFSET = math.log(math.expm1(1 - MIN_SLOPE))  # maps a parameter of 0 to a slope of 1
 
 
 class Bins(NamedTuple):
@@ -123,7 +123,7 @@ def _bins(parameters: Float[Tensor, "batch count *shape"], interval: float) -> l
     raw = parameters.unbind(1)
     count = (len(raw) + 1) // 3
     widths, heights = _lengths(raw[:count], interval), _lengths(raw[count : 2 * count], interval)
-    inner = [_MIN_SLOPE + F.softplus(value + _OFFSET) for value in raw[2 * count :]]
+    inner = [MIN_SLOPE + F.softplus(value + SLOPE_OFFSET) for value in raw[2 * count :]]
     slopes = [torch.ones_like(raw[0]), *inner, torch.ones_like(raw[0])]
     first = torch.full_like(raw[0], -interval)
     lefts, bottoms = accumulate(widths, initial=first), accumulate(heights, initial=first)
@@ -135,9 +135,9 @@ def _lengths(raw: tuple[Tensor, ...], interval: float) -> list[Tensor]:
     """Widths or heights of the bins: a softmax over bins, with a lower limit."""
     largest = reduce(torch.maximum, raw)
     powers = [(value - largest).exp() for value in raw]
-    free = 2 * interval * (1 - len(raw) * _MIN_LENGTH)
+    free = 2 * interval * (1 - len(raw) * MIN_LENGTH)
     scale = free / sum(powers[1:], start=powers[0])
-    return [2 * interval * _MIN_LENGTH + power * scale for power in powers]
+    return [2 * interval * MIN_LENGTH + power * scale for power in powers]
 
 
 def _select(x: Tensor, bins: list[Bins], by: str) -> Bins:

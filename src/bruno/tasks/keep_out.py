@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,7 +15,7 @@ from bruno.model import Bruno
 from bruno.process import Evidence
 
 START = 20  # elements at the beginning of a stream that are reconsidered together
-_RECONSIDERED = {2, 3, 4, 5, 6, 7, 8, 10, 12, 16, START}  # numbers of elements after which they are
+RECONSIDERED = {2, 3, 4, 5, 6, 7, 8, 10, 12, 16, START}  # numbers of elements after which they are
 _SHARE_REMOVED = 16  # of a large set, 1/16 is removed at a time
 _ROUNDS = 10  # at most, of putting elements back
 
@@ -88,6 +89,7 @@ def typical_elements(
     z: Float[Tensor, "*batch n dim"],
     cutoffs: Cutoffs,
     usable: Bool[Tensor, "*batch n"] | None = None,
+    scores: Callable[[Tensor], Tensor] | None = None,
 ) -> Bool[Tensor, "*batch n"]:
     """Which elements of complete sets are typical of their set, however many outliers hide each other.
 
@@ -100,14 +102,16 @@ def typical_elements(
         z: latents of the sets.
         cutoffs: by the number of others inside.
         usable: elements that may count; all by default.
+        scores: a faster function from the elements inside to `scores_within`.
     """
     usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
-    size, prior = usable.sum(-1, keepdim=True), model.process.log_prob(z)
-    inside = majority(model, z, usable, prior)
+    if scores is None:
+        scores = partial(scores_within, model, z, prior=model.process.log_prob(z))
+    size, inside = usable.sum(-1, keepdim=True), majority(usable, scores)
     half = _half(size)
     for _ in range(_ROUNDS):
         others = inside.sum(-1, keepdim=True) - inside.long()
-        back = usable & ((scores_within(model, z, inside, prior) >= cutoffs.at(others)) | (size < 3))
+        back = usable & ((scores(inside) >= cutoffs.at(others)) | (size < 3))
         back = torch.where(back.sum(-1, keepdim=True) >= half, back, inside)  # never fewer than half
         if torch.equal(back, inside):
             break
@@ -116,20 +120,17 @@ def typical_elements(
 
 
 def majority(
-    model: Bruno,
-    z: Float[Tensor, "*batch n dim"],
-    usable: Bool[Tensor, "*batch n"],
-    prior: Float[Tensor, "*batch n"],
+    usable: Bool[Tensor, "*batch n"], scores: Callable[[Tensor], Tensor]
 ) -> Bool[Tensor, "*batch n"]:
     """The half of each set that is left if the element with the lowest score is removed again and again.
 
-    `prior` is subtracted from log p(z_i | others): log p(z_i) for scores, −log |det| for densities of x.
+    `scores` are those of all elements, given the others that are inside.
     """
     inside, half = usable, _half(usable.sum(-1, keepdim=True))
     while bool(((left := inside.sum(-1, keepdim=True)) > half).any()):
         removed = (left // _SHARE_REMOVED).clamp(min=1).minimum(left - half)
-        scores = scores_within(model, z, inside, prior).masked_fill(~inside, math.inf)
-        inside = inside & (scores.argsort(-1).argsort(-1) >= removed)
+        ranks = scores(inside).masked_fill(~inside, math.inf).argsort(-1).argsort(-1)
+        inside = inside & (ranks >= removed)
     return inside
 
 
@@ -206,7 +207,7 @@ class StreamEvidence:
             return StreamEvidence(evidence, position, first[..., :0, :], known[..., :0])
         first = torch.cat([first, z.unsqueeze(-2)], -2)
         known = torch.cat([known, usable.unsqueeze(-1)], -1)
-        if position in _RECONSIDERED:
+        if position in RECONSIDERED:
             evidence = evidence_within(first, typical_elements(model, first, cutoffs, known))
         if position >= START:
             first, known = first[..., :0, :], known[..., :0]

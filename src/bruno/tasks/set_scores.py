@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -172,7 +173,8 @@ class SetScorer:
         """
         if self.calibration is not None:
             return typical_elements(self.model, z, self.calibration.cutoffs, usable)
-        inside = least = majority(self.model, z, usable, subtracted if self.model.levels else -log_det)
+        ranked_by = subtracted if self.model.levels else -log_det
+        inside = least = majority(usable, partial(scores_within, self.model, z, prior=ranked_by))
         small = usable.sum(-1, keepdim=True) < 3
         for _ in range(_ROUNDS):
             cutoff = self.cutoffs(evidence_within(z, inside)).unsqueeze(-1)

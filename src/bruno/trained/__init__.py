@@ -5,12 +5,14 @@ from bruno.trained.data import Elements
 from bruno.trained.evaluation import Evaluation
 from bruno.trained.files import export, open, results_folder
 from bruno.trained.jobs import Trained
+from bruno.trained.keyed import KeyedDetector
 from bruno.trained.verdict import Verdict
 from bruno.trained.watch import Watch
 
 __all__ = [
     "Elements",
     "Evaluation",
+    "KeyedDetector",
     "Trained",
     "UnfamiliarDataWarning",
     "Verdict",

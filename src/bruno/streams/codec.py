@@ -1,0 +1,236 @@
+"""The state of a set as bytes: its evidence, and what judging the next element needs besides.
+
+A record names the version of its format, the model by its fingerprint, and the type of its latents. It ends
+with a checksum, which covers the name of the set if there is one. The layout, little-endian:
+
+    "BRS" version · type of latents · fingerprint · dimensions · first elements · sample · rank flag
+    position · counted · offset · count · mean · scatter · first · flags
+    of ranks: count · mean · scatter · drift test · sample
+    checksum
+
+Evidence is float64. Latents are of the type that the encoder returns.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from numpy.typing import NDArray
+
+from bruno.process import Evidence
+from bruno.tasks.drift import RANKS, DriftTest, WithinSet
+from bruno.tasks.keep_out import START
+
+VERSION = 1
+NO_OFFSET = -(2**63)
+
+_MAGIC = b"BRS"
+_HEADER = struct.Struct("<3sBB8sIBHB")
+_NUMBERS = struct.Struct("<qqqd")  # position, counted, offset, count
+_DRIFT = struct.Struct("<qdqq3d")  # position, gain, since, detected, wealth
+_CHECKSUM = struct.Struct("<I")
+_TYPES: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
+_DOUBLE = np.dtype("<f8")
+_LARGEST = 2**53  # count that float64 resolves
+
+USABLE, INSIDE, KEPT_OUT = 1, 2, 4  # flags of first elements: may count, counts, did not at first
+
+
+class Ranks(NamedTuple):
+    """What p-values within a set need: all elements, and a test of drift."""
+
+    within: WithinSet
+    drift: DriftTest
+
+
+@dataclass(eq=False)
+class SetRecord:
+    """The state of one set.
+
+    Attributes:
+        count: number of elements that count; a fraction if the set forgets.
+        mean: mean of their latents.
+        scatter: sum of squared deviations from the mean.
+        position: number of elements so far, including those that do not count.
+        counted: number of elements that ever counted: the number of the next in a window.
+        offset: offset in the input of the last element; `NO_OFFSET` without one.
+        first: latents of the first elements while they may be reconsidered.
+        flags: `USABLE`, `INSIDE` and `KEPT_OUT` of each of them.
+        ranks: for p-values within the set.
+    """
+
+    count: float
+    mean: Float[np.ndarray, " dim"]
+    scatter: Float[np.ndarray, " dim"]
+    position: int = 0
+    counted: int = 0
+    offset: int = NO_OFFSET
+    first: Float[np.ndarray, "m dim"] = field(default_factory=lambda: np.zeros((0, 0)))
+    flags: UInt8[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    ranks: Ranks | None = None
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> SetRecord:
+        """The state of a set with this evidence, all of which counts."""
+        if evidence.batch_shape:
+            raise ValueError(f"`evidence` must be of one set; got a batch {tuple(evidence.batch_shape)}.")
+        mean, scatter = (part.detach().cpu().double().numpy() for part in (evidence.mean, evidence.scatter))
+        count = int(evidence.count)
+        return cls(float(count), mean, scatter, count, count)
+
+    @property
+    def evidence(self) -> Evidence:
+        """The evidence; raises ValueError if elements have weights."""
+        if self.count != int(self.count):
+            raise ValueError(
+                f"`evidence` needs whole elements; got a set of {self.count:g}, which forgets by a half-life."
+            )
+        count = torch.tensor(int(self.count))
+        return Evidence.checked(len(self.mean), count, torch.tensor(self.mean), torch.tensor(self.scatter))
+
+
+def encode(record: SetRecord, fingerprint: str, name: str = "") -> bytes:
+    """A record as bytes, for the set `name` of the model with this fingerprint."""
+    sample = np.zeros((0, 0)) if record.ranks is None else record.ranks.within.sample.cpu().numpy()
+    latents = record.first if len(record.first) else sample
+    size = latents.dtype.itemsize if len(latents) else 8
+    first, dim = len(record.first), len(record.mean)
+    parts = [
+        _HEADER.pack(
+            _MAGIC,
+            VERSION,
+            size,
+            bytes.fromhex(fingerprint),
+            dim,
+            first,
+            len(sample),
+            record.ranks is not None,
+        ),
+        _NUMBERS.pack(record.position, record.counted, record.offset, record.count),
+        record.mean.astype(_DOUBLE, copy=False).tobytes(),
+        record.scatter.astype(_DOUBLE, copy=False).tobytes(),
+    ]
+    if first:
+        parts += [record.first.astype(_TYPES[size], copy=False).tobytes(), record.flags.tobytes()]
+    if record.ranks is not None:
+        parts += _encoded_ranks(record.ranks, sample.astype(_TYPES[size], copy=False))
+    body = b"".join(parts)
+    return body + _CHECKSUM.pack(_checksum(body, name))
+
+
+def _encoded_ranks(ranks: Ranks, sample: NDArray[Any]) -> list[bytes]:
+    evidence, drift = ranks.within.evidence, ranks.drift
+    return [
+        struct.pack("<q", int(evidence.count)),
+        *(
+            part.cpu().numpy().astype(_DOUBLE, copy=False).tobytes()
+            for part in (evidence.mean, evidence.scatter)
+        ),
+        _DRIFT.pack(drift.position, drift.gain, drift.since, drift.detected, *drift.wealth),
+        sample.tobytes(),
+    ]
+
+
+def decode(data: bytes, fingerprint: str, dim: int, name: str = "") -> SetRecord:
+    """The record that `encode` wrote for the same set and model; raises ValueError for any other bytes."""
+    reader = _Reader(data, name)
+    magic, version, size, model, dims, first, sample, has_ranks = reader.unpack(_HEADER)
+    if magic != _MAGIC or size not in _TYPES:
+        raise ValueError(f"the state of set {name!r} must begin with {_MAGIC!r}; got {data[:5]!r}.")
+    if version != VERSION:
+        raise ValueError(
+            f"the state of set {name!r} must have version {VERSION}; got {version}. Update bruno to read it."
+        )
+    if model.hex() != fingerprint:
+        raise ValueError(f"the state of set {name!r} must be of model {fingerprint}; got {model.hex()}.")
+    if dims != dim or first > START or sample > RANKS:
+        raise ValueError(
+            f"the state of set {name!r} must have {dim} dimensions, at most {START} first elements and a "
+            f"sample of at most {RANKS}; got {dims}, {first} and {sample}."
+        )
+    latents = _TYPES[size]
+    position, counted, offset, count = reader.unpack(_NUMBERS)
+    mean, scatter = reader.array(_DOUBLE, dim), reader.array(_DOUBLE, dim)
+    record = SetRecord(
+        count,
+        mean,
+        scatter,
+        position,
+        counted,
+        offset,
+        reader.array(latents, first * dim).reshape(first, dim),
+        reader.array(np.dtype("u1"), first),
+        _decoded_ranks(reader, dim, sample, latents) if has_ranks else None,
+    )
+    reader.end()
+    _check(record, name)
+    return record
+
+
+def _decoded_ranks(reader: _Reader, dim: int, sample: int, latents: np.dtype[Any]) -> Ranks:
+    (count,) = reader.unpack(struct.Struct("<q"))
+    mean, scatter = (torch.from_numpy(reader.array(_DOUBLE, dim)) for _ in range(2))
+    position, gain, since, detected, *wealth = reader.unpack(_DRIFT)
+    rows = torch.from_numpy(reader.array(latents, sample * dim).reshape(sample, dim))
+    evidence = Evidence.checked(dim, torch.tensor(count), mean, scatter)
+    if not (rows.isfinite().all() and np.isfinite((gain, *wealth)).all()):
+        raise ValueError("the ranks of a set must be finite numbers.")
+    return Ranks(WithinSet(evidence, rows), DriftTest(tuple(wealth), position, gain, since, detected))
+
+
+def _check(record: SetRecord, name: str) -> None:
+    """Raise unless a set can have this state; a checksum may be right and the numbers still not."""
+    numbers = np.concatenate([record.mean, record.scatter, record.first.ravel(), [record.count]])
+    if not np.isfinite(numbers).all() or record.count < 0 or record.scatter.min(initial=0) < 0:
+        raise ValueError(f"the state of set {name!r} must have finite numbers, and a count of at least 0.")
+    if not (record.count <= _LARGEST and record.counted >= 0 and record.position >= 0):
+        raise ValueError(f"the state of set {name!r} must have counts from 0 to 2**53; got {record.count:g}.")
+
+
+def encode_evidence(evidence: Evidence, fingerprint: str) -> bytes:
+    """The evidence of one set as bytes."""
+    return encode(SetRecord.of(evidence), fingerprint)
+
+
+def decode_evidence(data: bytes, fingerprint: str, dim: int) -> Evidence:
+    """The evidence that `encode_evidence` wrote for the same model; raises ValueError for other bytes."""
+    return decode(data, fingerprint, dim).evidence
+
+
+class _Reader:
+    """Reads parts of a record after a check of its checksum."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self._body, self._place, self._name = data[: -_CHECKSUM.size], 0, name
+        expected = data[-_CHECKSUM.size :]
+        if len(data) < _HEADER.size or expected != _CHECKSUM.pack(_checksum(self._body, name)):
+            raise ValueError(f"the state of set {name!r} is damaged: its checksum is wrong.")
+
+    def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self._take(form.size))
+
+    def array(self, kind: np.dtype[Any], count: int) -> NDArray[Any]:
+        return np.frombuffer(self._take(kind.itemsize * count), kind).copy()
+
+    def end(self) -> None:
+        if self._place != len(self._body):
+            raise ValueError(
+                f"the state of set {self._name!r} has {len(self._body) - self._place} bytes too many."
+            )
+
+    def _take(self, size: int) -> bytes:
+        part = self._body[self._place : self._place + size]
+        if len(part) < size:
+            raise ValueError(f"the state of set {self._name!r} is too short: {len(self._body)} bytes.")
+        self._place += size
+        return part
+
+
+def _checksum(body: bytes, name: str) -> int:
+    return zlib.crc32(body, zlib.crc32(name.encode("utf-8", "surrogateescape")))

@@ -1,0 +1,93 @@
+"""Predictive densities for streams: the process in numpy, from the evidence of many sets at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+
+from bruno.process import ExchangeableProcess
+from bruno.process.distributions import log_gamma_half_step
+
+Numbers = NDArray[np.float64]
+_TABLE = 2048  # counts whose constants are tabulated; for larger ones Stirling's series is exact
+
+
+class RowDensities:
+    """log p(z | evidence) of `StudentTProcess` or `GaussianProcess`, in float64, from a copy of parameters.
+
+    The formulas are those of the process. Everything is elementwise, so that a row has the same density in
+    any batch, bit for bit. Counts may be fractions: those of a set that forgets have weights below 1.
+    """
+
+    def __init__(self, process: ExchangeableProcess) -> None:
+        with torch.no_grad():
+            mean, r, e, excess = process._parameters_in_double()
+        self.dim = process.dim
+        self._mean, self._r, self._e = (part.cpu().numpy() for part in (mean, r, e))
+        self._excess = None if excess is None else excess.cpu().numpy()
+        self._table = self._constants(np.arange(_TABLE, dtype=np.float64))
+
+    def prior(self, z: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
+        """log p(z) without evidence."""
+        zero = np.zeros(len(z))
+        return self(z, zero, np.zeros_like(z), np.zeros_like(z))
+
+    def scores_within(
+        self,
+        z: Float[np.ndarray, "k m dim"],
+        inside: Bool[np.ndarray, "k m"],
+        prior: Float[np.ndarray, " km"],
+    ) -> Float[np.ndarray, "k m"]:
+        """log p(z_i | all others of the set that are inside) − log p(z_i); `prior` is log p(z_i)."""
+        weight = inside[:, :, None].astype(np.float64)
+        n = weight.sum(1, keepdims=True)
+        mean = (weight * z).sum(1, keepdims=True) / np.maximum(n, 1.0)
+        gap = z - mean
+        scatter = (weight * gap * gap).sum(1, keepdims=True)
+        # An element inside is removed from the evidence; one outside is not part of it.
+        rest = n - weight
+        others = np.where(rest > 0, mean - weight * gap / np.maximum(rest, 1.0), 0.0)
+        left = np.where(rest > 1, np.maximum(scatter - weight * gap * (z - others), 0.0), 0.0)
+        k, m, dim = z.shape
+        found = self(z.reshape(-1, dim), rest.reshape(-1), others.reshape(-1, dim), left.reshape(-1, dim))
+        return np.asarray(found - prior).reshape(k, m)
+
+    def __call__(
+        self,
+        z: Float[np.ndarray, "n dim"],
+        count: Float[np.ndarray, " n"],
+        mean: Float[np.ndarray, "n dim"],
+        scatter: Float[np.ndarray, "n dim"],
+    ) -> Float[np.ndarray, " n"]:
+        """log p(z | evidence) of the next element of each set."""
+        n, r, e = count[:, None], self._r, self._e
+        w = e + n * r
+        shift = mean - self._mean
+        residual = z - self._mean - n * r / w * shift
+        k = e * (w + r) / w
+        if self._excess is None:
+            density = (np.log(k) + residual * residual / k).sum(1)
+            return np.asarray(-0.5 * (density + self.dim * math.log(2 * math.pi)))
+        dof = 2 + self._excess + n
+        spread = k * (self._excess + scatter / e + n / w * shift * shift)  # dof · scale²
+        density = np.log(spread) - np.log(dof) + (dof + 1) * np.log1p(residual * residual / spread)
+        return np.asarray(self._constant(count) - 0.5 * density.sum(1))
+
+    def _constant(self, count: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        index = count.astype(np.int64)
+        if (index == count).all() and (not len(index) or index.max() < _TABLE):
+            return np.asarray(self._table[index])
+        return self._constants(count)
+
+    def _constants(self, count: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """Σ_d log Γ((ν+n+1)/2) − log Γ((ν+n)/2) − ½ log(π·(ν+n)); 0 for a Gaussian process."""
+        if self._excess is None:
+            return np.zeros(len(count))
+        dof = 2 + self._excess + count[:, None]
+        half_step: Any = log_gamma_half_step(torch.from_numpy(dof / 2)).numpy()
+        return np.asarray((half_step - 0.5 * np.log(math.pi * dof)).sum(1))

@@ -1,0 +1,153 @@
+"""Judgements of many elements at once, as arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from bruno.tasks.anomaly import Detector, Judgement
+from bruno.tasks.conformal import GroupScores
+
+
+@dataclass(eq=False)
+class Judgements:
+    """The judgements of a batch of rows, in order; row i alone is ``judgements[i]``, a `Judgement`.
+
+    Attributes:
+        score: log p(x | set) − log p(x); 0 without evidence.
+        seen: number of elements in the evidence; a fraction if the set forgets by a half-life.
+        position: number of elements of the set before this one.
+        threshold: the score below which a row is an outlier; NaN during warm-up.
+        outlier: whether the score is below the threshold or the row is out-of-distribution.
+        out_of_distribution: whether log p(x) is below the floor.
+        p: the p-value; NaN if not calibrated, or during warm-up.
+        exact: whether the p-value is exact; otherwise it is estimated.
+        p_within: the p-value within the set; NaN unless asked for.
+        counts: whether the row counts as seen.
+        skipped: whether the row was judged before, by its offset, and now changed nothing. Its other numbers
+            are NaN or 0.
+    """
+
+    score: Float[np.ndarray, " n"]
+    seen: Float[np.ndarray, " n"]
+    position: Int[np.ndarray, " n"]
+    threshold: Float[np.ndarray, " n"]
+    outlier: Bool[np.ndarray, " n"]
+    out_of_distribution: Bool[np.ndarray, " n"]
+    p: Float[np.ndarray, " n"]
+    exact: Bool[np.ndarray, " n"]
+    p_within: Float[np.ndarray, " n"]
+    counts: Bool[np.ndarray, " n"]
+    skipped: Bool[np.ndarray, " n"]
+
+    @classmethod
+    def empty(cls, n: int) -> Judgements:
+        """Room for n judgements, all skipped."""
+        nan, no = np.full(n, math.nan), np.zeros(n, np.bool_)
+        return cls(
+            nan,
+            np.zeros(n),
+            np.zeros(n, np.int64),
+            nan.copy(),
+            no,
+            no.copy(),
+            nan.copy(),
+            no.copy(),
+            nan.copy(),
+            no.copy(),
+            np.ones(n, np.bool_),
+        )
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    def __iter__(self) -> Iterator[Judgement]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, i: int) -> Judgement:
+        p, seen = _number(self.p[i]), float(self.seen[i])
+        return Judgement(
+            float(self.score[i]),
+            round(seen),
+            _number(self.threshold[i]),
+            bool(self.outlier[i]),
+            bool(self.out_of_distribution[i]),
+            p,
+            None if p is None else "exact" if self.exact[i] else "estimated",
+            _number(self.p_within[i]),
+        )
+
+
+def _number(value: float) -> float | None:
+    """A number as Python has it; None for NaN."""
+    return None if math.isnan(value) else float(value)
+
+
+class Rule:
+    """Decides which elements are outliers, as `Detector` does, for arrays.
+
+    Args:
+        detector: threshold, rate and warm-up.
+        window: number of elements of a window; None without one.
+        forgets: whether sets forget by a half-life.
+    """
+
+    def __init__(self, detector: Detector, window: int | None, forgets: bool) -> None:
+        self.detector, self._window, self._forgets = detector, window, forgets
+        self._limits: dict[int, tuple[float, bool]] = {}
+        scores = detector.threshold
+        self._last = int(scores.positions[-1]) + 1 if isinstance(scores, GroupScores) else 0
+
+    def judge(self, found: Judgements) -> None:
+        """Set threshold, p-value and outlier from score, evidence and position."""
+        beyond, detector = found.out_of_distribution, self.detector
+        judged = (found.position >= detector.warm_up) & (found.seen > 0) & ~found.skipped
+        found.outlier |= beyond
+        if not isinstance(detector.threshold, GroupScores):
+            found.threshold[judged] = detector.threshold
+            found.outlier |= judged & (found.score < detector.threshold)
+            return
+        rows = np.flatnonzero(judged)
+        place = self._place(found, rows)
+        order = np.argsort(place, kind="stable")
+        starts = np.flatnonzero(np.diff(place[order], prepend=-1))
+        for some in np.split(order, starts[1:]) if len(rows) else []:
+            self._judge_at(found, rows[some], int(place[some[0]]), detector.threshold)
+        if self._window is not None or self._forgets:
+            found.exact &= self._is_as_calibrated(found)
+
+    def _judge_at(
+        self, found: Judgements, rows: Int[np.ndarray, " n"], position: int, scores: GroupScores
+    ) -> None:
+        """Judge the rows at one position."""
+        if position not in self._limits:
+            exact = scores.basis(position, self.detector.rate) == "exact"
+            self._limits[position] = scores.threshold(position, self.detector.rate), exact
+        threshold, exact = self._limits[position]
+        given = np.where(found.out_of_distribution[rows], -math.inf, found.score[rows])
+        p = scores.p_values(given, position, "exact" if exact else "estimated")
+        found.p[rows], found.threshold[rows], found.exact[rows] = p, threshold, exact
+        found.outlier[rows] |= p <= self.detector.rate
+
+    def _place(self, found: Judgements, rows: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """The position at which rows are compared with the calibration: that of as much evidence."""
+        place = found.position[rows]
+        if self._window is not None:
+            place = np.minimum(place, self._window)
+        if self._forgets:
+            place = np.minimum(place, np.rint(found.seen[rows]).astype(np.int64).clip(1))
+        return np.asarray(np.minimum(place, self._last))
+
+    def _is_as_calibrated(self, found: Judgements) -> Bool[np.ndarray, " n"]:
+        """Whether a set so far had the evidence of the groups of the calibration.
+
+        A full window of exchangeable elements is one, if no element was kept out by its score.
+        """
+        if self._forgets:
+            return np.zeros(len(found), np.bool_)
+        assert self._window is not None
+        return np.asarray((found.position <= self._window) | self.detector.count_all)

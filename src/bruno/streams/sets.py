@@ -1,0 +1,204 @@
+"""The sets in use: their states in arrays, with the store behind them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+from numpy.typing import NDArray
+
+from bruno.streams.codec import Ranks, SetRecord, decode, encode
+from bruno.streams.store import Store
+from bruno.tasks.keep_out import START
+
+Slots = NDArray[np.intp]
+_FEWEST = 64  # slots to begin with
+
+
+class First(NamedTuple):
+    """The first elements of a set while they may be reconsidered: latents and flags, with room for all."""
+
+    z: NDArray[np.float64]
+    flags: NDArray[np.uint8]
+
+
+class HotSets:
+    """The states of the sets in use, one slot of some arrays for each; the others are in the store.
+
+    If more than `capacity` sets are in use, those that were used least recently go to the store. A step can
+    be undone until the next one begins.
+
+    Args:
+        store: the store.
+        fingerprint: of the model.
+        dim: number of latent dimensions.
+        capacity: number of sets in memory; those of one step always are.
+    """
+
+    def __init__(self, store: Store, fingerprint: str, dim: int, capacity: int) -> None:
+        self._store, self._fingerprint, self._dim, self._capacity = store, fingerprint, dim, capacity
+        self.first: dict[int, First] = {}
+        self.ranks: dict[int, Ranks] = {}
+        self._slots: OrderedDict[str, int] = OrderedDict()
+        self._names: list[str] = []
+        self._free: list[int] = []
+        self._undo: list[Any] | None = None
+        self._allocate(_FEWEST)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def name(self, slot: int) -> str:
+        """The name of the set in a slot."""
+        return self._names[slot]
+
+    # --- slots -------------------------------------------------------------------------------------------
+
+    def slots(self, names: Sequence[str]) -> Int[np.ndarray, " n"]:
+        """The slots of sets, read from the store if they are not in use, and empty if they are new."""
+        known = self._slots
+        different = list(dict.fromkeys(names)) if len(names) > 1 else names
+        absent = [name for name in different if name not in known]
+        for name in different:
+            if name in known:
+                known.move_to_end(name)
+        if absent:
+            self._evict(len(known) + len(absent) - max(self._capacity, len(different)))
+            self._load(absent)
+        return np.fromiter((known[name] for name in names), np.intp, len(names))
+
+    def _load(self, names: Sequence[str]) -> None:
+        found = self._store.states(names)
+        for name in names:
+            slot = self._free.pop() if self._free else len(self._names)
+            if slot == len(self._names):
+                self._names.append(name)
+                if slot == len(self.count):
+                    self._allocate(2 * slot)
+            self._names[slot] = name
+            self._slots[name] = slot
+            empty = SetRecord(0.0, np.zeros(self._dim), np.zeros(self._dim))
+            state = found.get(name)
+            self._set(slot, empty if state is None else decode(state, self._fingerprint, self._dim, name))
+            self._dirty[slot] = False
+
+    def _evict(self, excess: int) -> None:
+        """Write the sets that were used least recently to the store, and free their slots."""
+        gone = [self._slots.popitem(last=False) for _ in range(excess)]
+        self._store.put(
+            (name, encode(self.record(slot), self._fingerprint, name))
+            for name, slot in gone
+            if self._dirty[slot]
+        )
+        for _, slot in gone:
+            self.first.pop(slot, None)
+            self.ranks.pop(slot, None)
+            self._free.append(slot)
+
+    def _allocate(self, size: int) -> None:
+        """Make room for this many sets."""
+
+        def grown(name: str, shape: tuple[int, ...], kind: Any) -> None:
+            array, before = np.zeros((size, *shape), kind), getattr(self, name, None)
+            if before is not None:
+                array[: len(before)] = before
+            setattr(self, name, array)
+
+        self.count: NDArray[np.float64]
+        self.mean: NDArray[np.float64]
+        self.scatter: NDArray[np.float64]
+        self.position: NDArray[np.int64]
+        self.counted: NDArray[np.int64]
+        self.offset: NDArray[np.int64]
+        self._dirty: NDArray[np.bool_]
+        grown("count", (), np.float64)
+        grown("mean", (self._dim,), np.float64)
+        grown("scatter", (self._dim,), np.float64)
+        grown("position", (), np.int64)
+        grown("counted", (), np.int64)
+        grown("offset", (), np.int64)
+        grown("_dirty", (), np.bool_)
+
+    # --- records -----------------------------------------------------------------------------------------
+
+    def record(self, slot: int) -> SetRecord:
+        """The state in a slot."""
+        position = int(self.position[slot])
+        first = self.first.get(slot)
+        record = SetRecord(
+            float(self.count[slot]),
+            self.mean[slot],
+            self.scatter[slot],
+            position,
+            int(self.counted[slot]),
+            int(self.offset[slot]),
+            ranks=self.ranks.get(slot),
+        )
+        if first is not None:
+            record.first, record.flags = first.z[:position], first.flags[:position]
+        return record
+
+    def _set(self, slot: int, record: SetRecord) -> None:
+        self.count[slot], self.mean[slot], self.scatter[slot] = record.count, record.mean, record.scatter
+        self.position[slot], self.counted[slot] = record.position, record.counted
+        self.offset[slot] = record.offset
+        if m := len(record.first):
+            first = self.begin(slot)
+            first.z[:m], first.flags[:m] = record.first, record.flags
+        if record.ranks is not None:
+            self.ranks[slot] = record.ranks
+
+    def begin(self, slot: int) -> First:
+        """Begin to keep the first elements of a set."""
+        first = self.first[slot] = First(np.zeros((START, self._dim)), np.zeros(START, np.uint8))
+        return first
+
+    # --- steps -------------------------------------------------------------------------------------------
+
+    def begin_step(self, slots: Slots) -> None:
+        """Mark sets as changed, with a copy of their states for `undo`."""
+        slots = np.unique(slots) if len(slots) > 1 else slots
+        arrays = (self.count, self.mean, self.scatter, self.position, self.counted, self.offset)
+        young = [slot for slot in slots.tolist() if slot in self.first] if self.first else []
+        first = {slot: (self.first[slot], self.first[slot].flags.copy()) for slot in young}
+        ranks = {slot: self.ranks.get(slot) for slot in slots.tolist()} if self.ranks else {}
+        self._undo = [slots, [array[slots] for array in arrays], first, ranks]
+        self._dirty[slots] = True
+
+    def undo(self) -> None:
+        """Restore the states before the last step; without one, do nothing."""
+        if self._undo is None:
+            return
+        slots, copies, first, ranks = self._undo
+        arrays = (self.count, self.mean, self.scatter, self.position, self.counted, self.offset)
+        for array, copy in zip(arrays, copies, strict=True):
+            array[slots] = copy
+        for slot in slots.tolist():
+            self.first.pop(slot, None)
+            self.ranks.pop(slot, None)
+        for slot, (one, flags) in first.items():
+            one.flags[:] = flags
+            self.first[slot] = one
+        self.ranks |= {slot: one for slot, one in ranks.items() if one is not None}
+        self._undo = None
+
+    def end_step(self) -> None:
+        """Forget how to undo the last step."""
+        self._undo = None
+
+    def flush(self) -> None:
+        """Write all changed states to the store."""
+        changed = np.flatnonzero(self._dirty & (self.position > 0)).tolist()
+        self._store.put(
+            (self._names[slot], encode(self.record(slot), self._fingerprint, self._names[slot]))
+            for slot in changed
+        )
+        self._dirty[:] = False
+
+
+def capacity_for(dim: int) -> int:
+    """The number of sets that take about 256 MiB in memory, at most 100,000."""
+    return max(1000, min(100_000, 2**28 // (16 * dim + 500)))

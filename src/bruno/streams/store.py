@@ -1,0 +1,302 @@
+"""The store of streams in SQLite: the states of sets, how far the input was read, and what did not count.
+
+All of it changes in one transaction. A process that is killed, or loses power, leaves the last transaction
+that was committed. One process at a time has a store open.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bruno.files import check_regular
+
+SCHEMA = 1  # the version of the tables
+MEMORY = ":memory:"  # the name of a store without a file
+
+_APPLICATION = 0x4252554E  # "BRUN" in the header of the file
+_HEADER_SIZE = 100
+_MOST_KEPT_OUT = 100_000  # elements that can still be accepted
+_AT_A_TIME = 500  # keys of a query
+
+_TABLES = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE sets (name BLOB PRIMARY KEY, state BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE elements (name BLOB, number INTEGER, z BLOB NOT NULL, PRIMARY KEY (name, number)) WITHOUT ROWID;
+CREATE TABLE kept_out (number INTEGER PRIMARY KEY, id BLOB NOT NULL, name BLOB NOT NULL, z BLOB NOT NULL);
+CREATE INDEX kept_out_by_id ON kept_out (id);
+CREATE INDEX kept_out_by_name ON kept_out (name);
+CREATE TABLE sources (name BLOB PRIMARY KEY, offset INTEGER NOT NULL, mark INTEGER NOT NULL) WITHOUT ROWID;
+"""
+# Statements that turn a store of each earlier version into the next one.
+MIGRATIONS: dict[int, str] = {}
+
+
+class Mark(NamedTuple):
+    """How far a source was read: the offset of its last row, and a checksum that recognises this row."""
+
+    offset: int
+    check: int = 0
+
+
+class KeptOut(NamedTuple):
+    """An element that did not count: its id, its set and its latents as bytes."""
+
+    id: str
+    name: str
+    z: bytes
+
+
+class Store:
+    """The states of sets by name, with everything that changes along with them.
+
+    Nothing is kept until `commit`; `close` drops what is not committed. Names are any text.
+
+    Args:
+        path: the file, made if it does not exist; ":memory:" for none.
+        fingerprint: of the model whose states it holds.
+        settings: what the states depend on, such as the window; those of an existing store must be the same.
+        wait: seconds to wait for another process that has the store open.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        fingerprint: str,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        wait: float = 5.0,
+    ) -> None:
+        self.path = str(path)
+        about = {"model": fingerprint, "settings": dict(settings or {})}
+        if self.path != MEMORY:
+            _check_file(Path(path))
+        with self._translated():
+            self._db = sqlite3.connect(self.path, timeout=wait, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(about)
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _prepare(self, about: dict[str, Any]) -> None:
+        execute = self._db.execute
+        execute("PRAGMA locking_mode = EXCLUSIVE")  # until the connection or the process ends
+        execute("PRAGMA synchronous = FULL")  # a commit survives a power cut
+        execute("BEGIN EXCLUSIVE")
+        try:
+            if execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                self._migrate()
+                self._check_about(about)
+            else:
+                self._create(about)
+        except BaseException:
+            execute("ROLLBACK")
+            raise
+        execute("COMMIT")
+        # After the first commit, so that the header is in the file and not in the log.
+        execute("PRAGMA journal_mode = WAL")
+
+    def _create(self, about: dict[str, Any]) -> None:
+        self._run(f"{_TABLES} PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {SCHEMA}")
+        rows = [(name, json.dumps(value)) for name, value in about.items()]
+        self._db.executemany("INSERT INTO about VALUES (?, ?)", rows)
+
+    def _migrate(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA or any(step not in MIGRATIONS for step in range(version, SCHEMA)):
+            raise ValueError(
+                f"{self.path}: must be a store of version {SCHEMA} at most; got {version}. Update bruno."
+            )
+        for step in range(version, SCHEMA):
+            self._run(f"{MIGRATIONS[step]}; PRAGMA user_version = {step + 1}")
+
+    def _run(self, statements: str) -> None:
+        """Run statements in the current transaction, which `executescript` would commit."""
+        for statement in filter(str.strip, statements.split(";")):
+            self._db.execute(statement)
+
+    def _check_about(self, wanted: dict[str, Any]) -> None:
+        try:
+            found = {name: json.loads(value) for name, value in self._db.execute("SELECT * FROM about")}
+            model, settings = found["model"], dict(found["settings"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{self.path}: is damaged: it does not name its model.") from error
+        if model != wanted["model"]:
+            raise ValueError(
+                f"{self.path}: must be a store of this model, {wanted['model']}; got one of {model}. Name "
+                "another file."
+            )
+        for name, value in wanted["settings"].items():
+            if settings.get(name) != value:
+                raise ValueError(
+                    f"`{name}` must be {settings.get(name)!r}, as in the store {self.path}; got {value!r}. "
+                    "Name another file to begin again."
+                )
+
+    # --- reading -----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        with self._translated():
+            return int(self._db.execute("SELECT count(*) FROM sets").fetchone()[0])
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all sets, in order."""
+        with self._translated():
+            for (name,) in self._db.execute("SELECT name FROM sets ORDER BY name"):
+                yield _text(name)
+
+    def states(self, names: Sequence[str]) -> dict[str, bytes]:
+        """The states of those of these sets that exist."""
+        found: dict[str, bytes] = {}
+        with self._translated():
+            for start in range(0, len(names), _AT_A_TIME):
+                some = [_blob(name) for name in names[start : start + _AT_A_TIME]]
+                query = f"SELECT name, state FROM sets WHERE name IN ({','.join('?' * len(some))})"
+                found |= {_text(name): bytes(state) for name, state in self._db.execute(query, some)}
+        return found
+
+    def element(self, name: str, number: int) -> bytes:
+        """The latents of one element of a window."""
+        with self._translated():
+            query = "SELECT z FROM elements WHERE name = ? AND number = ?"
+            row = self._db.execute(query, (_blob(name), number)).fetchone()
+        if row is None:
+            raise ValueError(f"{self.path}: is damaged: element {number} of set {name!r} is missing.")
+        return bytes(row[0])
+
+    def elements(self, name: str, after: int) -> list[bytes]:
+        """The latents of the elements of a window after a number, in order."""
+        with self._translated():
+            query = "SELECT z FROM elements WHERE name = ? AND number > ? ORDER BY number"
+            return [bytes(z) for (z,) in self._db.execute(query, (_blob(name), after))]
+
+    def source(self, name: str) -> Mark | None:
+        """How far a source was read."""
+        with self._translated():
+            row = self._db.execute(
+                "SELECT offset, mark FROM sources WHERE name = ?", (_blob(name),)
+            ).fetchone()
+        return None if row is None else Mark(*row)
+
+    def kept_out(self, id: str) -> tuple[int, KeptOut] | None:
+        """The latest element with this id that did not count, and its number."""
+        with self._translated():
+            query = "SELECT * FROM kept_out WHERE id = ? ORDER BY number DESC LIMIT 1"
+            row = self._db.execute(query, (_blob(id),)).fetchone()
+        return None if row is None else (row[0], KeptOut(_text(row[1]), _text(row[2]), bytes(row[3])))
+
+    def latest_kept_out(self, count: int) -> list[str]:
+        """The ids of the latest elements that did not count, the last one last."""
+        with self._translated():
+            rows = self._db.execute(
+                "SELECT id FROM kept_out ORDER BY number DESC LIMIT ?", (count,)
+            ).fetchall()
+        return [_text(id) for (id,) in reversed(rows)]
+
+    # --- writing -----------------------------------------------------------------------------------------
+
+    def put(self, states: Iterable[tuple[str, bytes]]) -> None:
+        """Replace the states of sets."""
+        rows = ((_blob(name), state) for name, state in states)
+        self._write("INSERT OR REPLACE INTO sets VALUES (?, ?)", rows)
+
+    def put_elements(self, elements: Iterable[tuple[str, int, bytes]]) -> None:
+        """Add elements to windows: set, number and latents."""
+        rows = ((_blob(name), number, z) for name, number, z in elements)
+        self._write("INSERT OR REPLACE INTO elements VALUES (?, ?, ?)", rows)
+
+    def drop_elements(self, limits: Iterable[tuple[str, int]]) -> None:
+        """Remove the elements of windows up to a number, for each set."""
+        rows = ((_blob(name), number) for name, number in limits)
+        self._write("DELETE FROM elements WHERE name = ? AND number <= ?", rows)
+
+    def put_kept_out(self, elements: Sequence[KeptOut]) -> None:
+        """Add elements that did not count; only the latest 100,000 stay."""
+        rows = ((_blob(id), _blob(name), z) for id, name, z in elements)
+        self._write("INSERT INTO kept_out (id, name, z) VALUES (?, ?, ?)", rows)
+        limit = "SELECT max(number) - ? FROM kept_out"
+        self._write(f"DELETE FROM kept_out WHERE number <= ({limit})", [(_MOST_KEPT_OUT,)])
+
+    def drop_kept_out(self, number: int) -> None:
+        """Remove an element that did not count, by its number."""
+        self._write("DELETE FROM kept_out WHERE number = ?", [(number,)])
+
+    def drop_put_back(self, elements: Iterable[tuple[str, bytes]]) -> None:
+        """Remove elements that did not count and now do, by set and latents."""
+        rows = ((_blob(name), z) for name, z in elements)
+        self._write("DELETE FROM kept_out WHERE name = ? AND z = ?", rows)
+
+    def put_sources(self, marks: Mapping[str, Mark]) -> None:
+        """Set how far sources were read."""
+        self._write(
+            "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
+            [(_blob(name), mark.offset, mark.check) for name, mark in marks.items()],
+        )
+
+    def commit(self) -> None:
+        """Keep everything that was written since the last commit."""
+        with self._translated():
+            if self._db.in_transaction:
+                self._db.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Drop everything that was written since the last commit."""
+        with self._translated():
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close the file, without what is not committed; a second call does nothing."""
+        with self._translated():
+            self._db.close()
+
+    def _write(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        with self._translated():
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany(statement, rows)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the errors of SQLite into those of this package."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                raise ValueError(
+                    f"{self.path}: must not be in use; another process has it open. Stop it, or wait."
+                ) from error
+            if "malformed" in str(error) or "no such" in str(error):
+                raise ValueError(f"{self.path}: is damaged: {error}.") from error
+            raise OSError(f"{self.path}: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{self.path}: is damaged: {error}.") from error
+
+
+def _check_file(path: Path) -> None:
+    """Raise ValueError unless a file is a store or can become one."""
+    if not path.parent.is_dir():
+        raise ValueError(f"`store` must be a file in an existing folder; {path.parent} does not exist.")
+    if not path.exists() or check_regular(path) == 0:
+        return
+    if path.with_name(f"{path.name}-journal").exists():  # its making was interrupted: SQLite undoes it
+        return
+    with path.open("rb") as file:
+        header = file.read(_HEADER_SIZE)
+    is_sqlite = len(header) == _HEADER_SIZE and header.startswith(b"SQLite format 3\0")
+    if not is_sqlite or struct.unpack(">I", header[68:72])[0] != _APPLICATION:
+        raise ValueError(f"`store` must be a store of streams or a new file; {path} is another file.")
+
+
+def _blob(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _text(blob: bytes) -> str:
+    return bytes(blob).decode("utf-8", "surrogateescape")

@@ -1,0 +1,250 @@
+"""How elements change the states of their sets: one element of each of many sets at a time."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bruno.model import Bruno
+from bruno.streams.codec import INSIDE, KEPT_OUT, USABLE, Ranks
+from bruno.streams.densities import RowDensities
+from bruno.streams.sets import First, HotSets
+from bruno.streams.window import Window
+from bruno.tasks.anomaly import Detector
+from bruno.tasks.drift import DriftTest, WithinSet
+from bruno.tasks.keep_out import RECONSIDERED, START, typical_elements
+
+_SIZES = (0, 8, START)  # first elements of sets are reconsidered together with those of similar size
+
+
+class Update(NamedTuple):
+    """The judged elements of a round: scores and evidence before the update, and which elements count."""
+
+    score: Float[np.ndarray, " n"]
+    seen: Float[np.ndarray, " n"]
+    position: Int[np.ndarray, " n"]
+    beyond: Bool[np.ndarray, " n"]
+    counts: Bool[np.ndarray, " n"]
+    p_within: Float[np.ndarray, " n"] | None
+
+
+class Updates:
+    """Updates the states of sets, as `StreamEvidence.add` does, for one element of each of many sets.
+
+    The first elements of a set are reconsidered together from time to time. They have full weight until then.
+
+    Attributes:
+        put_back: sets and latents of elements that did not count at first and do now; cleared by the caller.
+
+    Args:
+        detector: cutoffs and floor, and the model.
+        sets: the states.
+        window: windows of the sets; None without one.
+        half_life: number of elements after which an element has half of its weight; None for no forgetting.
+        within: keep ranks within sets, and test for drift.
+        drifted: called with the slot of a set that has changed, and the number of the element since when.
+    """
+
+    def __init__(
+        self,
+        detector: Detector,
+        sets: HotSets,
+        window: Window | None,
+        half_life: float | None,
+        within: bool,
+        drifted: Callable[[int, int], None],
+    ) -> None:
+        self._sets, self._window, self._within, self._drifted = sets, window, within, drifted
+        self._model = _with_process_in_double(detector.model)
+        self.put_back: list[tuple[str, bytes]] = []
+        self._densities = RowDensities(detector.model.process)
+        self._keeps = 1.0 if half_life is None else 2.0 ** (-1 / half_life)
+        self._floor = detector.floor
+        self._cutoffs = None if detector.count_all else detector.cutoffs
+        if self._cutoffs is not None:
+            self._cutoff_at = np.array((-math.inf, *self._cutoffs.by_count))
+
+    def prior(self, z: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
+        """log p(z) without evidence."""
+        return self._densities.prior(z)
+
+    def advance(
+        self,
+        slots: Int[np.ndarray, " n"],
+        z: Float[np.ndarray, "n dim"],
+        log_det: Float[np.ndarray, " n"],
+        prior: Float[np.ndarray, " n"],
+    ) -> Update:
+        """Score the next element of each of different sets, and add those that count."""
+        sets = self._sets
+        seen, mean, scatter, position = (
+            array[slots] for array in (sets.count, sets.mean, sets.scatter, sets.position)
+        )
+        score = self._densities(z, seen, mean, scatter) - prior
+        beyond = prior + log_det < self._floor
+        counts = ~beyond
+        if self._cutoffs is not None:
+            places = np.minimum(np.rint(seen).astype(np.intp), len(self._cutoff_at) - 1)
+            counts &= score >= self._cutoff_at[places]
+        is_young = self._keep_first(slots, z, position, ~beyond, counts)
+        self._add(slots, z, seen, mean, scatter, counts, np.where(is_young, 1.0, self._keeps))
+        sets.position[slots] = position + 1
+        if is_young.any():
+            counts[is_young] = self._reconsider(slots[is_young], position[is_young] + 1)
+        if self._window is not None:
+            for i in np.flatnonzero(counts & ~is_young).tolist():
+                self._window.add(int(slots[i]), z[i : i + 1])
+        p_within = self._rank(slots, z, position, beyond) if self._within else None
+        return Update(score, seen, position, beyond, counts, p_within)
+
+    def include(self, slot: int, z: Float[np.ndarray, " dim"]) -> None:
+        """Count an element that passed before; the position stays."""
+        self.end_of_start(slot)
+        one, where = z[None], np.array([slot])
+        sets = self._sets
+        seen, mean, scatter = (array[where] for array in (sets.count, sets.mean, sets.scatter))
+        self._add(where, one, seen, mean, scatter, np.ones(1, np.bool_), np.full(1, self._keeps))
+        if self._window is not None:
+            self._window.add(slot, one)
+
+    def _add(
+        self,
+        slots: Int[np.ndarray, " n"],
+        z: Float[np.ndarray, "n dim"],
+        seen: Float[np.ndarray, " n"],
+        mean: Float[np.ndarray, "n dim"],
+        scatter: Float[np.ndarray, "n dim"],
+        counts: Bool[np.ndarray, " n"],
+        keeps: Float[np.ndarray, " n"],
+    ) -> None:
+        """Add the elements that count (Welford), after the others have faded."""
+        if not counts.all():
+            slots, z, seen, mean, scatter, keeps = (
+                part[counts] for part in (slots, z, seen, mean, scatter, keeps)
+            )
+        before = (keeps * seen)[:, None]
+        after = before + 1
+        gap = z - mean
+        self._sets.count[slots] = after[:, 0]
+        self._sets.mean[slots] = mean + gap / after
+        self._sets.scatter[slots] = keeps[:, None] * scatter + gap * gap * (before / after)
+
+    # --- the first elements ------------------------------------------------------------------------------
+
+    def _keep_first(
+        self,
+        slots: Int[np.ndarray, " n"],
+        z: Float[np.ndarray, "n dim"],
+        position: Int[np.ndarray, " n"],
+        usable: Bool[np.ndarray, " n"],
+        counts: Bool[np.ndarray, " n"],
+    ) -> Bool[np.ndarray, " n"]:
+        """Keep elements of sets that are still reconsidered; returns which are."""
+        is_young = np.zeros(len(slots), np.bool_)
+        if self._cutoffs is None:
+            return is_young
+        for i in np.flatnonzero(position < START).tolist():
+            slot, place = int(slots[i]), int(position[i])
+            first = self._sets.begin(slot) if place == 0 else self._sets.first.get(slot)
+            if first is None:  # it began with a posterior, or an element was accepted
+                continue
+            first.z[place] = z[i]
+            first.flags[place] = USABLE * bool(usable[i]) + INSIDE * bool(counts[i])
+            is_young[i] = True
+        return is_young
+
+    def _reconsider(
+        self, slots: Int[np.ndarray, " n"], sizes: Int[np.ndarray, " n"]
+    ) -> Bool[np.ndarray, " n"]:
+        """Reconsider the first elements of sets of some sizes; returns whether the latest element counts."""
+        due = np.isin(sizes, list(RECONSIDERED))
+        for least, most in itertools.pairwise(_SIZES):
+            chosen = due & (sizes > least) & (sizes <= most)
+            if chosen.any():
+                self._reconsider_all(slots[chosen], most)
+        latest = np.zeros(len(slots), np.bool_)
+        for i, (slot, size) in enumerate(zip(slots.tolist(), sizes.tolist(), strict=True)):
+            flags = self._sets.first[slot].flags
+            latest[i] = flags[size - 1] & INSIDE
+            flags[size - 1] |= 0 if latest[i] else KEPT_OUT
+            if size >= START:
+                self.end_of_start(slot)
+        return latest
+
+    def _reconsider_all(self, slots: Int[np.ndarray, " k"], size: int) -> None:
+        """Decide which of the first elements of sets, at most `size`, count, and make them the evidence."""
+        firsts = [self._sets.first[slot] for slot in slots.tolist()]
+        z = np.stack([first.z[:size] for first in firsts])
+        flags = np.stack([first.flags[:size] for first in firsts])  # 0 for elements that are still to come
+        inside = self._typical(z, (flags & USABLE) > 0)
+        self._replace(slots, z, inside)
+        for set_, element in zip(*np.nonzero(inside & (flags & KEPT_OUT > 0)), strict=True):
+            self.put_back.append((self._sets.name(int(slots[set_])), z[set_, element].tobytes()))
+        marks = np.where(inside, (flags & USABLE) | INSIDE, flags & (USABLE | KEPT_OUT)).astype(np.uint8)
+        for first, own in zip(firsts, marks, strict=True):
+            first.flags[:size] = own
+
+    def _typical(
+        self, z: Float[np.ndarray, "k m dim"], usable: Bool[np.ndarray, "k m"]
+    ) -> Bool[np.ndarray, "k m"]:
+        """Which elements of sets are typical of them; float64, as that must not depend on the batch."""
+        assert self._cutoffs is not None
+        prior = self._densities.prior(z.reshape(-1, z.shape[-1]))
+
+        def scores(inside: Tensor) -> Tensor:
+            return torch.from_numpy(self._densities.scores_within(z, inside.numpy(), prior))
+
+        latents, may = torch.from_numpy(z), torch.from_numpy(usable)
+        return np.asarray(typical_elements(self._model, latents, self._cutoffs, may, scores).numpy())
+
+    def _replace(
+        self, slots: Int[np.ndarray, " k"], z: Float[np.ndarray, "k m dim"], inside: Bool[np.ndarray, "k m"]
+    ) -> None:
+        """Make the elements that are inside the evidence of their sets."""
+        weight = inside[:, :, None].astype(np.float64)
+        count = inside.sum(1).astype(np.float64)
+        mean = (weight * z).sum(1) / np.maximum(count, 1.0)[:, None]
+        self._sets.count[slots], self._sets.mean[slots] = count, mean
+        self._sets.scatter[slots] = (weight * (z - mean[:, None]) ** 2).sum(1)
+
+    def end_of_start(self, slot: int) -> None:
+        """Stop to reconsider the first elements of a set: those that count do so for good."""
+        first: First | None = self._sets.first.pop(slot, None)
+        if first is not None and self._window is not None:
+            self._window.add(slot, first.z[(first.flags & INSIDE) > 0])
+
+    # --- ranks -------------------------------------------------------------------------------------------
+
+    def _rank(
+        self,
+        slots: Int[np.ndarray, " n"],
+        z: Float[np.ndarray, "n dim"],
+        position: Int[np.ndarray, " n"],
+        beyond: Bool[np.ndarray, " n"],
+    ) -> Float[np.ndarray, " n"]:
+        """p-values within the sets, of elements that are not out-of-distribution."""
+        found = np.full(len(slots), math.nan)
+        for i in np.flatnonzero(~beyond).tolist():
+            slot, one = int(slots[i]), torch.from_numpy(z[i].copy())
+            within, drift = self._sets.ranks.get(slot) or Ranks(WithinSet.empty(self._model.dim), DriftTest())
+            ranked = within.p_value(self._model, one)
+            after = drift.add(ranked.uniform)
+            self._sets.ranks[slot] = Ranks(within.add(one), after)
+            found[i] = ranked.p
+            if after.detected and not drift.detected:
+                self._drifted(slot, int(position[i]) + 1 - (after.position - after.since))
+        return found
+
+
+def _with_process_in_double(model: Bruno) -> Bruno:
+    """The model with its process in float64 and on the CPU, as decisions must not depend on the batch."""
+    process = copy.deepcopy(model.process).cpu().double()
+    return Bruno(model.shape, model.flow, process, model.preprocessing, model.config, model.imputer)

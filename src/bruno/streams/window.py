@@ -1,0 +1,82 @@
+"""Windows: sets that consist of the latest elements that count, exactly, by removing the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Float
+
+from bruno.streams.sets import HotSets
+from bruno.streams.store import Store
+
+_HUGE = 1e8  # squared deviations: an element beyond takes the digits of the others with it
+
+
+class Window:
+    """Keeps the latents of the latest `size` elements that count in the store, and removes older ones.
+
+    To remove an element leaves a rounding error. So the evidence is computed anew from all elements of the
+    window after every `size` elements, and where an element leaves that is far from the others.
+    """
+
+    def __init__(self, size: int, sets: HotSets, store: Store) -> None:
+        self.size, self._sets, self._store = size, sets, store
+        self._new: dict[str, dict[int, bytes]] = {}  # not in the store yet
+        self._of_step: list[tuple[str, int]] = []
+
+    def add(self, slot: int, z: Iterable[Float[np.ndarray, " dim"]]) -> None:
+        """Add elements that already count in the state of a set; one leaves for each that is too many."""
+        sets, name = self._sets, self._sets.name(slot)
+        for one in z:
+            number = int(sets.counted[slot])
+            self._new.setdefault(name, {})[number] = one.tobytes()
+            self._of_step.append((name, number))
+            sets.counted[slot] = number + 1
+            if sets.count[slot] > self.size:
+                self._remove(slot, name, number)
+
+    def _remove(self, slot: int, name: str, number: int) -> None:
+        """Remove the oldest element of a set, `size` before the one of this number."""
+        sets, n = self._sets, float(self.size)
+        data = self._new.get(name, {}).get(number - self.size) or self._store.element(
+            name, number - self.size
+        )
+        old = np.frombuffer(data)
+        mean, scatter = sets.mean[slot], sets.scatter[slot]
+        rest = mean + (mean - old) / n
+        left = scatter - (old - mean) * (old - rest)
+        if number % self.size == 0 or ((old - rest) ** 2 > _HUGE * np.maximum(left, 0.0) / n).any():
+            inside = self._elements(name, number)
+            rest = inside.mean(0)
+            left = ((inside - rest) ** 2).sum(0)
+        sets.count[slot], sets.mean[slot], sets.scatter[slot] = n, rest, np.maximum(left, 0.0)
+
+    def _elements(self, name: str, last: int) -> Float[np.ndarray, "size dim"]:
+        """The latents of the elements of a window up to this number."""
+        new = self._new.get(name, {})
+        before = min(new, default=last + 1)
+        kept = self._store.elements(name, last - self.size)
+        recent = [new[number] for number in range(max(before, last - self.size + 1), last + 1)]
+        rows = [np.frombuffer(data) for data in (*kept, *recent)]
+        return np.stack(rows[-self.size :])
+
+    def begin_step(self) -> None:
+        """Begin a step that `undo` can undo."""
+        self._of_step.clear()
+
+    def undo(self) -> None:
+        """Drop the elements of the last step."""
+        for name, number in self._of_step:
+            self._new.get(name, {}).pop(number, None)
+        self._of_step.clear()
+
+    def flush(self) -> None:
+        """Write new elements to the store, and drop those that left."""
+        new = self._new
+        self._store.put_elements(
+            (name, number, z) for name, some in new.items() for number, z in some.items()
+        )
+        self._store.drop_elements((name, max(some) - self.size) for name, some in new.items() if some)
+        new.clear()
+        self._of_step.clear()

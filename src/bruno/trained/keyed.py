@@ -1,0 +1,416 @@
+"""A stream for every key: rows of many sets in any order, judged in batches, with the states in a store."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+
+from bruno.arrays import ArrayLike, as_tensor
+from bruno.config import check_at_least, check_count
+from bruno.data.columns import MAX_NUMBER
+from bruno.model import Posterior
+from bruno.process import Evidence
+from bruno.streams.codec import NO_OFFSET
+from bruno.streams.encoder import Latents, encoder_of
+from bruno.streams.judgements import Judgements, Rule
+from bruno.streams.sets import HotSets, capacity_for
+from bruno.streams.store import MEMORY, KeptOut, Mark, Store
+from bruno.streams.updates import Updates
+from bruno.streams.window import Window
+from bruno.tasks.anomaly import Detector
+from bruno.tasks.keep_out import START
+from bruno.trained.detection import DetectionJobs
+
+COMMIT_ROWS, COMMIT_SECONDS = 10_000, 1.0
+_LATEST = 5  # elements that an error names
+
+
+class KeyedDetector:
+    """Judges rows of many sets, each by the elements of its own set so far; the states are in a store.
+
+    A row has the same judgement in any batch, and so has a stream that is continued later. The result of a
+    step counts once the next step begins, or `commit` is called: report it before. The states are committed
+    in one transaction with the offsets of the input. As a context manager, a detector commits at the end; if
+    the body raises, the last step is undone, as it may not have been reported.
+
+    Args:
+        trained: the model.
+        store: a file, made if it does not exist, or ":memory:".
+        detector: as from `Trained.detector`, or a function that returns it, called once all other arguments
+            are valid; by default calibrated at a false-alarm rate of 1 %.
+        window: a set consists of the latest so many elements that count; at least 20.
+        half_life: elements fade: after this many, an element has half of its weight.
+        within: judge by ranks within the set, and test for drift. It needs a detector with `count_all`.
+        cache: number of sets in memory; by default as many as take 256 MiB, at most 100,000.
+        commit_rows: commit before a step if so many rows are not committed.
+        commit_seconds: commit before a step if the last commit is so long ago.
+        wait: seconds to wait for another process that uses the store.
+
+    >>> import bruno
+    >>> from bruno.trained import KeyedDetector
+    """
+
+    def __init__(
+        self,
+        trained: DetectionJobs,
+        store: str | Path = MEMORY,
+        detector: Detector | Callable[[], Detector] | None = None,
+        *,
+        window: int | None = None,
+        half_life: float | None = None,
+        within: bool = False,
+        cache: int | None = None,
+        commit_rows: int = COMMIT_ROWS,
+        commit_seconds: float = COMMIT_SECONDS,
+        wait: float = 5.0,
+    ) -> None:
+        _check_forgetting(window, half_life, within)
+        check_count("commit_rows", commit_rows)
+        check_at_least("commit_seconds", commit_seconds, 0)
+        if cache is not None:
+            check_count("cache", cache)
+        self._trained, self._model = trained, trained.model
+        self._commit_rows, self._commit_seconds = commit_rows, commit_seconds
+        fingerprint = self._model.fingerprint()
+        settings = {"window": window, "half_life": half_life, "within": within}
+        self.store = Store(store, fingerprint, settings, wait=wait)
+        try:
+            made = trained.detector() if detector is None else detector
+            self.detector = made if isinstance(made, Detector) else made()
+            if not self._model.is_same(self.detector.model):
+                raise ValueError("`detector` must be of the model of `trained`; got one of another model.")
+            if within and not self.detector.count_all:
+                raise ValueError(
+                    "`within` needs `count_all`: ranks within a set hold only if every element counts."
+                )
+        except BaseException:
+            self.store.close()
+            raise
+        self._sets = HotSets(self.store, fingerprint, self._model.dim, cache or capacity_for(self._model.dim))
+        self._window = None if window is None else Window(window, self._sets, self.store)
+        self._encode = encoder_of(self._model)
+        self._updates = Updates(
+            self.detector, self._sets, self._window, half_life, within, self._warn_of_drift
+        )
+        self._rule = Rule(self.detector, window, half_life is not None)
+        self._within = within
+        self._sources: dict[str, Mark] = {}
+        self._kept_out: list[KeptOut] = []
+        self._before: tuple[int, int, int, dict[str, Mark]] = (0, 0, 0, {})  # to undo the last step
+        self._rows, self._committed = 0, time.monotonic()
+
+    # --- judging -----------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(
+        self,
+        keys: Sequence[Any] | NDArray[Any],
+        x: ArrayLike,
+        *,
+        ids: Sequence[str] | None = None,
+        offsets: Sequence[Any] | Int[np.ndarray, " n"] | None = None,
+        sources: Mapping[str, Mark] | None = None,
+    ) -> Judgements:
+        """Judge the next rows, (n, *shape), of these sets; several rows of one set are judged in order.
+
+        Args:
+            keys: the set of each row, by its name or number.
+            x: the rows; missing numbers, NaN, are imputed from the set, if the model can.
+            ids: names of the rows, for `accept`; by default "KEY/NUMBER", counted from 1 in each set.
+            offsets: positions in the input, increasing for each key. A row whose offset is at most the last
+                one of its key is skipped: it was judged before.
+            sources: how far sources were read, committed with these rows; see `source`.
+        """
+        names = _checked_keys(keys)
+        x = self._checked(x, len(names))
+        given = _checked_offsets(offsets, len(names))
+        if ids is not None and len(ids) != len(names):
+            raise ValueError(f"`ids` must be {len(names)}, one for each key; got {len(ids)}.")
+        self._begin_step()
+        slots = self._sets.slots(names)
+        self._sets.begin_step(slots)
+        try:
+            found, kept_out = self._judged(slots, x, given)
+        except BaseException:
+            self.undo()
+            raise
+        for i, z in sorted(kept_out.items(), key=lambda one: one[0]):
+            id = f"{names[i]}/{found.position[i] + 1}" if ids is None else str(ids[i])
+            self._kept_out.append(KeptOut(id, names[i], z.tobytes()))
+        self._rows += len(names)
+        self._sources |= sources or {}
+        return found
+
+    def _judged(
+        self, slots: NDArray[np.intp], x: Any, offsets: NDArray[np.int64] | None
+    ) -> tuple[Judgements, dict[int, NDArray[np.float64]]]:
+        """The judgements of rows, and the latents of those that do not count."""
+        found = Judgements.empty(len(slots))
+        latents, complete = self._encoded(x)
+        prior = self._updates.prior(latents.z)
+        kept_out: dict[int, NDArray[np.float64]] = {}
+        for rows in _rounds(slots):
+            if offsets is not None:
+                rows = rows[offsets[rows] > self._sets.offset[slots[rows]]]
+                self._sets.offset[slots[rows]] = offsets[rows]
+            if not len(rows):
+                continue
+            if complete is not None:
+                self._impute(rows[~complete[rows]], slots, x, latents, prior)
+            whole = len(rows) == len(slots)
+            some = slots if whole else slots[rows]
+            update = self._updates.advance(
+                some, *((a if whole else a[rows]) for a in (latents.z, latents.log_det, prior))
+            )
+            found.skipped[rows] = False
+            found.score[rows], found.seen[rows], found.position[rows] = update[:3]
+            found.out_of_distribution[rows], found.counts[rows] = update.beyond, update.counts
+            if update.p_within is not None:
+                found.p_within[rows] = update.p_within
+            if not update.counts.all():
+                kept_out |= {int(i): latents.z[i] for i in rows[~update.counts]}
+        self._rule.judge(found)
+        if self._within:
+            self._judge_within(found)
+        return found, kept_out
+
+    def _judge_within(self, found: Judgements) -> None:
+        """Judge by ranks within the set, where there is one."""
+        ranked = ~np.isnan(found.threshold) & ~np.isnan(found.p_within)
+        found.outlier[ranked] = found.p_within[ranked] <= self.detector.rate
+        found.p[ranked], found.exact[ranked] = found.p_within[ranked], True
+        found.threshold[ranked] = np.nan
+
+    def _encoded(self, x: Any) -> tuple[Latents, NDArray[np.bool_] | None]:
+        """The latents of rows, and which rows are complete; None if all are."""
+        if self._model.kind.is_images:
+            return self._encode(x), None
+        holes = np.isnan(x)
+        if not holes.any():
+            return self._encode(x), None
+        complete = ~holes.any(1)
+        n, dim = x.shape
+        latents = Latents(np.zeros((n, dim)), np.zeros(n))
+        if complete.any():
+            latents.z[complete], latents.log_det[complete] = self._encode(x[complete])
+        return latents, complete
+
+    def _impute(
+        self, rows: NDArray[np.intp], slots: NDArray[np.intp], x: Any, latents: Latents, prior: NDArray[Any]
+    ) -> None:
+        """Impute the missing numbers of rows from their sets, one by one: rounding depends on a batch."""
+        for i in rows.tolist():
+            filled = self._posterior(int(slots[i])).impute(torch.from_numpy(x[i])).cpu().numpy()
+            z, log_det = self._encode(filled[None])
+            latents.z[i], latents.log_det[i] = z[0], log_det[0]
+            prior[i] = self._updates.prior(z)[0]
+
+    def _warn_of_drift(self, slot: int, since: int) -> None:
+        warnings.warn(
+            f"set {self._sets.name(slot)!r} has changed, since about its element {since + 1}. If it is to "
+            "stay so, begin a new set.",
+            stacklevel=2,
+        )
+
+    # --- the store ---------------------------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        """The last step is reported: commit it if that is due, and prepare to undo the next one."""
+        if self._rows >= self._commit_rows or (
+            self._rows and time.monotonic() - self._committed >= self._commit_seconds
+        ):
+            self.commit()
+        put_back = len(self._updates.put_back)
+        self._before = self._rows, len(self._kept_out), put_back, dict(self._sources)
+        self._sets.end_step()
+        if self._window is not None:
+            self._window.begin_step()
+
+    def undo(self) -> None:
+        """Undo the last step, if it does not count yet; a second call does nothing."""
+        self._rows, kept_out, put_back, self._sources = self._before
+        del self._kept_out[kept_out:], self._updates.put_back[put_back:]
+        self._sets.undo()
+        if self._window is not None:
+            self._window.undo()
+
+    def commit(self) -> None:
+        """Keep all steps so far, in one transaction."""
+        self._sets.end_step()
+        self._sets.flush()
+        if self._window is not None:
+            self._window.flush()
+        if self._kept_out:
+            self.store.put_kept_out(self._kept_out)
+            self._kept_out.clear()
+        if self._updates.put_back:
+            self.store.drop_put_back(self._updates.put_back)
+            self._updates.put_back.clear()
+        if self._sources:
+            self.store.put_sources(self._sources)
+            self._sources = {}
+        self.store.commit()
+        self._rows, self._committed = 0, time.monotonic()
+        self._before = 0, 0, 0, {}
+
+    @property
+    def uncommitted(self) -> int:
+        """Number of rows since the last commit."""
+        return self._rows
+
+    def source(self, name: str) -> Mark | None:
+        """How far a source was read; None if it was not."""
+        return self._sources.get(name) or self.store.source(name)
+
+    def accept(self, *ids: str) -> None:
+        """Count elements that did not count, by their ids, and commit: their alarms were none."""
+        self.commit()
+        elements = dict(map(self._element_kept_out, ids))
+        if not elements:
+            return
+        slots = self._sets.slots([element.name for element in elements.values()])
+        self._sets.begin_step(slots)
+        for slot, (number, element) in zip(slots.tolist(), elements.items(), strict=True):
+            self._updates.include(slot, np.frombuffer(element.z))
+            self.store.drop_kept_out(number)
+        self.commit()
+
+    def _element_kept_out(self, id: str) -> tuple[int, KeptOut]:
+        """An element that did not count, and its number."""
+        found = self.store.kept_out(id)
+        if found is None:
+            known = ", ".join(map(repr, self.store.latest_kept_out(_LATEST))) or "none"
+            rule = f"`ids` must be of elements that did not count, the latest: {known}"
+            raise ValueError(f"{rule}; got {id!r}.")
+        z = found[1].z
+        if len(z) != 8 * self._model.dim or not np.isfinite(np.frombuffer(z)).all():
+            raise ValueError(f"{self.store.path}: is damaged: element {id!r} has no latents.")
+        return found
+
+    def close(self) -> None:
+        """Commit and close the store."""
+        try:
+            self.commit()
+        finally:
+            self.store.close()
+
+    def __enter__(self) -> KeyedDetector:
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is not None:
+            self.undo()
+        self.close()
+
+    # --- sets --------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        self.commit()
+        return len(self.store)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of all sets."""
+        self.commit()
+        yield from self.store.names()
+
+    def posterior(self, key: str) -> Posterior:
+        """The posterior of a set; the prior if it has no elements."""
+        record = self._sets.record(int(self._sets.slots([key])[0]))
+        return Posterior(self._model, record.evidence.to(self._model.device))
+
+    def _posterior(self, slot: int) -> Posterior:
+        """The posterior in a slot, with whole elements."""
+        count = torch.tensor(round(float(self._sets.count[slot])))
+        mean, scatter = (torch.tensor(part[slot]) for part in (self._sets.mean, self._sets.scatter))
+        return Posterior(self._model, Evidence(count, mean, scatter).to(self._model.device))
+
+    def _checked(self, x: ArrayLike, n: int) -> Any:
+        """Rows as float64 in numpy, or images as a tensor, (n, *shape)."""
+        shape = self._model.shape
+        if self._model.kind.is_images:
+            images = as_tensor(x, kind=self._model.kind)
+            if images.shape != (n, *shape):
+                raise ValueError(f"`x` must have shape {(n, *shape)}; got {tuple(images.shape)}.")
+            return images
+        rows = x if isinstance(x, np.ndarray) else as_tensor(x).detach().cpu().numpy()
+        if rows.shape != (n, *shape) or rows.dtype.kind not in "fiu":
+            raise ValueError(
+                f"`x` must be numbers of shape {(n, *shape)}, one row for each key; got {rows.dtype} of "
+                f"shape {rows.shape}."
+            )
+        rows = rows.astype(np.float64, copy=False)
+        _check_numbers(rows, self._model.imputer is not None)
+        return rows
+
+
+def _check_forgetting(window: int | None, half_life: float | None, within: bool) -> None:
+    if window is not None:
+        check_count("window", window)
+        check_at_least("window", window, START)
+    if half_life is not None and not 0 < half_life < np.inf:
+        raise ValueError(f"`half_life` must be above 0 and finite; got {half_life}.")
+    if window is not None and half_life is not None:
+        raise ValueError(f"`window` and `half_life` exclude each other; got {window} and {half_life}.")
+    if within and (window is not None or half_life is not None):
+        raise ValueError("`within` ranks among all elements of a set; omit `window` and `half_life`.")
+
+
+def _checked_keys(keys: Sequence[Any] | NDArray[Any]) -> list[str]:
+    """The names of sets; raises ValueError if one is missing."""
+    names = [keys] if isinstance(keys, str) else list(keys)
+    if not names:
+        raise ValueError("`keys` must name the set of at least one row; got none.")
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or not name:
+            if isinstance(name, int | np.integer) and not isinstance(name, bool):
+                names[i] = str(name)
+            else:
+                raise ValueError(f"`keys` must name the set of every row; row {i + 1} has {name!r}.")
+    return names
+
+
+def _check_numbers(rows: Float[np.ndarray, "n dim"], missing: bool) -> None:
+    """Raise unless all numbers can be used."""
+    with np.errstate(invalid="ignore"):
+        fine = np.abs(rows) <= MAX_NUMBER
+    if missing:
+        fine |= np.isnan(rows)
+    if not fine.all():
+        row, column = (int(place[0]) for place in np.nonzero(~fine))
+        raise ValueError(
+            f"`x` must be finite and below {MAX_NUMBER:.1e}; row {row + 1} has {rows[row, column]} in column "
+            f"{column + 1}."
+        )
+
+
+def _checked_offsets(offsets: Any, n: int) -> NDArray[np.int64] | None:
+    if offsets is None:
+        return None
+    found = np.asarray(offsets)
+    if found.shape != (n,) or found.dtype.kind not in "iu" or (n and int(found.min()) <= NO_OFFSET):
+        raise ValueError(f"`offsets` must be {n} whole numbers; got {found.dtype} of shape {found.shape}.")
+    return found.astype(np.int64)
+
+
+def _rounds(slots: NDArray[np.intp]) -> Iterable[NDArray[np.intp]]:
+    """The rows of a batch in rounds with at most one row of each set, in the order of the rows of a set."""
+    n = len(slots)
+    if n == 1:
+        return [np.zeros(1, np.intp)]
+    order = np.argsort(slots, kind="stable")
+    ordered = slots[order]
+    new = np.flatnonzero(np.diff(ordered, prepend=-1))
+    rank = np.arange(n) - np.repeat(new, np.diff(new, append=n))
+    rounds = np.empty(n, np.intp)
+    rounds[order] = rank
+    by_round = np.argsort(rounds, kind="stable")
+    ends = np.cumsum(np.bincount(rounds))
+    return np.split(by_round, ends[:-1])

@@ -1,0 +1,186 @@
+"""The store: transactions, one process at a time, versions, and damaged files."""
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bruno.streams import store as module
+from bruno.streams.store import KeptOut, Mark, Store
+
+MODEL = "0123456789abcdef"
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "state.db"
+
+
+def opened(path: Path, **settings: object) -> Store:
+    return Store(path, MODEL, settings, wait=0.0)
+
+
+def filled(path: Path) -> Store:
+    store = opened(path)
+    store.put([("a", b"1"), ("b", b"2"), ("\udcff", b"3")])
+    store.put_elements([("a", 0, b"x"), ("a", 1, b"y"), ("a", 2, b"z")])
+    store.put_kept_out([KeptOut("line 1", "a", b"old"), KeptOut("line 1", "b", b"new")])
+    store.put_sources({"file": Mark(3, 4)})
+    store.commit()
+    return store
+
+
+def test_what_is_committed_is_read_again(path):
+    filled(path).close()
+    store = opened(path)
+    assert len(store) == 3
+    assert list(store.names()) == ["a", "b", "\udcff"]
+    assert store.states(["a", "c", "\udcff"]) == {"a": b"1", "\udcff": b"3"}
+    assert (store.element("a", 1), store.elements("a", 0)) == (b"y", [b"y", b"z"])
+    assert store.source("file") == Mark(3, 4)
+    assert store.source("other") is None
+    assert store.kept_out("line 1") == (2, KeptOut("line 1", "b", b"new"))
+    assert store.latest_kept_out(1) == ["line 1"]
+
+
+def test_what_is_not_committed_is_not_kept(path):
+    filled(path).close()
+    store = opened(path)
+    store.put([("a", b"9"), ("d", b"4")])
+    store.drop_elements([("a", 5)])
+    store.drop_kept_out(2)
+    store.put_sources({"file": Mark(5)})
+    store.close()
+    store = opened(path)
+    assert store.states(["a", "d"]) == {"a": b"1"}
+    assert store.elements("a", -1) == [b"x", b"y", b"z"]
+    assert store.source("file") == Mark(3, 4)
+    assert store.kept_out("line 1")[0] == 2
+
+
+def test_elements_that_count_again_are_no_longer_kept_out(path):
+    store = filled(path)
+    store.drop_put_back([("b", b"new")])
+    assert store.kept_out("line 1") == (1, KeptOut("line 1", "a", b"old"))
+
+
+def test_only_the_latest_elements_that_did_not_count_stay(path, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_KEPT_OUT", 3)
+    store = opened(path)
+    store.put_kept_out([KeptOut(str(i), "a", b"") for i in range(10)])
+    assert store.latest_kept_out(10) == ["7", "8", "9"]
+
+
+def test_a_store_in_memory_has_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    filled(Path(":memory:")).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_process_is_refused(path):
+    store = filled(path)
+    read = (
+        f"import sqlite3; sqlite3.connect({str(path)!r}, timeout=0).execute('SELECT * FROM sets').fetchall()"
+    )
+    refused = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True)
+    assert "database is locked" in refused.stderr
+    with pytest.raises(ValueError, match="another process"):
+        opened(path)
+    store.close()
+    subprocess.run([sys.executable, "-c", read], check=True)
+    opened(path).close()
+
+
+def test_a_store_of_another_model_is_refused(path):
+    filled(path).close()
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=f"feedfeedfeedfeed; got .*{MODEL}"):
+        Store(path, "feedfeedfeedfeed")
+    assert path.read_bytes() == before
+
+
+def test_other_settings_are_refused(path):
+    opened(path, window=100).close()
+    with pytest.raises(ValueError, match=r"`window` must be 100, .*got 200"):
+        opened(path, window=200)
+    opened(path, window=100).close()
+
+
+def test_an_older_store_is_migrated(path, monkeypatch):
+    filled(path).close()
+    monkeypatch.setattr(module, "SCHEMA", 3)
+    steps = {
+        1: "ALTER TABLE sets ADD COLUMN colour TEXT",
+        2: "CREATE TABLE more (x); INSERT INTO more VALUES (7)",
+    }
+    monkeypatch.setattr(module, "MIGRATIONS", steps)
+    store = opened(path)
+    assert store._db.execute("PRAGMA user_version").fetchone() == (3,)
+    assert store._db.execute("SELECT x FROM more").fetchone() == (7,)
+    assert store.states(["a"]) == {"a": b"1"}
+    store.close()
+    opened(path).close()
+
+
+def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
+    filled(path).close()
+    monkeypatch.setattr(module, "SCHEMA", 2)
+    monkeypatch.setattr(module, "MIGRATIONS", {1: "DROP TABLE sources; DROP TABLE sources"})
+    with pytest.raises(ValueError, match="no such table"):
+        opened(path)
+    monkeypatch.undo()
+    assert opened(path).source("file") == Mark(3, 4)
+
+
+def test_a_newer_store_is_refused(path, monkeypatch):
+    monkeypatch.setattr(module, "SCHEMA", 2)
+    opened(path).close()
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"version 1 .*got 2"):
+        opened(path)
+
+
+@pytest.mark.parametrize("content", [b"text", b"SQLite format 3\0", b"SQLite format 3\0" + bytes(200)])
+def test_another_file_is_refused_and_not_changed(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"`store` .*another file"):
+        opened(path)
+    assert [one.name for one in path.parent.iterdir()] == ["state.db"]
+    assert path.read_bytes() == content
+
+
+def test_another_database_is_refused(path):
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE sets (x)")
+    other.close()
+    with pytest.raises(ValueError, match=r"`store` .*another file"):
+        opened(path)
+
+
+def test_a_folder_and_a_missing_folder_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="folder"):
+        opened(tmp_path)
+    with pytest.raises(ValueError, match=r"`store` .*nowhere"):
+        opened(tmp_path / "nowhere" / "state.db")
+
+
+@pytest.mark.parametrize("start", [100, 4096, 8192])
+def test_a_damaged_store_is_a_value_error(path, start):
+    filled(path).close()
+    content = bytearray(path.read_bytes())
+    content[start : start + 4096] = b"\xa5" * len(content[start : start + 4096])
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"state\.db"):  # noqa: PT012
+        store = opened(path)
+        store.states(["a"])
+        store.element("a", 0)
+        store.kept_out("line 1")
+        list(store.names())
+
+
+def test_an_interrupted_creation_begins_again(path):
+    path.write_bytes(b"")
+    filled(path).close()
+    assert len(opened(path)) == 3
