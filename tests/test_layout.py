@@ -43,10 +43,10 @@ LAYOUT = """
     bruno.reporting.page bruno.devices bruno.recipe_data bruno.trained.data bruno.trained.calibration
     bruno.trained.evaluation bruno.trained.generation bruno.trained.classification bruno.trained.states
     bruno.trained.outliers bruno.trained.watch bruno.trained.explanation bruno.trained.detection
-    bruno.trained.keyed bruno.trained.retrieval bruno.trained.verdict bruno.trained.jobs
-    bruno.trained.files bruno.trained bruno.fit bruno.fit_rows bruno.sklearn.base bruno.sklearn.sample
-    bruno.sklearn.classifier bruno.sklearn.outliers bruno.sklearn.transformer bruno.sklearn bruno.river
-    bruno.reporting.summaries.base bruno.reporting.summaries.evaluation
+    bruno.trained.keyed bruno.trained.keyed_watch bruno.trained.retrieval bruno.trained.verdict
+    bruno.trained.jobs bruno.trained.files bruno.trained bruno.fit bruno.fit_rows bruno.sklearn.base
+    bruno.sklearn.sample bruno.sklearn.classifier bruno.sklearn.outliers bruno.sklearn.transformer
+    bruno.sklearn bruno.river bruno.reporting.summaries.base bruno.reporting.summaries.evaluation
     bruno.reporting.summaries.generation
     bruno.reporting.summaries.classification bruno.reporting.summaries.detection
     bruno.reporting.summaries.explanation bruno.reporting.summaries.outliers

@@ -253,6 +253,39 @@ OTHERS = {
         run images/a --state text.txt
         run images/a --data nowhere
         run images/a --sets 5
+        run images/a --store nowhere/state
+        run images/a --store images
+        run images/a --store text.txt
+        run images/a --store pipe
+        run images/a --store run/model.safetensors
+        run images/a --store new --window 19
+        run images/a --store new --window x
+        run images/a --store new --window 0
+        run images/a --store new --window 1_000
+        run images/a --store new --window 1000000000000
+        run images/a --store new --half-life 0
+        run images/a --store new --half-life nan
+        run images/a --store new --half-life inf
+        run images/a --store new --window 20 --half-life 5
+        run images/a --store new --commit-rows 0
+        run images/a --store new --commit-rows x
+        run images/a --store new --commit-seconds -1
+        run images/a --store new --commit-seconds nan
+        run images/a --store new --offset time
+        run images/a --store new --replay
+        run images/a --store new --state other
+        run images/a --store new --typical images/b
+        run images/a --store new --within
+        run - images/a --store new
+        run nowhere --store new
+        run empty --store new
+        run --store new
+        run images/a --window 20
+        run images/a --half-life 5
+        run images/a --offset time
+        run images/a --replay
+        run images/a --commit-rows 5
+        run images/a --commit-seconds 5
     """,
     "anomaly batch": """
         run nowhere
@@ -269,6 +302,12 @@ OTHERS = {
         run 1 --state pipe
         run 1 --state run/model.safetensors
         run 1 --state images
+        run 1 --state state --store state
+        run 1 --store nowhere
+        run 1 --store text.txt
+        run 1 --store pipe
+        run 1 --store images
+        run 1 --store run/model.safetensors
     """,
     "calibrate": """
         run nowhere

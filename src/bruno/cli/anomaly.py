@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from bruno.cli.output import console, progress_bar, show, show_all, to_stderr
 
 if TYPE_CHECKING:
     from bruno.tasks.anomaly import Judgement
-    from bruno.trained import Trained
+    from bruno.trained import KeyedWatch, Trained, Watch
 
 _RATE, _SETS, _SET_SIZE = 0.01, 500, 20
 
@@ -80,11 +80,46 @@ class SetOptions:
         return {"one_set": self.one_set, "group": self.group}
 
 
+@dataclass(frozen=True)
+class StoreOptions:
+    """A store with a set for each key."""
+
+    store: Annotated[
+        Path | None, typer.Option(help="A database with the states of all sets; made if it does not exist.")
+    ] = None
+    window: Annotated[
+        int | None, typer.Option(help="A set is its latest elements that count, this many; at least 20.")
+    ] = None
+    half_life: Annotated[
+        float | None, typer.Option(help="After this many elements, one has half of its weight.")
+    ] = None
+    offset: Annotated[
+        str | None, typer.Option(help="A column of offsets: rows that were judged before are skipped by it.")
+    ] = None
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Standard input begins again: skip lines judged before.")
+    ] = False
+    commit_rows: Annotated[int | None, typer.Option(help="Commit after so many rows; 10,000.")] = None
+    commit_seconds: Annotated[float | None, typer.Option(help="Commit after so many seconds; 1.")] = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments of the library that are given, besides the store."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "store"}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    def __post_init__(self) -> None:
+        if self.store is None and self.given:
+            names = [f"--{name.replace('_', '-')}" for name in self.given]
+            raise ValueError(f"`--store` must name a file for {' and '.join(names)}; got none.")
+
+
 def watch(
     model: ModelOptions,
     decisions: DecisionOptions,
     sets: SetOptions,
     files: ReadingOptions,
+    keys: StoreOptions,
     stream: Annotated[list[str] | None, typer.Argument(metavar="STREAM", help=_SOURCES)] = None,
     within: Annotated[
         bool, typer.Option("--within", help="Judge by ranks within the set; needs --count-all.")
@@ -105,6 +140,10 @@ def watch(
         reject("`--within` needs no calibration;", given)
         if not decisions.count_all:
             raise ValueError("`--within` needs --count-all: ranks hold only if every element counts.")
+    if keys.store is not None:
+        reject("`--store` keeps the states;", {"--state": state, "--typical": typical})
+        if not stream or ("-" in stream and stream != ["-"]):
+            raise ValueError(f"`--store` needs files, or - alone; got {' '.join(stream or ['none'])}.")
     with to_stderr(as_json):
         trained = model.open()
         with progress_bar("elements to calibrate on") as progress:
@@ -116,15 +155,14 @@ def watch(
                 progress=progress,
                 **decisions.decision,
             )
-            watched = trained.watch(
-                _elements(trained, stream, files, sets, model.seed),
-                detector,
-                typical=typical,
-                state=state,
-                within=within,
-                **sets.sets,
-                **files.reading,
-            )
+            shared = {"within": within, **sets.sets, **files.reading}
+            watched: Watch | KeyedWatch
+            if keys.store is not None:
+                lines = _lines() if stream == ["-"] else stream or []
+                watched = trained.watch_keys(lines, keys.store, detector, **keys.given, **shared)
+            else:
+                elements = _elements(trained, stream, files, sets, model.seed)
+                watched = trained.watch(elements, detector, typical=typical, state=state, **shared)
         _run(trained, watched, as_json, model.seed)
 
 
@@ -141,7 +179,10 @@ def _run(trained: Trained, watched: Any, as_json: bool, seed: int) -> None:
         if not watched.summary.count:
             raise
         ended_by = error
-    show_all(trained, [watched, watched.outliers], seed)
+    if watched.summary.count:
+        show_all(trained, [watched, watched.outliers], seed)
+    else:
+        console.print("no new rows")
     if isinstance(ended_by, KeyboardInterrupt):
         raise typer.Exit(128 + (ended_by.args[0] if ended_by.args else signal.SIGINT))
     if ended_by:
@@ -185,10 +226,22 @@ def batch(
 def accept(
     model: ModelOptions,
     names: Annotated[list[str], typer.Argument(metavar="NAMES", help="Elements, as the stream named them.")],
-    state: Annotated[Path, typer.Option(help="The file that `bruno anomaly watch --state` saved.")],
+    state: Annotated[
+        Path | None, typer.Option(help="The file that `bruno anomaly watch --state` saved.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="The database of `bruno anomaly watch --store`, not in use.")
+    ] = None,
 ) -> None:
     """Add flagged elements to their sets in the state of a stream: their alarms were none."""
-    left = len(model.open().accept(names, state).kept_out)
+    if (state is None) == (store is None):
+        raise ValueError("`--state` or `--store` must name the states; give one of them.")
+    trained = model.open()
+    if store is not None:
+        left = trained.accept_in_store(names, store)
+    else:
+        assert state is not None
+        left = len(trained.accept(names, state).kept_out)
     console.print(f"accepted {len(names)}; {left} other elements do not count", soft_wrap=True)
 
 
@@ -220,6 +273,15 @@ def _elements(
     if stream != ["-"]:
         raise ValueError(f"`-` must be the only stream; got {' '.join(stream)}.")
     return trained.reader(**files.reading, group=sets.group).read_lines(sys.stdin)
+
+
+def _lines() -> Any:
+    """Standard input, as a file of its own: a thread that waits for it must not hold up the exit."""
+    try:
+        number = sys.stdin.fileno()
+    except (OSError, ValueError):  # not a file: in a test
+        return sys.stdin
+    return open(number, encoding="utf-8", errors="surrogateescape", closefd=False)
 
 
 def _print(name: str, group: str, judgement: Judgement, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -30,12 +31,24 @@ _BYTES_OF_ELEMENT = 600  # in memory, besides its values: its name and the tenso
 _SAMPLE = 200  # lines from which the format of a file is detected
 
 
+class Place(NamedTuple):
+    """Where a row is in its source: its line, a checksum of its text, and the value of the offset column."""
+
+    line: int
+    check: int
+    offset: int | None = None
+
+
 class Element(NamedTuple):
-    """An element, its name (the path of an image, the line of a row), and the set that its line names."""
+    """An element, its name (the path of an image, the line of a row), and the set that its line names.
+
+    `place` is the place of a row in its table or among the lines read.
+    """
 
     name: str
     x: Tensor
     group: str = ""
+    place: Place | None = None
 
 
 class _Unread(NamedTuple):
@@ -44,6 +57,8 @@ class _Unread(NamedTuple):
     name: str
     load: Callable[[], Tensor]
     group: str = ""
+    line: int = 0
+    place: Callable[[], Place] | None = None
 
 
 def collected(elements: Iterable[Element]) -> list[Element]:
@@ -101,9 +116,17 @@ class RowReader:
     plural = "tables"
 
     def __init__(
-        self, dim: int, group: str, columns: Sequence[str], *, table_format: str = "", missing: bool = False
+        self,
+        dim: int,
+        group: str,
+        columns: Sequence[str],
+        *,
+        table_format: str = "",
+        missing: bool = False,
+        offset: str = "",
     ) -> None:
         self.dim, self.group, self.columns, self.missing = dim, group, tuple(columns), missing
+        self.offset = offset
         self.prefer = TableFormat(**TableFormat.parse(table_format))
 
     def find(self, folder: Path) -> list[Path]:
@@ -142,14 +165,20 @@ class RowReader:
     def parse_frame(self, frame: Any, origin: str = "") -> Iterator[_Unread]:
         """Yield the rows of a frame of pandas, polars or pyarrow."""
         rows, groups = frame_rows(frame, self.group, self.columns)
+        if self.offset:
+            raise ValueError(f"{origin}`offset` is a column of text tables; got {self.offset!r}. Omit it.")
         for i, (row, group) in enumerate(zip(rows, groups, strict=True), start=1):
-            yield _Unread(f"{origin}row {i}", partial(self._checked, row.tolist()), group)
+            place = partial(_place, i, [group, *map(repr, row.tolist())])
+            yield _Unread(f"{origin}row {i}", partial(self._checked, row.tolist()), group, i, place)
 
     def _parse(self, lines: Iterable[str], origin: str, form: TableFormat) -> Iterator[_Unread]:
         columns: Columns | None = None
+        offset: int | None = None
         for line, cells, problem in split_rows(lines, form.delimiter):
             is_header = columns is None and form.header and not problem
-            columns = columns or self._columns(cells, form.header, origin or "the header: ")
+            if columns is None:
+                columns = self._columns(cells, form.header, origin or "the header: ")
+                offset = self._offset_in(columns, origin or "the header: ")
             if is_header:
                 continue
             group = (
@@ -157,7 +186,8 @@ class RowReader:
                 if columns.group is None or problem
                 else (cells[columns.group : columns.group + 1] or [""])[0]
             )
-            yield _Unread(f"{origin}line {line}", partial(self._load, cells, problem, columns, form), group)
+            load = partial(self._load, cells, problem, columns, form)
+            yield _Unread(f"{origin}line {line}", load, group, line, partial(_place, line, cells, offset))
 
     def _columns(self, cells: list[str], is_header: bool, origin: str) -> Columns:
         """The positions of the numbers of a row, and of its group, among the cells of a line."""
@@ -168,11 +198,19 @@ class RowReader:
             return Columns(header, None, list(range(len(header))))
         group = header.index(self.group) if self.group in header else None
         if not self.columns:
-            return Columns(header, group, [i for i in range(len(header)) if i != group])
+            others = {group, header.index(self.offset) if self.offset in header else None}
+            return Columns(header, group, [i for i in range(len(header)) if i not in others])
         try:
             return Columns(header, group, column_positions(self.columns, header))
         except ValueError as error:
             raise ValueError(f"{origin}{error}") from error
+
+    def _offset_in(self, columns: Columns, origin: str) -> int | None:
+        """The position of the offset column."""
+        if self.offset and self.offset not in columns.header:
+            known = ", ".join(columns.header)
+            raise ValueError(f"{origin}`offset` must be a column, one of {known}; got {self.offset!r}.")
+        return columns.header.index(self.offset) if self.offset else None
 
     def _load(self, cells: list[str], problem: str, columns: Columns, form: TableFormat) -> Tensor:
         if problem:
@@ -200,6 +238,7 @@ class ElementReader:
         columns: for rows: the names of the numbers. If a header is given, they are found by name.
         table_format: for rows: the format of the table in training, chosen if several fit equally well.
         missing: for rows: read missing cells as NaN.
+        offset: for rows: the column of their offsets in the input, whole numbers.
     """
 
     def __init__(
@@ -214,6 +253,7 @@ class ElementReader:
         columns: Sequence[str] = (),
         table_format: str = "",
         missing: bool = False,
+        offset: str = "",
     ) -> None:
         check_levels(levels)
         if len(shape) != (3 if levels else 1) or min(shape) < 1:
@@ -225,7 +265,9 @@ class ElementReader:
         self._source = (
             ImageReader(tuple(shape), levels, invert, drawings)
             if levels
-            else RowReader(shape[0], group, columns, table_format=table_format, missing=missing)
+            else RowReader(
+                shape[0], group, columns, table_format=table_format, missing=missing, offset=offset
+            )
         )
 
     def read(self, paths: Iterable[str | Path]) -> Iterator[Element]:
@@ -239,12 +281,26 @@ class ElementReader:
             else:
                 raise FileNotFoundError(f"{path}: no such file or folder.")
 
-    def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
-        """Yield elements as lines arrive: paths of images, or rows of numbers with an optional header."""
+    def read_after(self, path: Path, after: Place | None) -> Iterator[Element]:
+        """Yield the rows of a table after a place, or all; raises ValueError if it lacks the row there."""
+        if after is None or not isinstance(self._source, RowReader):
+            yield from self.read([path])
+        else:
+            check_regular(path)
+            yield from self._load(_after(self._source.parse(path), after, str(path)))
+
+    def read_lines(
+        self, lines: Iterable[str], origin: str = "", after: Place | None = None
+    ) -> Iterator[Element]:
+        """Yield elements as lines arrive: paths of images, or rows of numbers with an optional header.
+
+        Rows up to a place, `after`, are skipped; raises ValueError if the row there is another one.
+        """
         if isinstance(lines, io.TextIOBase):
             lines = bounded_lines(lines)
         if isinstance(self._source, RowReader):
-            yield from self._load(self._source.parse_lines(lines, origin))
+            rows = self._source.parse_lines(lines, origin)
+            yield from self._load(rows if after is None else _after(rows, after, "standard input"))
         else:
             for line in filter(None, map(str.strip, lines)):
                 yield from self.read([line])
@@ -285,12 +341,40 @@ class ElementReader:
             self.skipped.append(str(path))
 
     def _load(self, unread: Iterable[_Unread]) -> Iterator[Element]:
-        for name, load, group in unread:
+        for name, load, group, _, place in unread:
             try:
-                x = load()
+                x, where = load(), place and place()
             except (*READ_ERRORS, ValueError) as error:
                 if not self.skip_bad:
                     raise ValueError(f"{name}: cannot be used: {reason(error)}.") from error
                 self.skipped.append(name)
                 continue
-            yield Element(name, x, group)
+            yield Element(name, x, group, where)
+
+
+def _place(line: int, cells: list[str], offset: int | None = None) -> Place:
+    """The place of a row; raises ValueError if its offset is not a whole number."""
+    check = zlib.crc32("\x1f".join(cells).encode("utf-8", "surrogateescape"))
+    if offset is None:
+        return Place(line, check)
+    cell = cells[offset].strip() if offset < len(cells) else ""
+    if not (cell.isascii() and cell.removeprefix("-").isdigit() and len(cell) < 19):
+        raise ValueError(f"its offset must be a whole number; got {cell!r}")
+    return Place(line, check, int(cell))
+
+
+def _after(rows: Iterable[_Unread], place: Place, origin: str) -> Iterator[_Unread]:
+    """The rows after a place; raises ValueError unless the row there has the same text."""
+    found = False
+    for row in rows:
+        if not found and row.line >= place.line:
+            found = row.line == place.line and row.place is not None and row.place().check == place.check
+            if not found:
+                break
+        elif found:
+            yield row
+    if not found:
+        raise ValueError(
+            f"{origin}: must begin with the rows that were judged before, up to line {place.line}; that row "
+            "is missing or another one. Give the file another name to judge all of it."
+        )

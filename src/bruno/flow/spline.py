@@ -105,11 +105,11 @@ def _gather(
     count = (parameters.shape[1] + 1) // 3
     before_bins = [0, 0] * (x.ndim - 1)  # the arguments of F.pad begin at the last axis
     lengths = parameters[:, : 2 * count].unflatten(1, (2, count)).softmax(2)  # widths, heights
-    lengths = 2 * interval * (_MIN_LENGTH + (1 - count * _MIN_LENGTH) * lengths)
+    lengths = 2 * interval * (MIN_LENGTH + (1 - count * MIN_LENGTH) * lengths)
     inner = lengths[:, :, :-1].cumsum(2) - interval
     index = (x.unsqueeze(1) >= inner[:, 0 if by == "left" else 1]).sum(1, keepdim=True)
     edges = F.pad(inner, [*before_bins, 1, 0], value=-interval)
-    slopes = _MIN_SLOPE + F.softplus(parameters[:, 2 * count :] + _OFFSET)
+    slopes = MIN_SLOPE + F.softplus(parameters[:, 2 * count :] + SLOPE_OFFSET)
     slopes = F.pad(slopes, [*before_bins, 1, 1], value=1.0)
     both = index.unsqueeze(1).expand(-1, 2, *index.shape[1:])
     left, bottom = edges.gather(2, both).squeeze(2).unbind(1)

@@ -139,6 +139,23 @@ class Store:
                     "Name another file to begin again."
                 )
 
+    @classmethod
+    @contextmanager
+    def opened(cls, path: str | Path, fingerprint: str) -> Iterator[Store]:
+        """An existing store with any settings, closed at the end."""
+        store = cls(path, fingerprint)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the states depend on."""
+        with self._translated():
+            row = self._db.execute("SELECT value FROM about WHERE name = 'settings'").fetchone()
+        return dict(json.loads(row[0]))
+
     # --- reading -----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -198,6 +215,11 @@ class Store:
                 "SELECT id FROM kept_out ORDER BY number DESC LIMIT ?", (count,)
             ).fetchall()
         return [_text(id) for (id,) in reversed(rows)]
+
+    def count_kept_out(self) -> int:
+        """Number of elements that can be accepted."""
+        with self._translated():
+            return int(self._db.execute("SELECT count(*) FROM kept_out").fetchone()[0])
 
     # --- writing -----------------------------------------------------------------------------------------
 

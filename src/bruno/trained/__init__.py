@@ -6,6 +6,7 @@ from bruno.trained.evaluation import Evaluation
 from bruno.trained.files import export, open, results_folder
 from bruno.trained.jobs import Trained
 from bruno.trained.keyed import KeyedDetector
+from bruno.trained.keyed_watch import KeyedWatch
 from bruno.trained.verdict import Verdict
 from bruno.trained.watch import Watch
 
@@ -13,6 +14,7 @@ __all__ = [
     "Elements",
     "Evaluation",
     "KeyedDetector",
+    "KeyedWatch",
     "Trained",
     "UnfamiliarDataWarning",
     "Verdict",

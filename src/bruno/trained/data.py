@@ -153,11 +153,16 @@ class TrainedData:
         return self._select(split, data, classes, invert, min_classes).examples
 
     def reader(
-        self, *, invert: bool | None = None, skip_bad: bool = False, group: str | None = None
+        self,
+        *,
+        invert: bool | None = None,
+        skip_bad: bool = False,
+        group: str | None = None,
+        offset: str = "",
     ) -> ElementReader:
         """A reader of image files or table rows as the model takes them.
 
-        `group` is the group column, if it has another name than in training.
+        `group` is the group column, if it has another name than in training, `offset` that of offsets.
         """
         return ElementReader(
             self.model.shape,
@@ -169,6 +174,7 @@ class TrainedData:
             columns=self.columns,
             table_format=self._table_format,
             missing=self.model.imputer is not None,
+            offset=offset,
         )
 
     def read(

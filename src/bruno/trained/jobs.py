@@ -10,10 +10,10 @@ from bruno.model import Posterior
 from bruno.reporting.results import Result
 from bruno.trained.classification import ClassificationJobs
 from bruno.trained.data import Source
-from bruno.trained.detection import DetectionJobs
 from bruno.trained.evaluation import EvaluationJobs
 from bruno.trained.explanation import ExplanationJobs
 from bruno.trained.generation import GenerationJobs
+from bruno.trained.keyed_watch import KeyedJobs
 from bruno.trained.retrieval import RetrievalJobs
 from bruno.trained.verdict import VerdictJobs
 
@@ -22,7 +22,7 @@ class Trained(
     EvaluationJobs,
     GenerationJobs,
     ClassificationJobs,
-    DetectionJobs,
+    KeyedJobs,
     ExplanationJobs,
     RetrievalJobs,
     VerdictJobs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bruno.config import check_at_least, check_count
 from bruno.data.columns import MAX_NUMBER
 from bruno.model import Posterior
 from bruno.process import Evidence
+from bruno.signals import StopSignal
 from bruno.streams.codec import NO_OFFSET
 from bruno.streams.encoder import Latents, encoder_of
 from bruno.streams.judgements import Judgements, Rule
@@ -30,6 +32,7 @@ from bruno.tasks.keep_out import START
 from bruno.trained.detection import DetectionJobs
 
 COMMIT_ROWS, COMMIT_SECONDS = 10_000, 1.0
+WAIT = 5.0  # seconds for another process
 _LATEST = 5  # elements that an error names
 
 
@@ -52,7 +55,7 @@ class KeyedDetector:
         cache: number of sets in memory; by default as many as take 256 MiB, at most 100,000.
         commit_rows: commit before a step if so many rows are not committed.
         commit_seconds: commit before a step if the last commit is so long ago.
-        wait: seconds to wait for another process that uses the store.
+        wait: seconds to wait for another process that uses the store; 5 by default.
 
     >>> import bruno
     >>> from bruno.trained import KeyedDetector
@@ -70,7 +73,7 @@ class KeyedDetector:
         cache: int | None = None,
         commit_rows: int = COMMIT_ROWS,
         commit_seconds: float = COMMIT_SECONDS,
-        wait: float = 5.0,
+        wait: float | None = None,
     ) -> None:
         _check_forgetting(window, half_life, within)
         check_count("commit_rows", commit_rows)
@@ -78,10 +81,10 @@ class KeyedDetector:
         if cache is not None:
             check_count("cache", cache)
         self._trained, self._model = trained, trained.model
-        self._commit_rows, self._commit_seconds = commit_rows, commit_seconds
+        self._commit_rows, self.commit_seconds = commit_rows, commit_seconds
         fingerprint = self._model.fingerprint()
         settings = {"window": window, "half_life": half_life, "within": within}
-        self.store = Store(store, fingerprint, settings, wait=wait)
+        self.store = Store(store, fingerprint, settings, wait=WAIT if wait is None else wait)
         try:
             made = trained.detector() if detector is None else detector
             self.detector = made if isinstance(made, Detector) else made()
@@ -102,6 +105,7 @@ class KeyedDetector:
         )
         self._rule = Rule(self.detector, window, half_life is not None)
         self._within = within
+        self._interrupted = False
         self._sources: dict[str, Mark] = {}
         self._kept_out: list[KeptOut] = []
         self._before: tuple[int, int, int, dict[str, Mark]] = (0, 0, 0, {})  # to undo the last step
@@ -135,13 +139,14 @@ class KeyedDetector:
         if ids is not None and len(ids) != len(names):
             raise ValueError(f"`ids` must be {len(names)}, one for each key; got {len(ids)}.")
         self._begin_step()
-        slots = self._sets.slots(names)
-        self._sets.begin_step(slots)
-        try:
-            found, kept_out = self._judged(slots, x, given)
-        except BaseException:
-            self.undo()
-            raise
+        with self._whole():
+            slots = self._sets.slots(names)
+            self._sets.begin_step(slots)
+            try:
+                found, kept_out = self._judged(slots, x, given)
+            except Exception:
+                self.undo()
+                raise
         for i, z in sorted(kept_out.items(), key=lambda one: one[0]):
             id = f"{names[i]}/{found.position[i] + 1}" if ids is None else str(ids[i])
             self._kept_out.append(KeptOut(id, names[i], z.tobytes()))
@@ -225,25 +230,50 @@ class KeyedDetector:
     def _begin_step(self) -> None:
         """The last step is reported: commit it if that is due, and prepare to undo the next one."""
         if self._rows >= self._commit_rows or (
-            self._rows and time.monotonic() - self._committed >= self._commit_seconds
+            self._rows and time.monotonic() - self._committed >= self.commit_seconds
         ):
             self.commit()
+        self.reported()
+
+    def reported(self) -> None:
+        """The result of the last step is reported: it counts."""
         put_back = len(self._updates.put_back)
         self._before = self._rows, len(self._kept_out), put_back, dict(self._sources)
         self._sets.end_step()
         if self._window is not None:
             self._window.begin_step()
 
-    def undo(self) -> None:
-        """Undo the last step, if it does not count yet; a second call does nothing."""
+    def undo(self) -> int:
+        """Undo the last step, if it does not count yet; returns its number of rows."""
+        undone = self._rows - self._before[0]
         self._rows, kept_out, put_back, self._sources = self._before
         del self._kept_out[kept_out:], self._updates.put_back[put_back:]
         self._sets.undo()
         if self._window is not None:
             self._window.undo()
+        return undone
 
     def commit(self) -> None:
-        """Keep all steps so far, in one transaction."""
+        """Keep all steps so far, in one transaction; no signal interrupts it."""
+        if self._interrupted:
+            raise RuntimeError("a step was interrupted: close the detector, and open its store again.")
+        with StopSignal() as stop, self._whole():
+            self._commit()
+        if stop.number:
+            raise KeyboardInterrupt(stop.number)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Mark the states in memory as unusable if the body is interrupted in the middle."""
+        self._interrupted = True
+        try:
+            yield
+        except Exception:
+            self._interrupted = False
+            raise
+        self._interrupted = False
+
+    def _commit(self) -> None:
         self._sets.end_step()
         self._sets.flush()
         if self._window is not None:
@@ -296,9 +326,10 @@ class KeyedDetector:
         return found
 
     def close(self) -> None:
-        """Commit and close the store."""
+        """Commit, unless a step was interrupted, and close the store."""
         try:
-            self.commit()
+            if not self._interrupted:
+                self.commit()
         finally:
             self.store.close()
 

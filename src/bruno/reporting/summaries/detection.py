@@ -14,6 +14,7 @@ from bruno.tasks.anomaly import Judgement, StreamSummary
 from bruno.tasks.conformal import GroupScores
 from bruno.trained.calibration import CalibrationReport
 from bruno.trained.detection import AnomalyEvaluation, BatchJudgement
+from bruno.trained.keyed_watch import KeyedWatch
 from bruno.trained.watch import Watch
 
 TITLES = {"anomaly": "Outliers in a stream", "anomaly-batch": "Outliers in a batch"}  # of results, by job
@@ -41,6 +42,23 @@ def _(outcome: Watch) -> Result:
         values={**result.values, "changed_since": changed},
         note=" ".join([result.note, *(f"{note[:1].upper()}{note[1:]}." for note in notes if note)]),
     )
+    return _with_groups(result, outcome.summary)
+
+
+@summarise.register
+def _(outcome: KeyedWatch) -> Result:
+    detector = outcome.detector
+    rate = detector.rate if isinstance(detector.threshold, GroupScores) else None
+    result = _timeline(
+        "anomaly",
+        "Outliers in a stream",
+        outcome.summary,
+        outcome.kind,
+        "stream",
+        "those before it in its set",
+    )
+    misfit = _misfit(outcome.summary, rate, outcome.advice)
+    result = replace(result, note=f"{result.note} {misfit}.") if misfit else result
     return _with_groups(result, outcome.summary)
 
 

@@ -1,0 +1,332 @@
+"""Streams under watch with a store: rows of files or of standard input, one set for each key."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import torch
+
+from bruno.data import Element, ElementReader
+from bruno.data.reader import Place
+from bruno.signals import StopSignal
+from bruno.streams.store import MEMORY, Mark, Store
+from bruno.tasks.anomaly import Detector, StreamSummary
+from bruno.trained.data import Source, are_paths, warn_of_unreadable
+from bruno.trained.detection import DetectionJobs
+from bruno.trained.keyed import COMMIT_ROWS, COMMIT_SECONDS, KeyedDetector
+from bruno.trained.watch import Judged, calibration_command
+
+_log = logging.getLogger(__name__)
+
+ONE_SET = "*"  # the key of a stream without groups
+_BATCH = 1000  # rows that are judged together
+_MOST_SETS, _OTHERS = 1000, "other sets"  # sets that a summary names
+_STANDARD_INPUT = "-"
+
+
+class KeyedWatch:
+    """Judges rows as they arrive, each in the set of its key; an iterator of `Judged`.
+
+    A row counts once the next one is requested: report it before. As a context manager, a watch commits at
+    the end; if its body raises, rows that may not have been reported do not count.
+
+    Attributes:
+        keyed: the detector of all sets, with the store.
+        summary: the judgements so far, in bounded memory.
+        kind: kind of the elements.
+        advice: the command that calibrates on these data.
+        repeated: number of rows that were skipped, as they were judged before.
+    """
+
+    def __init__(
+        self,
+        trained: DetectionJobs,
+        stream: Source | Iterable[Element] | TextIO,
+        make: Callable[[], KeyedDetector],
+        reader: ElementReader,
+        *,
+        one_set: bool,
+        replay: bool,
+    ) -> None:
+        self._trained, self._stream, self._reader = trained, stream, reader
+        self._one_set = one_set or trained.model.kind.is_images
+        self._replay, self._latest = replay, 0
+        self._paths = _checked_paths(stream, reader)
+        self.keyed = make()
+        self.summary, self.kind = StreamSummary(), trained.model.kind
+        self.advice = calibration_command(trained, stream)
+        self.repeated = 0
+
+    @property
+    def detector(self) -> Detector:
+        """The detector."""
+        return self.keyed.detector
+
+    def __iter__(self) -> Iterator[Judged]:
+        for source, elements in self._sources():
+            for batch in elements:
+                if batch:
+                    yield from self._judged(batch, source)
+                    self.keyed.reported()
+                else:  # nothing arrives at the moment
+                    self.keyed.commit()
+        warn_of_unreadable(self._reader)
+        if self.repeated:
+            _log.info("skipped %d rows that were judged before", self.repeated)
+        if not self.summary.count and not self.repeated and self._is_new():
+            raise ValueError("`stream` must have at least one element; it is empty.")
+
+    def _judged(self, batch: list[Element], source: str | None) -> Iterator[Judged]:
+        """Judge a batch; no signal interrupts that."""
+        if not self.summary.count:
+            self._trained.warn_if_unfamiliar(batch[0].x)
+        places = [element.place for element in batch]
+        given = [place.offset for place in places if place is not None and place.offset is not None]
+        marks = None
+        if source is not None and (last := places[-1]) is not None:
+            marks = {source: Mark(last.line, last.check)}
+        names = [f"offset {offset}" for offset in given] or [element.name for element in batch]
+        self._latest = len(batch)
+        with StopSignal() as stop:
+            found = self.keyed.step(
+                [ONE_SET if self._one_set else element.group for element in batch],
+                torch.stack([element.x for element in batch]),
+                ids=names,
+                offsets=given or None,
+                sources=marks,
+            )
+        if stop.number:
+            raise KeyboardInterrupt(stop.number)
+        for i, element in enumerate(batch):
+            if found.skipped[i]:
+                self.repeated += 1
+                continue
+            judged = Judged(element._replace(name=names[i]), found[i])
+            self._add(judged)
+            yield judged
+
+    def _add(self, judged: Judged) -> None:
+        group = "" if self._one_set else judged.element.group
+        known = self.summary.groups
+        group = group if group in known or len(known) < _MOST_SETS else _OTHERS
+        self.summary.add(judged.element.name, judged.element.x, judged.judgement, group)
+
+    # --- sources -----------------------------------------------------------------------------------------
+
+    def _sources(self) -> Iterator[tuple[str | None, Iterator[list[Element]]]]:
+        """The sources that can be read again by line, with the batches of rows that are new."""
+        if self._paths is not None:
+            for path in self._paths:
+                name = str(path.resolve())
+                place = self._place(name)
+                rows = self._keyed(self._reader.read_after(path, place))
+                yield (None if self.kind.is_images else name), _batches(rows)
+        elif hasattr(self._stream, "readline"):
+            place = self._place(_STANDARD_INPUT) if self._replay else None
+            lines = cast(TextIO, self._stream)
+            rows = self._keyed(self._reader.read_lines(lines, after=place))
+            yield _STANDARD_INPUT if self._replay else None, _as_they_arrive(rows, self.keyed.commit_seconds)
+        else:
+            read = self._trained.read(cast(Any, self._stream), impute=False)
+            rows = self._keyed(Element(*one) for one in zip(read.names, read.x, read.groups, strict=True))
+            yield None, _batches(rows)
+
+    def _place(self, source: str) -> Place | None:
+        """How far a source was read."""
+        mark = self.keyed.source(source)
+        if mark is None:
+            return None
+        _log.info("%s: continuing after line %d", source, mark.offset)
+        return Place(mark.offset, mark.check)
+
+    def _is_new(self) -> bool:
+        return all(self.keyed.source(str(path.resolve())) is None for path in self._paths or ())
+
+    def _keyed(self, elements: Iterator[Element]) -> Iterator[Element]:
+        """The elements; raises ValueError if one has no key."""
+        for element in elements:
+            if not self._one_set and not element.group:
+                column = repr(self._reader.group) if self._reader.group else "that `group` names"
+                raise ValueError(
+                    f"{element.name}: must have the key of its set, in the column {column}; got none. Name "
+                    "the column (`group`), or judge all rows as one set (`one_set`)."
+                )
+            yield element
+
+    # --- the store ---------------------------------------------------------------------------------------
+
+    def accept(self, *names: str) -> None:
+        """Count elements that did not count, by name: their alarms were none."""
+        self.keyed.accept(*names)
+
+    def __enter__(self) -> KeyedWatch:
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        undone = self.keyed.undo() if kind is not None else 0
+        if undone:
+            warnings.warn(
+                f"the last {undone} rows may not have been reported, and do not count: the next run judges "
+                "them again.",
+                stacklevel=2,
+            )
+        self.keyed.close()
+
+
+class KeyedJobs(DetectionJobs):
+    """The jobs of a trained model on streams with a store."""
+
+    def watch_keys(
+        self,
+        stream: Source | Iterable[Element] | TextIO,
+        store: str | Path = MEMORY,
+        detector: Detector | Callable[[], Detector] | None = None,
+        *,
+        group: str | None = None,
+        one_set: bool = False,
+        window: int | None = None,
+        half_life: float | None = None,
+        within: bool = False,
+        offset: str | None = None,
+        replay: bool = False,
+        commit_rows: int = COMMIT_ROWS,
+        commit_seconds: float = COMMIT_SECONDS,
+        invert: bool | None = None,
+        skip_bad: bool = False,
+    ) -> KeyedWatch:
+        """Watch a stream with a set for each key, and the states in a store: iterate over its judged rows.
+
+        A table is continued after the last row that was committed, by its line, if its path is the same.
+
+        Args:
+            stream: files, an open text file such as sys.stdin, arrays or elements.
+            store: the file of the store, made if it does not exist, or ":memory:".
+            detector: as from `detector`, or a function that returns it; by default calibrated at 1 %.
+            group: the column of the keys, if it has another name than in training.
+            one_set: all rows are one set.
+            window: a set consists of its latest elements that count, this many; at least 20.
+            half_life: elements fade: after this many, an element has half of its weight.
+            within: judge by the rank of an element within its set; the detector must have `count_all`.
+            offset: a column of whole numbers that increase for each key. Rows up to the last one of their key
+                are skipped: they were judged before.
+            replay: the text file begins again with its first line. Lines that were judged before are skipped.
+            commit_rows: commit after so many rows.
+            commit_seconds: commit after so many seconds.
+            invert: turn dark ink into bright ink; as in training by default.
+            skip_bad: skip rows that cannot be read.
+        """
+        if offset is not None and (replay or self.model.kind.is_images):
+            raise ValueError(f"`offset` is for rows, and replaces `replay`; got {offset!r}. Omit one.")
+        if replay and not hasattr(stream, "readline"):
+            raise ValueError("`replay` is for standard input; tables are continued without it. Omit it.")
+
+        def make() -> KeyedDetector:
+            return KeyedDetector(
+                self,
+                store,
+                detector,
+                window=window,
+                half_life=half_life,
+                within=within,
+                commit_rows=commit_rows,
+                commit_seconds=commit_seconds,
+            )
+
+        reader = self.reader(invert=invert, skip_bad=skip_bad, group=group, offset=offset or "")
+        return KeyedWatch(self, stream, make, reader, one_set=one_set, replay=replay)
+
+    def accept_in_store(self, names: list[str], store: str | Path) -> int:
+        """Count elements that did not count, by name: their alarms were none; returns how many are left.
+
+        Args:
+            names: names of the elements, as a stream reports them.
+            store: the store.
+        """
+        if not Path(store).is_file():
+            raise ValueError(f"`store` must be the store of a stream; {store} does not exist.")
+        with Store.opened(store, self.model.fingerprint()) as opened:
+            settings = opened.settings
+        # Elements that are accepted are not judged: any detector will do.
+        with KeyedDetector(self, store, Detector(self.model, count_all=True), **settings) as keyed:
+            keyed.accept(*names)
+            return keyed.store.count_kept_out()
+
+
+def _checked_paths(stream: object, reader: ElementReader) -> list[Path] | None:
+    """The files of a stream, with those of its folders; None if it is something else."""
+    if not are_paths(stream):
+        return None
+    given = [stream] if isinstance(stream, str | Path) else cast(list[str], stream)
+    found: list[Path] = []
+    for path in map(Path, given):
+        if not path.exists() and not reader.skip_bad:
+            raise FileNotFoundError(f"{path}: no such file or folder.")
+        found += reader.files(path) if path.is_dir() else [path]
+    return found
+
+
+def _batches(elements: Iterator[Element]) -> Iterator[list[Element]]:
+    """Elements in batches; those before an error come first."""
+    batch: list[Element] = []
+    try:
+        for element in elements:
+            batch.append(element)
+            if len(batch) == _BATCH:
+                full, batch = batch, []
+                yield full
+    except (ValueError, OSError):
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
+def _as_they_arrive(elements: Iterator[Element], seconds: float) -> Iterator[list[Element]]:
+    """Elements in batches of those that have arrived; an empty batch if none does for some time.
+
+    A thread reads them, so that no row waits for others.
+    """
+    arrived: queue.Queue[Element | BaseException | None] = queue.Queue(maxsize=4 * _BATCH)
+
+    def read() -> None:
+        try:
+            for element in elements:
+                arrived.put(element)
+            arrived.put(None)
+        except BaseException as error:
+            arrived.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            batch = [arrived.get(timeout=max(seconds, 0.01))]
+        except queue.Empty:
+            yield []
+            continue
+        batch += islice(iter(lambda: _next(arrived), _NOTHING), _BATCH - 1)
+        last = batch[-1]
+        rows = [element for element in batch if isinstance(element, Element)]
+        if rows:
+            yield rows
+        if isinstance(last, BaseException):
+            raise last
+        if last is None:
+            return
+
+
+_NOTHING = object()
+
+
+def _next(arrived: queue.Queue[Any]) -> Any:
+    try:
+        return arrived.get_nowait()
+    except queue.Empty:
+        return _NOTHING

@@ -1,0 +1,278 @@
+"""`bruno anomaly watch --store` and `bruno anomaly accept --store`: a stream for every key."""
+
+import builtins
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bruno
+from bruno.tasks.anomaly import Detector
+from bruno.trained import KeyedDetector
+from cli.commandline import run, run_main, values_of
+
+HEADER = "time,machine,heat,speed\n"
+WATCH = ["anomaly", "watch", "run", "--threshold", "-5", "--store", "s.db", "--json"]
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory) -> Path:
+    folder, random = tmp_path_factory.mktemp("keyed"), np.random.default_rng(0)
+    rows = random.normal(60, 5, (16, 1, 2)) + random.normal(0, 1, (16, 20, 2))
+    table = folder / "machines.csv"
+    table.write_text(
+        "machine,heat,speed\n" + "".join(f"m{m},{a},{b}\n" for m in range(16) for a, b in rows[m])
+    )
+    data = {"name": str(table), "group": "machine"}
+    bruno.train("table", folder / "run", data=data, steps=3, validation_sets=0, device="cpu")
+    return folder / "run"
+
+
+@pytest.fixture
+def stream(trained_once, workplace) -> list[str]:
+    """Rows of three machines in random order, an outlier of m1 in line 72; run/ is the model."""
+    shutil.copytree(trained_once, "run")
+    random = np.random.default_rng(1)
+    machine = random.integers(0, 3, 80)
+    rows = random.normal(60, 5, (3, 2))[machine] + random.normal(0, 1, (80, 2))
+    machine[70], rows[70] = 1, 300.0
+    lines = [f"{i},m{m},{a:.3f},{b:.3f}\n" for i, (m, (a, b)) in enumerate(zip(machine, rows, strict=True))]
+    Path("stream.csv").write_text(HEADER + "".join(lines))
+    return lines
+
+
+def judged(*arguments: object, stdin: str | None = None) -> list[dict]:
+    output = run(*WATCH, *arguments, stdin=stdin).splitlines()
+    return [json.loads(line) for line in output if line.startswith("{")]
+
+
+def scores(*arguments: object, stdin: str | None = None) -> list[float]:
+    return [line["score"] for line in judged(*arguments, stdin=stdin)]
+
+
+def opened(**settings: object) -> KeyedDetector:
+    trained = bruno.open("run")
+    return KeyedDetector(trained, "s.db", Detector(trained.model, -5.0), **settings)
+
+
+def counts() -> dict[str, int]:
+    with opened() as judge:
+        return {name: int(judge.posterior(name).evidence.count) for name in judge}
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+
+def test_rows_are_judged_in_the_sets_of_their_keys(stream):
+    found = judged("stream.csv")
+    assert [line["element"] for line in found] == [f"stream.csv, line {i}" for i in range(2, 82)]
+    keys = [line["group"] for line in found]
+    assert keys == [line.split(",")[1] for line in stream]
+    trained = bruno.open("run")
+    with KeyedDetector(trained, detector=Detector(trained.model, -5.0)) as judge:
+        x = np.array([line.split(",")[2:] for line in stream], dtype=float)
+        np.testing.assert_array_equal(judge.step(keys, x).score, [line["score"] for line in found])
+    assert [line["element"] for line in found if line["outlier"]] == ["stream.csv, line 72"]
+    assert values_of("run", "anomaly")["groups"]["m1"]["outliers"] == 1
+
+
+def test_a_table_is_continued_after_the_rows_that_were_judged(stream):
+    whole = scores("stream.csv")
+    Path("s.db").unlink()
+    Path("stream.csv").write_text(HEADER + "".join(stream[:33]))
+    first = scores("stream.csv")
+    assert scores("stream.csv") == []
+    Path("stream.csv").write_text(HEADER + "".join(stream))
+    assert first + scores("stream.csv") == whole
+    assert sum(counts().values()) == 79
+
+
+def test_a_table_with_other_rows_before_is_refused(stream, capsys):
+    scores("stream.csv")
+    before = counts()
+    for lines in (stream[:20], stream[1:] + stream, [stream[0]] * 100):
+        Path("stream.csv").write_text(HEADER + "".join(lines))
+        ended = run_main(capsys, *WATCH, "stream.csv")
+        assert ended.code == 2
+        assert "stream.csv: must begin with the rows" in ended.errors
+    assert counts() == before
+
+
+def test_rows_before_a_bad_row_count_and_a_corrected_table_continues(stream, capsys):
+    whole = scores("stream.csv")
+    Path("s.db").unlink()
+    for bad in ("40,,1.0,2.0\n", "40,m1,one,2.0\n", "40,m1\n"):
+        Path("stream.csv").write_text(HEADER + "".join(stream[:40]) + bad)
+        ended = run_main(capsys, *WATCH, "stream.csv")
+        assert ended.code == 2
+        assert "stream.csv, line 42: " in ended.errors
+    Path("stream.csv").write_text(HEADER + "".join(stream))
+    assert scores("stream.csv") == whole[40:]
+
+
+def test_rows_that_cannot_be_read_are_skipped_on_request(stream):
+    Path("stream.csv").write_text(HEADER + stream[0] + "1,m1,one,2.0\n" + stream[1])
+    assert len(scores("stream.csv", "--skip-bad")) == 2
+    assert scores("stream.csv", "--skip-bad") == []
+
+
+def test_p_values_are_included(stream):
+    found = run("anomaly", "watch", "run", "stream.csv", "--store", "s.db", "--json", "--rate", "0.05")
+    lines = [json.loads(line) for line in found.splitlines() if line.startswith("{")]
+    assert [line["p"] is None for line in lines] == [line["seen"] == 0 for line in lines]
+
+
+def test_all_rows_may_be_one_set(stream):
+    found = judged("stream.csv", "--one-set", "--count-all")
+    assert [line["seen"] for line in found] == list(range(80))
+
+
+# --- standard input --------------------------------------------------------------------------------------
+
+
+def test_rows_of_standard_input_are_judged_like_those_of_a_table(stream):
+    whole = scores("stream.csv")
+    Path("s.db").unlink()
+    assert scores("-", stdin=HEADER + "".join(stream)) == whole
+
+
+def test_rows_are_counted_once_by_an_offset_column(stream):
+    whole = scores("stream.csv")
+    Path("s.db").unlink()
+    first = judged("-", "--offset", "time", stdin=HEADER + "".join(stream[:50]))
+    rest = judged("-", "--offset", "time", stdin=HEADER + "".join(stream[20:]))
+    assert [line["score"] for line in first + rest] == whole
+    assert rest[0]["element"] == "offset 50"
+
+
+def test_standard_input_that_begins_again_is_continued(stream):
+    whole = scores("stream.csv")
+    Path("s.db").unlink()
+    first = scores("-", "--replay", stdin=HEADER + "".join(stream[:50]))
+    assert first + scores("-", "--replay", stdin=HEADER + "".join(stream)) == whole
+
+
+@pytest.mark.parametrize("bad", ["", "1.5", "x", "9" * 30])
+def test_an_offset_must_be_a_whole_number(stream, bad):
+    text = HEADER + f"{bad},m1,1.0,2.0\n"
+    assert "offset must be a whole number" in str(error_of("-", "--offset", "time", stdin=text))
+    assert "`offset` must be a column" in str(error_of("-", "--offset", "hour", stdin=text))
+
+
+def error_of(*arguments: object, stdin: str) -> Exception:
+    with pytest.raises(ValueError) as found:  # noqa: PT011
+        run(*WATCH, *arguments, stdin=stdin)
+    return found.value
+
+
+def test_a_row_is_judged_as_it_arrives_and_committed_while_nothing_does(stream):
+    trained = bruno.open("run")
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as lines, os.fdopen(writing, "w", buffering=1) as source:
+        watch = trained.watch_keys(lines, "s.db", Detector(trained.model, -5.0), commit_seconds=0.01)
+        rows = iter(watch)
+        source.write(HEADER + stream[0])
+        assert next(rows).judgement.seen == 0
+        source.write(stream[1])
+        assert next(rows).element.name == "line 3"
+        source.close()
+        assert list(rows) == []
+        watch.keyed.close()
+
+
+# --- reports that fail -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_rows_that_are_not_reported_do_not_count(stream, capsys, monkeypatch, after):
+    """As with `| head`: the state is never ahead of standard output."""
+    monkeypatch.setattr("bruno.trained.keyed_watch._BATCH", 16)
+    printed, real = [], builtins.print
+
+    def failing(*text: str, **options: object) -> None:
+        if text and text[0].startswith("{"):
+            if len(printed) == 32 + after:
+                raise BrokenPipeError(32, "Broken pipe")
+            printed.append(json.loads(text[0])["score"])
+        real(*text, **options)
+
+    whole = scores("stream.csv")
+    Path("s.db").unlink()
+    monkeypatch.setattr(builtins, "print", failing)
+    ended = run_main(capsys, *WATCH, "stream.csv")
+    assert ended.code == 1
+    assert "the last 16 rows may not have been reported" in ended.errors
+    monkeypatch.setattr(builtins, "print", real)
+    assert scores("stream.csv") == whole[32:]
+    assert printed == whole[: 32 + after]
+
+
+# --- feedback --------------------------------------------------------------------------------------------
+
+
+def test_an_alarm_is_accepted_by_the_name_of_the_row(stream):
+    scores("stream.csv", "--window", "30")
+    output = run("anomaly", "accept", "run", "stream.csv, line 72", "--store", "s.db")
+    assert output.strip().endswith("accepted 1; 0 other elements do not count")
+    with opened(window=30) as judge:
+        assert judge.store.latest_kept_out(9) == []
+
+
+# --- bad input -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(stream) -> Path:
+    scores("stream.csv")
+    shutil.copy("s.db", "damaged.db")
+    content = bytearray(Path("damaged.db").read_bytes())
+    content[4096:] = b"\xa5" * len(content[4096:])
+    Path("damaged.db").write_bytes(content)
+    Path("text.db").write_text("not a store")
+    shutil.copy("stream.csv", "fresh.csv")
+    Path("other.csv").write_text("machine,heat,pressure\nm1,1.0,2.0\n")
+    Path("keyless.csv").write_text("heat,speed\n1.0,2.0\n")
+    Path("nameless.csv").write_text("machine,heat,speed\n,1.0,2.0\n")
+    bruno.save(bruno.Bruno.from_config(bruno.open("run").model.config), "other.safetensors")
+    return Path("s.db")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("run keyless.csv --store s.db", "key"),
+        ("run nameless.csv --store s.db", "line 2: must have the key"),
+        ("run fresh.csv --store s.db --group heater", "'heater'"),
+        ("run other.csv --store s.db", "'speed'"),
+        ("other.safetensors stream.csv --store s.db --group machine", "must be a store of this model"),
+        ("run stream.csv --store s.db --window 50", "`window`"),
+        ("run stream.csv --store s.db --half-life 9", "`half_life`"),
+        ("run stream.csv --store damaged.db", "damaged.db: is damaged"),
+        ("run stream.csv --store text.db", "`store`"),
+        ("run stream.csv --store nowhere/s.db", "`store`"),
+        ("run stream.csv --window 50", "`--store`"),
+        ("run stream.csv --store s.db --state t.state", "--state"),
+        ("run stream.csv --store s.db --replay", "`replay`"),
+        ("run - stream.csv --store s.db", "`--store`"),
+        ("run --store s.db", "`--store`"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(filled, capsys, line, message):
+    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    ended = run_main(capsys, "anomaly", "watch", *line.split(), "--threshold", "-5")
+    errors = [one for one in ended.errors.splitlines() if not one.startswith("warning: ")]
+    assert ended.code == 2, ended
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert {path: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
+
+
+def test_a_store_in_use_is_refused(filled, capsys, monkeypatch):
+    with opened():
+        monkeypatch.setattr("bruno.trained.keyed.WAIT", 0.0)
+        ended = run_main(capsys, *WATCH, "stream.csv")
+    assert ended.code == 2
+    assert "another process has it open" in ended.errors
