@@ -177,7 +177,7 @@ def test_a_row_is_judged_as_it_arrives_and_committed_while_nothing_does(stream):
         source.write(HEADER + stream[0])
         assert next(rows).judgement.seen == 0
         source.write(stream[1])
-        assert next(rows).element.name == "line 3"
+        assert next(rows).element.name.endswith("line 3")
         source.close()
         assert list(rows) == []
         watch.keyed.close()

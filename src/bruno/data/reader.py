@@ -40,15 +40,18 @@ class Place(NamedTuple):
 
 
 class Element(NamedTuple):
-    """An element, its name (the path of an image, the line of a row), and the set that its line names.
-
-    `place` is the place of a row in its table or among the lines read.
-    """
+    """An element, its name (the path of an image, the line of a row), and the set that its line names."""
 
     name: str
     x: Tensor
     group: str = ""
-    place: Place | None = None
+
+
+class Placed(NamedTuple):
+    """An element, and its place in its source; None for an image."""
+
+    element: Element
+    place: Place | None
 
 
 class _Unread(NamedTuple):
@@ -281,29 +284,31 @@ class ElementReader:
             else:
                 raise FileNotFoundError(f"{path}: no such file or folder.")
 
-    def read_after(self, path: Path, after: Place | None) -> Iterator[Element]:
-        """Yield the rows of a table after a place, or all; raises ValueError if it lacks the row there."""
-        if after is None or not isinstance(self._source, RowReader):
-            yield from self.read([path])
-        else:
-            check_regular(path)
-            yield from self._load(_after(self._source.parse(path), after, str(path)))
-
-    def read_lines(
-        self, lines: Iterable[str], origin: str = "", after: Place | None = None
-    ) -> Iterator[Element]:
-        """Yield elements as lines arrive: paths of images, or rows of numbers with an optional header.
-
-        Rows up to a place, `after`, are skipped; raises ValueError if the row there is another one.
-        """
+    def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
+        """Yield elements as lines arrive: paths of images, or rows of numbers with an optional header."""
         if isinstance(lines, io.TextIOBase):
             lines = bounded_lines(lines)
         if isinstance(self._source, RowReader):
-            rows = self._source.parse_lines(lines, origin)
-            yield from self._load(rows if after is None else _after(rows, after, "standard input"))
+            yield from self._load(self._source.parse_lines(lines, origin))
         else:
             for line in filter(None, map(str.strip, lines)):
                 yield from self.read([line])
+
+    def read_placed(self, source: Path | Iterable[str], after: Place | None = None) -> Iterator[Placed]:
+        """Yield the rows of a table, or of lines as they arrive, with their places; images have none.
+
+        Rows up to a place, `after`, are skipped; raises ValueError if the row there is another one.
+        """
+        if not isinstance(self._source, RowReader):
+            elements = self.read([source]) if isinstance(source, Path) else self.read_lines(source)
+            yield from (Placed(element, None) for element in elements)
+            return
+        if isinstance(source, Path):
+            check_regular(source)
+            rows, origin = self._source.parse(source), str(source)
+        else:
+            rows, origin = self._source.parse_lines(source, ""), "standard input"
+        yield from self._load_placed(rows if after is None else _after(rows, after, origin))
 
     def read_frame(self, frame: Any) -> Iterator[Element]:
         """Yield the rows of a frame of pandas, polars or pyarrow."""
@@ -341,15 +346,18 @@ class ElementReader:
             self.skipped.append(str(path))
 
     def _load(self, unread: Iterable[_Unread]) -> Iterator[Element]:
+        return (placed.element for placed in self._load_placed(one._replace(place=None) for one in unread))
+
+    def _load_placed(self, unread: Iterable[_Unread]) -> Iterator[Placed]:
         for name, load, group, _, place in unread:
             try:
-                x, where = load(), place and place()
+                placed = Placed(Element(name, load(), group), place and place())
             except (*READ_ERRORS, ValueError) as error:
                 if not self.skip_bad:
                     raise ValueError(f"{name}: cannot be used: {reason(error)}.") from error
                 self.skipped.append(name)
                 continue
-            yield Element(name, x, group, where)
+            yield placed
 
 
 def _place(line: int, cells: list[str], offset: int | None = None) -> Place:

@@ -14,7 +14,7 @@ from typing import Any, TextIO, cast
 import torch
 
 from bruno.data import Element, ElementReader
-from bruno.data.reader import Place
+from bruno.data.reader import Place, Placed
 from bruno.signals import StopSignal
 from bruno.streams.store import MEMORY, Mark, Store
 from bruno.tasks.anomaly import Detector, StreamSummary
@@ -83,11 +83,11 @@ class KeyedWatch:
         if not self.summary.count and not self.repeated and self._is_new():
             raise ValueError("`stream` must have at least one element; it is empty.")
 
-    def _judged(self, batch: list[Element], source: str | None) -> Iterator[Judged]:
+    def _judged(self, rows: list[Placed], source: str | None) -> Iterator[Judged]:
         """Judge a batch; no signal interrupts that."""
+        batch, places = zip(*rows, strict=True)
         if not self.summary.count:
             self._trained.warn_if_unfamiliar(batch[0].x)
-        places = [element.place for element in batch]
         given = [place.offset for place in places if place is not None and place.offset is not None]
         marks = None
         if source is not None and (last := places[-1]) is not None:
@@ -120,22 +120,23 @@ class KeyedWatch:
 
     # --- sources -----------------------------------------------------------------------------------------
 
-    def _sources(self) -> Iterator[tuple[str | None, Iterator[list[Element]]]]:
+    def _sources(self) -> Iterator[tuple[str | None, Iterator[list[Placed]]]]:
         """The sources that can be read again by line, with the batches of rows that are new."""
         if self._paths is not None:
             for path in self._paths:
                 name = str(path.resolve())
                 place = self._place(name)
-                rows = self._keyed(self._reader.read_after(path, place))
+                rows = self._keyed(self._reader.read_placed(path, place))
                 yield (None if self.kind.is_images else name), _batches(rows)
         elif hasattr(self._stream, "readline"):
             place = self._place(_STANDARD_INPUT) if self._replay else None
             lines = cast(TextIO, self._stream)
-            rows = self._keyed(self._reader.read_lines(lines, after=place))
+            rows = self._keyed(self._reader.read_placed(lines, place))
             yield _STANDARD_INPUT if self._replay else None, _as_they_arrive(rows, self.keyed.commit_seconds)
         else:
             read = self._trained.read(cast(Any, self._stream), impute=False)
-            rows = self._keyed(Element(*one) for one in zip(read.names, read.x, read.groups, strict=True))
+            elements = (Element(*one) for one in zip(read.names, read.x, read.groups, strict=True))
+            rows = self._keyed(Placed(element, None) for element in elements)
             yield None, _batches(rows)
 
     def _place(self, source: str) -> Place | None:
@@ -149,16 +150,17 @@ class KeyedWatch:
     def _is_new(self) -> bool:
         return all(self.keyed.source(str(path.resolve())) is None for path in self._paths or ())
 
-    def _keyed(self, elements: Iterator[Element]) -> Iterator[Element]:
-        """The elements; raises ValueError if one has no key."""
-        for element in elements:
+    def _keyed(self, rows: Iterator[Placed]) -> Iterator[Placed]:
+        """The rows; raises ValueError if one has no key."""
+        for row in rows:
+            element = row.element
             if not self._one_set and not element.group:
                 column = repr(self._reader.group) if self._reader.group else "that `group` names"
                 raise ValueError(
                     f"{element.name}: must have the key of its set, in the column {column}; got none. Name "
                     "the column (`group`), or judge all rows as one set (`one_set`)."
                 )
-            yield element
+            yield row
 
     # --- the store ---------------------------------------------------------------------------------------
 
@@ -272,12 +274,12 @@ def _checked_paths(stream: object, reader: ElementReader) -> list[Path] | None:
     return found
 
 
-def _batches(elements: Iterator[Element]) -> Iterator[list[Element]]:
-    """Elements in batches; those before an error come first."""
-    batch: list[Element] = []
+def _batches(rows: Iterator[Placed]) -> Iterator[list[Placed]]:
+    """Rows in batches; those before an error come first."""
+    batch: list[Placed] = []
     try:
-        for element in elements:
-            batch.append(element)
+        for row in rows:
+            batch.append(row)
             if len(batch) == _BATCH:
                 full, batch = batch, []
                 yield full
@@ -289,17 +291,17 @@ def _batches(elements: Iterator[Element]) -> Iterator[list[Element]]:
         yield batch
 
 
-def _as_they_arrive(elements: Iterator[Element], seconds: float) -> Iterator[list[Element]]:
-    """Elements in batches of those that have arrived; an empty batch if none does for some time.
+def _as_they_arrive(rows: Iterator[Placed], seconds: float) -> Iterator[list[Placed]]:
+    """Rows in batches of those that have arrived; an empty batch if none does for some time.
 
     A thread reads them, so that no row waits for others.
     """
-    arrived: queue.Queue[Element | BaseException | None] = queue.Queue(maxsize=4 * _BATCH)
+    arrived: queue.Queue[Placed | BaseException | None] = queue.Queue(maxsize=4 * _BATCH)
 
     def read() -> None:
         try:
-            for element in elements:
-                arrived.put(element)
+            for row in rows:
+                arrived.put(row)
             arrived.put(None)
         except BaseException as error:
             arrived.put(error)
@@ -313,9 +315,9 @@ def _as_they_arrive(elements: Iterator[Element], seconds: float) -> Iterator[lis
             continue
         batch += islice(iter(lambda: _next(arrived), _NOTHING), _BATCH - 1)
         last = batch[-1]
-        rows = [element for element in batch if isinstance(element, Element)]
-        if rows:
-            yield rows
+        found = [row for row in batch if isinstance(row, Placed)]
+        if found:
+            yield found
         if isinstance(last, BaseException):
             raise last
         if last is None:
