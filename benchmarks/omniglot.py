@@ -14,24 +14,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
-from math import isnan, nan
+from math import nan
 from pathlib import Path
-from statistics import mean
-from typing import Any
+
+import experiments
+from experiments import ROOT, WEIGHTS, markdown, read_learning_curve
 
 from bruno.checkpoint import read_about
 from bruno.reporting.plots import line_plot
-from bruno.training.run import Run
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "omniglot"
 PAGE = ROOT / "docs" / "omniglot.md"  # the page with the table
-WEIGHTS = ROOT / "src" / "bruno" / "weights"
 BUDGET = ["--minutes", "22.5"]
 HARDWARE = "one NVIDIA H200, which three runs shared"  # for the cards of the pretrained models
 GAUSSIAN = ["--set", "process.kind=gaussian"]
@@ -57,7 +52,6 @@ SHOWN = {
     "ours": "omniglot-density",
 }  # runs whose learning curves are compared
 NOT_COPIED = ("samples", "toy-comparison")  # about pictures of Omniglot's characters, or not about a model
-POINTS = 100  # maximum number of points of a learning curve
 MAX_BITS = 2.5  # bits/dim at the top of the plot: the first steps are far above all others
 ACCURACY = {f"{way}-way {shot}-shot": ".1f" for way in (5, 20) for shot in (1, 5)}  # columns and their format
 MEASURED = {**ACCURACY, "bits/dim": ".3f", "first position": ".3f", "specks": ".1f"}
@@ -95,15 +89,7 @@ CARD = ROOT / "benchmarks" / "model-card.md"
 
 def train(names: Iterable[str], folder: Path) -> None:
     """Train runs at the same time, and wait for all of them."""
-    started = []
-    for name in names:
-        run = folder / name
-        if not (run / "model.safetensors").exists():
-            resume = ["--resume"] if Run(run).checkpoints else []
-            started.append(_bruno("train", *RUNS[name], *ALL_CHARACTERS, "--out", str(run), *resume))
-    failed = [process.args for process in started if process.wait()]
-    if failed:
-        raise SystemExit(f"failed: {failed}")
+    experiments.train({folder / name: [*RUNS[name], *ALL_CHARACTERS] for name in names})
 
 
 def measurements(name: str, folder: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -137,20 +123,7 @@ def gather(name: str, folder: Path) -> None:
     for file in (run / "half" / "results").glob("*.json"):
         shutil.copy(file, to / "half")
     shutil.copy(run / "half" / "results" / "samples.png", to / "drawn.png")
-    made = json.dumps(read_about(run / "model.safetensors")["provenance"])
-    lines = ",\n".join(map(json.dumps, learning_curve(Run(run).read_log())))
-    (to / "learning.json").write_text(f'{{"provenance": {made},\n"points": [\n{lines}\n]}}\n')
-
-
-def learning_curve(log: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Points of a log, evenly spaced on a logarithmic axis; each has the means since the previous point."""
-    ends = sorted({round(len(log) ** (i / POINTS)) for i in range(POINTS + 1)})
-    for begin, end in zip([0, *ends], ends, strict=False):
-        point = {key: log[end - 1][key] for key in ("index", "seconds", "memory")}
-        for key in ("bits_per_dim", "accuracy", "elements_per_second"):
-            known = [line[key] for line in log[begin:end] if line[key] is not None]
-            point[key] = mean(known) if known else None
-        yield point
+    experiments.write_learning_curve(run, to / "learning.json")
 
 
 def add_to_package(name: str, folder: Path) -> None:
@@ -169,7 +142,7 @@ def card(name: str) -> str:
         ["---"] * 4,
         *zip(MEASURED, whole, rounded, without_noise, strict=False),
     ]
-    about = {"title": name, "numbers": _markdown(lines), "minutes": whole[-2], "steps": whole[-1]}
+    about = {"title": name, "numbers": markdown(lines), "minutes": whole[-2], "steps": whole[-1]}
     about["commit"] = read_about(WEIGHTS / f"{name}.safetensors")["provenance"]["commit"]
     about |= {"hardware": HARDWARE, "training": PRETRAINED[name]}
     return CARD.read_text().format(**about)
@@ -178,15 +151,9 @@ def card(name: str) -> str:
 def numbers(name: str, results: Path) -> list[float]:
     """A run's row of the table, from the results in a folder: its own, or those in half precision."""
     bits = json.loads((results / "bits-test.json").read_text())["values"]
-    last = read_learning_curve(name)[-1]
+    last = read_learning_curve(RESULTS / name / "learning.json")[-1]
     found = accuracy(results / "few-shot-test.json")
     return [*found, bits["mean"], bits["first"], specks(name), last["seconds"] / 60, last["index"]]
-
-
-def read_learning_curve(name: str) -> list[dict[str, Any]]:
-    """The learning curve of a run in results/."""
-    points: list[dict[str, Any]] = json.loads((RESULTS / name / "learning.json").read_text())["points"]
-    return points
 
 
 def accuracy(file: Path) -> list[float]:
@@ -201,19 +168,8 @@ def specks(name: str) -> float:
 
 
 def cells(runs: list[list[float]]) -> list[str]:
-    """The mean of runs as a row of the table; measured columns also get half the range.
-
-    A run without a value in a column does not count there.
-    """
-    line = []
-    for (column, digits), found in zip(COLUMNS.items(), zip(*runs, strict=True), strict=False):
-        values = [value for value in found if not isnan(value)]
-        if not values:
-            line.append("")
-            continue
-        spread = f" ± {(max(values) - min(values)) / 2:{digits}}" * (len(values) > 1 and column in MEASURED)
-        line.append(f"{mean(values):{digits}}{spread}")
-    return line + [""] * (len(COLUMNS) - len(line))
+    """The mean of runs as a row of the table; measured columns also get half the range."""
+    return experiments.cells(runs, COLUMNS, MEASURED)
 
 
 def table() -> str:
@@ -226,24 +182,18 @@ def table() -> str:
             without_noise = [accuracy(to / "few-shot-test-without-noise.json") for to in folders]
             lines += [[title, *cells([numbers(to.name, to) for to in folders])]]
             lines += [["… without noise", *cells(without_noise)]]
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def write_table() -> None:
-    """Replace the table in docs/omniglot.md, found by its first line."""
-    new = f"{table()}\n"
-    first_line = re.escape(new.partition("\n")[0])
-    PAGE.write_text(re.sub(rf"{first_line}\n(\|.*\n)*", lambda _: new, PAGE.read_text()))
-
-
-def _markdown(lines: Iterable[Iterable[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    """Replace the table in docs/omniglot.md."""
+    experiments.replace_table(PAGE, table())
 
 
 def plot_learning() -> None:
     """Plot the paper's model and ours by steps and by minutes, without the first steps, which compile."""
     logs = {
-        label: read_learning_curve(name)
+        label: read_learning_curve(RESULTS / name / "learning.json")
         for label, name in SHOWN.items()
         if (RESULTS / name / "learning.json").is_file()
     }
@@ -267,20 +217,13 @@ def main() -> None:
         names = [name for name in together if name in arguments.only]
         train(names, arguments.folder)
         for name in [] if arguments.train_only else names:
-            for left, command in measurements(name, arguments.folder):
-                if not left.exists() and _bruno(*command).wait():
-                    raise SystemExit(f"failed: {command}")
+            experiments.measure(measurements(name, arguments.folder))
             gather(name, arguments.folder)
             if name in PRETRAINED:
                 add_to_package(name, arguments.folder)
     if not arguments.train_only:
         plot_learning()
         write_table()
-
-
-def _bruno(*command: str) -> subprocess.Popen[bytes]:
-    print("bruno", *command, flush=True)
-    return subprocess.Popen([sys.executable, "-m", "bruno", *command])
 
 
 if __name__ == "__main__":
