@@ -20,6 +20,7 @@ from bruno.data.archives import reason
 from bruno.files import atomic_write, parse_json, raw_bytes
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
+from bruno.text import is_utf8
 
 _FORMAT = 1
 _EVIDENCE = ("count", "mean", "scatter")
@@ -220,6 +221,16 @@ def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) 
 
 
 @contextmanager
+def _opened(path: Path) -> Iterator[str]:
+    """A name by which safetensors can open a file; it rejects names that are not UTF-8."""
+    if is_utf8(str(path)):
+        yield str(path)
+        return
+    with path.open("rb") as file:
+        yield f"/dev/fd/{file.fileno()}"
+
+
+@contextmanager
 def parsing(path: Path, rule: str) -> Iterator[None]:
     """Raise ValueError with the path and the rule for whatever is wrong in the contents of a file."""
     try:
@@ -266,7 +277,7 @@ def read(
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a file that bruno.save wrote; {path} does not exist.")
     try:
-        with safe_open(path, "pt", device=str(device)) as file:
+        with _opened(path) as name, safe_open(name, "pt", device=str(device)) as file:
             header = parse_json((file.metadata() or {}).get("bruno", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError:

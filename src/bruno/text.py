@@ -12,3 +12,12 @@ def printable(text: str) -> str:
     a\x1b[2J\n.png
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a name is valid UTF-8: names of files can be any bytes, and some packages reject them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -4,11 +4,17 @@ import json
 import os
 import shlex
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from bruno.cli.main import COMMANDS
+import bruno
+from bruno.checkpoint import write
+from bruno.cli.main import COMMANDS, app
+from bruno.tasks.anomaly import Detector
+from bruno.training.run import Run
 from cli.commandline import make_images, run_main
 
 # A valid line of each command that opens a model.
@@ -41,6 +47,7 @@ BAD_MODEL_OPTIONS = [
     "--seed x",
     "--data-dir nowhere",
     "--data-dir text.txt",
+    "--drawings=yes",
     "--no-such-option",
 ]
 BAD_DATA = [
@@ -80,6 +87,26 @@ BARE = [
 # Arguments, one line each.
 OTHERS = {
     "train": """
+        digits --data nowhere
+        digits --data pipe
+        table --data rows.csv --group nobody
+        table --data rows.csv --group
+        table --data letters.csv --group g --skip-bad
+        digits --skip-bad=1
+        table --data rows.csv --set data.format=pipes
+        table --data rows.csv --set data.format=3
+        table --data rows.csv --set data.columns=[z]
+        table --data rows.parquet
+        table --data stray.csv --group g
+        table --data long.csv
+        table --data null.parquet
+        digits --out pipe
+        digits --out /dev/null
+        digits --out loops/self
+        digits --set data.drawings=3
+        table --set missing=guess
+        digits --set train.steps=1e400
+        digits --set 'train.rate='
         digitz
         digits extra
         text.txt
@@ -148,6 +175,11 @@ OTHERS = {
         digits --resume --out run --set flow.units=99
     """,
     "finetune": """
+        run --out new --minutes nan
+        run --out new --minutes 0
+        run --out new --save-every nan
+        run --out pipe
+        run --out new --way nan
         run --out text.txt
         run --out new --way 1
         run --out new --way 99
@@ -166,6 +198,9 @@ OTHERS = {
         run --out new --set data.name=nowhere
     """,
     "evaluate": """
+        run --sets 0
+        run --set-size -1
+        run --sets nan
         run --sets 1
         run --sets 1000000000000
         run --set-size 0
@@ -173,6 +208,13 @@ OTHERS = {
         run extra
     """,
     "sample": """
+        run --given images/a/bad.png --skip-bad
+        run --given text.txt --skip-bad
+        run --samples -1
+        run --temperature inf
+        run --prefixes nan
+        run --skip-bad=1
+        run --given rows.csv
         run --samples 0
         run --samples 1000000000000000000
         run --samples 1_0
@@ -196,6 +238,9 @@ OTHERS = {
         run --given pipe
     """,
     "repeat": """
+        run --given text.txt --skip-bad
+        run --samples nan
+        run --temperature inf
         run --samples 0
         run --samples 1000000000
         run --given nowhere
@@ -204,6 +249,10 @@ OTHERS = {
         run --given images/a --split test
     """,
     "fewshot": """
+        run --noise=1
+        run --way nan
+        run --shot 0-99999999
+        run --trials 0
         run --way 1
         run --way x
         run --shot 0
@@ -216,6 +265,14 @@ OTHERS = {
         run --way 1_0
     """,
     "classify": """
+        run images/a/0.png --support images --none-rate 2
+        run images/a/0.png --support images --none-rate nan
+        run images/a/0.png --support images --none-rate -1
+        run text.txt --support images --skip-bad
+        run images/a/0.png --support images --invert=1
+        run images/a/0.png --support images --temperature nan
+        run images/a/0.png --support images --calibrate --data nowhere
+        run images/a/0.png --support images/a/0.png
         run images/a/0.png
         run --support images
         run nowhere.png --support images
@@ -232,6 +289,22 @@ OTHERS = {
         run text.txt --support images
     """,
     "anomaly watch": """
+        run images/a --within
+        run images/a --within --count-all --threshold 0
+        run images/a --within --count-all --data images
+        run images/a --count-all=1
+        run images/a --one-set=1
+        run images/a --group
+        run images/a --json=1
+        run text.txt --skip-bad --threshold 0
+        run images/a --invert=1
+        run rows.csv --threshold 0
+        run /dev/zero --threshold 0
+        run images/a --threshold 0 --state /dev/null
+        run images/a --threshold 0 --state loops/self
+        run loops/self --threshold 0
+        run images/a --rate -1
+        run images/a --rate inf
         run nowhere
         run empty
         run pipe
@@ -288,6 +361,18 @@ OTHERS = {
         run images/a --commit-seconds 5
     """,
     "anomaly batch": """
+        run images/a --false-discovery-rate 0
+        run images/a --false-discovery-rate 2
+        run images/a --false-discovery-rate nan
+        run images/a --false-discovery-rate 0.1 --rate 0.1
+        run images/a --false-discovery-rate 0.1 --threshold 0
+        run images/a --data nowhere
+        run images/a --count-all=1
+        run images/a --one-set=1
+        run images/a --group
+        run text.txt --skip-bad
+        run images/a --invert=1
+        run /dev/zero
         run nowhere
         run images/a/0.png
         run images/a --rate 2
@@ -295,6 +380,11 @@ OTHERS = {
         run images/a --threshold inf
     """,
     "anomaly accept": """
+        run 1 --state loops/self
+        run 1 --state /dev/null
+        run 1 --state torn.zip
+        run nobody --state state
+        run 1 --state odd.state
         run 1
         run --state state
         run 1 --state nowhere
@@ -310,6 +400,10 @@ OTHERS = {
         run 1 --store run/model.safetensors
     """,
     "calibrate": """
+        run images --invert=1
+        run rows.csv
+        run /dev/zero
+        run loops/self
         run nowhere
         run text.txt
         run pipe
@@ -320,11 +414,18 @@ OTHERS = {
         run images --orders 0
     """,
     "anomaly measure": """
+        run --sets nan
+        run --set-size -1
         run --sets 1
         run --sets 1000000000000
         run --set-size 1
     """,
     "retrieve search": """
+        run --query images/a --collection images/b --index pipe
+        run --query images/a --collection images/b --index /dev/null
+        run --query text.txt --collection images/b --skip-bad
+        run --query images/a --collection images/b --invert=1
+        run --query images/a --collection images/b --index state
         run
         run --query images/a
         run --query nowhere --collection images/b
@@ -337,22 +438,36 @@ OTHERS = {
         run --query images/a --collection images/b --index nowhere/index
     """,
     "retrieve measure": """
+        run --shot 0-99999999
+        run --queries nan
         run --shot 0
         run --shot x
         run --queries 1
         run --queries 1000000000000
     """,
     "specks": """
+        run --data nowhere
+        run --split most
+        run --invert
+        run --temperature nan
+        run --temperature -1
+        run --data pipe
         run --samples 1
         run --samples 1000000000000
         run --given 0
         run --given 99999
     """,
     "inspect": """
+        run --sets nan
         run --sets 1
         run --sets 1000000000000
     """,
     "demo": """
+        --out text.txt/new
+        --out pipe/new
+        --show=1
+        --steps nan
+        --out loops/self/new
         extra
         --steps 0
         --steps x
@@ -360,6 +475,8 @@ OTHERS = {
         --steps 1_0
     """,
     "study": """
+        --steps nan
+        --out pipe
         extra
         --steps 0
         --data nowhere
@@ -371,6 +488,11 @@ OTHERS = {
         --data-dir nowhere
     """,
     "report": """
+        run --out pipe
+        run --out /dev/null
+        loops/self
+        pipe
+        run --out loops/self/page.html
         nowhere
         empty
         text.txt
@@ -379,6 +501,11 @@ OTHERS = {
         run extra
     """,
     "export": """
+        run new --half=1
+        run pipe
+        run /dev/null
+        run loops/self/new
+        state new
         run
         nowhere new
         run nowhere/new
@@ -389,6 +516,8 @@ OTHERS = {
         posterior-run new
     """,
     "presets": """
+        pipe.toml
+        /dev/zero
         digitz
         text.txt
         odd.toml
@@ -397,6 +526,7 @@ OTHERS = {
         --no-such-option
     """,
     "data": """
+        --data-dir pipe
         extra
         --data-dir nowhere
         --data-dir text.txt
@@ -423,12 +553,24 @@ def prepared(tiny_run, tmp_path_factory):
             Path(name).mkdir(parents=True)
         Path("loops/a/0.png").write_bytes(Path("images/a/0.png").read_bytes())
         Path("loops/a/again").symlink_to("..")
+        Path("loops/self").symlink_to("self")
         Path("text.txt").write_text("not a model, an image or a table")
         Path("torn.zip").write_bytes(b"PK\x03\x04 torn")
         Path("odd-run/recipe.json").write_text(json.dumps([1, 2]))
         Path("odd.toml").write_text("[data]\nname = 3\n")
         Path("deep.toml").write_text("x = " + "[" * 100_000)
         Path("rows.csv").write_text("g,a\nx,1\nx,2\ny,3\ny,4\n")
+        Path("stray.csv").write_text('g,a\nx,1\n"x,2\ny,3\n' + "y,4\n" * 30)
+        Path("long.csv").write_text("1" * 200_000)
+        Path("rows.parquet").write_bytes(b"PAR1 torn PAR1")
+        Path("null.parquet").touch()
+        watched = bruno.open("run", device="cpu").watch(
+            "images/a", Detector(Run("run").model()), state="state"
+        )
+        with warnings.catch_warnings(), watched:
+            warnings.simplefilter("ignore")
+            list(watched)
+        write(Path("odd.state"), {}, {"kind": "posterior", "model": Run("run").model().fingerprint()})
         Path("letters.csv").write_text("g,a\nx,one\ny,two\n")
         for name in ("pipe", "pipe.toml"):
             os.mkfifo(name)
@@ -449,6 +591,27 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
 def test_the_table_covers_every_command_with_at_least_200_lines():
     assert OTHERS.keys() == COMMANDS.keys()
     assert len(set(LINES)) >= 200
+
+
+def options() -> list[tuple[str, tuple[str, ...]]]:
+    """Each command and each of its options, by all of its names."""
+    found = []
+    for name in COMMANDS:
+        parser = get_command(app)
+        for word in name.split():
+            parser = parser.commands[word]
+        found += [
+            (name, (*parameter.opts, *parameter.secondary_opts))
+            for parameter in parser.params
+            if parameter.param_type_name == "option" and parameter.name != "help"
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("command", "names"), options(), ids=lambda part: str(part))
+def test_the_table_has_a_line_with_every_option(command, names):
+    lines = [shlex.split(line) for line in LINES if line.startswith(f"{command} ")]
+    assert any(word.split("=")[0] in names for line in lines for word in line)
 
 
 @pytest.mark.parametrize("line", dict.fromkeys(LINES))

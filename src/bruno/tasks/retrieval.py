@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from bruno.checkpoint import read, write
 from bruno.config import check_count
 from bruno.data import Element, ElementReader, Examples
 from bruno.data.archives import file_stamp
+from bruno.data.reader import collected
 from bruno.data.sampling import with_rotations
+from bruno.files import check_regular
 from bruno.model import Bruno
 from bruno.process import Evidence
 from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
@@ -160,7 +162,8 @@ def open_index(
     if path is not None and not Path(path).parent.is_dir():
         raise ValueError(f"`path` must be in an existing folder; got {path}.")
     file = _default_path(collection, model) if path is None else Path(path)
-    if file.is_file():
+    if file.exists():
+        check_regular(file)  # before the collection is encoded, which may take long
         kept = _kept(file, model, required=path is not None)
         if kept and kept.source == source:
             return _with_folder(kept, folder), False
@@ -184,12 +187,8 @@ def _encode(
     progress: Progress | None,
 ) -> Index:
     """Read and encode all files of a collection; names are relative to its folder."""
-    elements: list[Element] = []
     skipped = len(reader.skipped)
-    for number, file in enumerate(files, start=1):
-        elements += reader.read([file])
-        if progress is not None:
-            progress(number, len(files))
+    elements = collected(_read_files(reader, files, progress))
     if not elements:
         raise ValueError(f"`collection` must hold at least one readable element; got {collection} with none.")
     if new := reader.skipped[skipped:]:
@@ -204,6 +203,13 @@ def _encode(
     folder = collection if collection.is_dir() else collection.parent
     names = [str(Path(element.name).relative_to(folder)) for element in elements]
     return Index.of(model, x, names, source=source, progress=progress)
+
+
+def _read_files(reader: ElementReader, files: Sequence[Path], progress: Progress | None) -> Iterator[Element]:
+    for number, file in enumerate(files, start=1):
+        yield from reader.read([file])
+        if progress is not None:
+            progress(number, len(files))
 
 
 def _kept(file: Path, model: Bruno, *, required: bool) -> Index | None:

@@ -38,6 +38,7 @@ from bruno.trained.data import Source, TrainedData
 
 _SAMPLED_SET_SIZE = 8  # of sets to condition samples on
 _PIXELS_SHOWN = 4_000_000  # of samples in a picture
+_NUMBERS_SHOWN = 10_000  # of rows of samples, from which a table shows some
 _SAMPLES_FOR_VARIANCE = 100  # at least, over all repeated elements
 
 
@@ -318,7 +319,8 @@ class _First:
         self._parts, self._progress = parts, progress
         self._sets, self._element = shape[: -axes - 1], shape[-axes:]
         self._samples, sets = shape[-axes - 1], math.prod(self._sets)
-        self._most = min(self._samples, max(1, _PIXELS_SHOWN // (sets * math.prod(self._element))))
+        shown = (_PIXELS_SHOWN if axes > 1 else _NUMBERS_SHOWN) // (sets * math.prod(self._element))
+        self._most = min(self._samples, max(1, shown))
         self.shown, self.total = sets * self._most, sets * self._samples
         self._kept: list[Samples] = []
         self._clamped = 0

@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 
 from bruno.data import Element, ElementReader
 from bruno.data.reader import collected
+from bruno.files import check_regular
 from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.tasks.anomaly import Detector, Judgement, StreamSummary
@@ -257,6 +258,8 @@ def calibration_command(trained: TrainedData, source: object) -> str:
 def _writable(path: Path) -> Path:
     if not path.parent.is_dir():
         raise ValueError(f"`state` must be a file in an existing folder; {path.parent} does not exist.")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.is_dir() or not os.access(path.parent, os.W_OK) or (path.is_symlink() and not path.exists()):
         raise ValueError(f"`state` must be a writable file; got {path}.")
+    if path.exists():
+        check_regular(path)
     return path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bruno.files import inside, parse_json
+from bruno.text import is_utf8
 
 _LARGEST = 1e30  # larger numbers are not those of a training
 _LOG, _BOARD = "log.jsonl", "tensorboard"
@@ -71,7 +72,8 @@ class Log:
                 if file.read() != b"\n":  # a full disk or a crash truncated the last line
                     file.write(b"\n")
             file.write(json.dumps(values).encode() + b"\n")
-        if self._board is None and find_spec("tensorboard"):
+        # TensorBoard rejects names that are not UTF-8.
+        if self._board is None and find_spec("tensorboard") and is_utf8(str(self._folder)):
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(inside(self._folder, _BOARD), purge_step=entry.index)
