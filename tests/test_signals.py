@@ -1,4 +1,6 @@
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -62,3 +64,29 @@ def test_other_threads_handle_no_signals():
     thread.start()
     thread.join()
     assert numbers == [0]
+
+
+IMPORTING = """
+import os, signal, sys
+from bruno.__main__ import stop
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, stop)
+try:
+    import swallowing
+finally:
+    print("went on")
+"""
+SWALLOWING = """
+import os
+try:
+    os.kill(os.getpid(), NUMBER)
+except BaseException:
+    pass
+"""
+
+
+@BOTH
+def test_a_signal_during_an_import_that_ignores_exceptions_ends_the_process(tmp_path, number):
+    (tmp_path / "swallowing.py").write_text(SWALLOWING.replace("NUMBER", str(int(number))))
+    ended = subprocess.run([sys.executable, "-c", IMPORTING], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (128 + number, "")
