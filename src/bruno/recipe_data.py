@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import warnings
 from collections.abc import Collection, Sequence
@@ -116,7 +117,7 @@ def with_absolute_path(recipe: Recipe) -> Recipe:
     """The recipe with the absolute path of user data: a run can be used from any folder."""
     if not is_path(recipe.data.name):
         return recipe
-    return evolve(recipe, data=evolve(recipe.data, name=str(Path(recipe.data.name).resolve())))
+    return evolve(recipe, data=evolve(recipe.data, name=os.path.realpath(recipe.data.name)))
 
 
 def keep_frame(frame: Any, recipe: Recipe, folder: Path) -> Recipe:

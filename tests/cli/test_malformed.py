@@ -35,7 +35,18 @@ WITH_MODEL = {
     "specks": "specks run",
     "inspect": "inspect run",
 }
-BAD_MODELS = ["nowhere", "empty", "text.txt", "odd-run", "run/recipe.json", "posterior-run", "pipe", "images"]
+BAD_MODELS = [
+    "LONG",
+    "loops/self",
+    "nowhere",
+    "empty",
+    "text.txt",
+    "odd-run",
+    "run/recipe.json",
+    "posterior-run",
+    "pipe",
+    "images",
+]
 BAD_MODEL_OPTIONS = [
     "--checkpoint worst",
     "--device tpu",
@@ -48,6 +59,8 @@ BAD_MODEL_OPTIONS = [
     "--data-dir nowhere",
     "--data-dir text.txt",
     "--drawings=yes",
+    "--data-dir loops/self",
+    "--data-dir LONG",
     "--no-such-option",
 ]
 BAD_DATA = [
@@ -57,6 +70,8 @@ BAD_DATA = [
     "--data empty",
     "--data torn.zip",
     "--data loops",
+    "--data loops/self",
+    "--data LONG",
     "--split most",
     "--classes nine",
     "--invert",
@@ -103,6 +118,9 @@ OTHERS = {
         digits --out pipe
         digits --out /dev/null
         digits --out loops/self
+        digits --data loops/self
+        digits --out LONG
+        digits --data LONG
         digits --set data.drawings=3
         table --set missing=guess
         digits --set train.steps=1e400
@@ -620,7 +638,7 @@ def test_a_malformed_line_has_exit_code_2_and_one_line_and_writes_nothing(
 ):
     monkeypatch.chdir(prepared)
     before = contents(prepared)
-    ended = run_main(capsys, *shlex.split(line))
+    ended = run_main(capsys, *shlex.split(line.replace("LONG", "a" * 5000)))  # too long for a file name
     errors = [shown for shown in ended.errors.splitlines() if not shown.startswith("warning: ")]
     assert ended.code == 2, ended
     assert len(errors) == 1, ended.errors

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +44,7 @@ app = typer.Typer(
 
 
 _CORRECTABLE = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_CORRECTABLE_NUMBERS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EROFS)
 _OUT_OF_MEMORY = re.compile("OutOfMemoryError|allocate memory|not enough memory")
 
 
@@ -128,12 +129,12 @@ def main() -> None:
 def _failed(error: Exception) -> int:
     """Print an error on one line, and return the exit code: 2 if the user can correct it, 1 if not."""
     if isinstance(error, PermissionError):
-        where = Path(error.filename or ".").resolve()
+        where = os.path.realpath(error.filename or ".")
         return _error(f"{where}: permission denied. Choose a folder that you can read and write.", 2)
     if isinstance(error, BrokenPipeError):  # whoever read the output has what they wanted
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # Python flushes it at exit
         return _error("standard output was closed; results are saved before they are printed.", 1)
-    if isinstance(error, (ValueError, *_CORRECTABLE)):
+    if isinstance(error, (ValueError, *_CORRECTABLE)) or getattr(error, "errno", 0) in _CORRECTABLE_NUMBERS:
         return _error(error, 2)
     if isinstance(error, OSError) or type(error).__name__ == "TrainingFailedError":
         return _error(error, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -227,7 +228,7 @@ def _with_folder(index: Index, folder: Path) -> Index:
 
 
 def _default_path(collection: Path, model: Bruno) -> Path:
-    path = collection.resolve()
+    path = Path(os.path.realpath(collection))
     return path.with_name(f"{path.name}-{model.fingerprint()[:8]}.index")
 
 

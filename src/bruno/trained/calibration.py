@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,7 +210,7 @@ def report_support(scores: GroupScores, rate: float, groups: int, position: int)
 
 
 def _is_same(first: str | Path, second: str | Path) -> bool:
-    return Path(first).resolve() == Path(second).resolve()
+    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def _with_two_elements(examples: Examples) -> Examples:
