@@ -21,6 +21,7 @@ from cli.commandline import make_images, run_main
 WITH_MODEL = {
     "finetune": "finetune run --out new --steps 1",
     "evaluate": "evaluate run",
+    "verdict": "verdict run",
     "sample": "sample run",
     "repeat": "repeat run",
     "fewshot": "fewshot run",
@@ -83,6 +84,7 @@ BARE = [
     "train",
     "finetune",
     "evaluate",
+    "verdict",
     "sample",
     "repeat",
     "fewshot",
@@ -223,6 +225,15 @@ OTHERS = {
         run --sets 1000000000000
         run --set-size 0
         run --sets x
+        run extra
+    """,
+    "verdict": """
+        run --elements 0
+        run --elements 1000000000000
+        run --elements x
+        run --split train
+        run --split trainval
+        run --split other
         run extra
     """,
     "sample": """

@@ -80,6 +80,8 @@ def print_path(what: str, path: Path) -> None:
 
 def show_verdict(trained: Trained, seed: int, split: str | None = None) -> None:
     """Save and print the verdict on a model; a training that ended well never fails by it."""
+    if console.quiet:  # one process is enough
+        return
     try:
         verdict = trained.verdict(split=split, seed=seed)
     except Exception as error:  # whatever it is: the model is trained and saved

@@ -113,7 +113,7 @@ def measure_planted_faults(
     others = _rows_of_others(test, train, classes, size, generator).to(model.device)
     x, fault = _with_faults(model, own, others, distance, generator)
     scores = {name: judge(x).double().cpu() for name, judge in judges.items()}
-    limits = {name: judge(clean).double().quantile(1 - rate).item() for name, judge in judges.items()}
+    limits = {name: _upper_quantile(judge(clean), rate) for name, judge in judges.items()}
     rates = {name: _rates(scores[name], fault, limits[name]) for name in judges}
     gain, error = _area_gain(scores["model"], scores["baseline"], fault > 0, classes, generator)
     return PlantedFaults(rate, sets, size, rates["model"], rates["baseline"], gain, error)
@@ -213,6 +213,11 @@ def _with_faults(
     spiked = model.preprocessing.inverse(y.flatten(0, 1))[0].view_as(x)
     planted = torch.where((kind == 1) | ((kind == 2) & chosen), others, x)
     return _Planted(torch.where((kind == 3) & chosen, spiked, planted), fault.cpu())
+
+
+def _upper_quantile(score: Float[Tensor, "sets n"], rate: float) -> float:
+    """The lowest score that at most `rate` of all scores exceed; an infinite score is one of them."""
+    return score.double().flatten().quantile(1 - rate, interpolation="higher").item()
 
 
 def _rates(score: Float[Tensor, "sets n"], fault: Int[Tensor, "sets n"], limit: float) -> DetectionRates:

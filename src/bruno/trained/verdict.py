@@ -24,7 +24,8 @@ _FEWEST, _MOST = 600, 20_000  # elements
 _WITHOUT_LOG = 4000  # elements, for a model whose training is not known
 _DENSITY = 0.3  # of the elements, for training and for held-out sets each
 _SET_SIZE = 20
-_WAY, _SHOTS, _TRIALS = 5, (1, 5), 20
+_WAY, _SHOTS = 5, (1, 5)
+_TRIALS, _EPISODES = 20, 600  # at least; a trial has an episode for each class
 _IMAGES = 20  # of a class, to measure few-shot accuracy on
 _CLEAR = 2  # standard errors that make a difference clear
 
@@ -117,7 +118,7 @@ class VerdictJobs(TrainedData):
             split: the held-out split, validation or test. By default, all classes of user data that were not
                 trained on, and the unseen split of a known dataset.
             elements: number of elements to encode; by default a fifth of those of training, from 600 to
-                20,000, which takes less than a tenth of the time of training.
+                20,000, which takes less than a tenth of the time of all but the shortest trainings.
             seed: seed of the sets, episodes and faults.
         """
         if self.recipe is None:
@@ -200,5 +201,6 @@ class VerdictJobs(TrainedData):
             tuple(examples.names[i] for i in classes.tolist()),
             levels=examples.levels,
         )
-        protocol = FewShotProtocol(ways=(_WAY,), shots=_SHOTS, trials=_TRIALS, noise=False, batch_size=256)
+        trials = max(_TRIALS, math.ceil(_EPISODES / number))
+        protocol = FewShotProtocol(ways=(_WAY,), shots=_SHOTS, trials=trials, noise=False, batch_size=256)
         return compare_few_shot(self.model, some, protocol.limited_to(some), generator=generator)
