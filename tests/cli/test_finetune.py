@@ -37,7 +37,7 @@ def test_a_model_file_is_tuned_to_user_images(tiny):
     run("export", "run", "model.safetensors")
     make_images({f"class{i:02d}": 6 for i in range(20)}, 20)
     tune = ["finetune", "model.safetensors", "--set", "data.name=images", "--set", "train.set_size=5"]
-    tune += ["--episodes", "2", "--trials", "2", "--steps", "2", "--device", "cpu"]
+    tune += ["--episodes", "2", "--trials", "2", "--steps", "2", "--device", "cpu", "--no-verdict"]
     run(*tune, "--way", "3")
     before, after = Run("run").recipe, Run("model-finetuned").recipe
     assert after.data.size == 8
@@ -78,7 +78,7 @@ def test_few_user_classes_limit_the_episodes_and_the_sets(tiny):
 
 def test_few_user_classes_also_limit_the_sets_of_a_new_model(workplace):
     make_images({f"class{i}": 6 for i in range(4)}, 20)
-    small = ["--set", "flow.blocks=1", "--set", "flow.filters=4", "--set", "flow.units=8"]
+    small = ["--no-verdict", "--set", "flow.blocks=1", "--set", "flow.filters=4", "--set", "flow.units=8"]
     run("train", "images", "--set", "data.name=images", "--steps", "1", *small, "--device", "cpu")
     assert Run("runs/images").recipe.train.set_size == 6
 

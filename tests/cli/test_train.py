@@ -83,6 +83,7 @@ def test_a_number_of_steps_replaces_the_minutes_of_a_recipe_file(workplace):
     recipe = '[data]\nname = "digits"\n[flow]\nkind = "dense"\nunits = 8\n[train]\nminutes = 0.1\n'
     Path("minutes.toml").write_text(recipe)
     start = ["train", "minutes.toml", "--device", "cpu", "--validate", "0", "--set", "train.steps=2"]
+    start += ["--no-verdict"]
     assert "2 steps in" in run(*start, "--out", "few")
     timed = run(*start, "--set", "train.minutes=0.01", "--out", "timed")
     assert not re.search(r"^2 steps in", timed, re.MULTILINE)
@@ -155,7 +156,7 @@ def test_a_preset_of_larger_images_takes_user_images_of_any_size(workplace):
         path = Path("images", "class00", f"{i}.png")
         Image.open(path).resize((31, 17 + i)).save(path)
     settings = ["data.name=images", "train.set_size=4", "train.batch=2", "flow.filters=4", "flow.units=8"]
-    start = ["train", "omniglot", "--steps", "1", "--device", "cpu", "--validate", "0"]
+    start = ["train", "omniglot", "--steps", "1", "--device", "cpu", "--validate", "0", "--no-verdict"]
     start += [word for setting in settings for word in ("--set", setting)]
     run(*start, "--set", "data.size=8", "--out", "run")
     assert bruno.load("run/model.safetensors").shape == (1, 8, 8)
