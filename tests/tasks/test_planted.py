@@ -81,6 +81,19 @@ def test_only_the_planted_cells_change(model):
     assert size[fault == 3].amax() < 6.01
 
 
+def test_no_fault_is_planted_in_a_constant_column(model):
+    def without_the_first(examples):
+        x = examples.elements.clone()
+        x[:, 0] = 7.0
+        return Examples(x, examples.labels, examples.names)
+
+    constant = without_the_first(machines(20, 20, seed=1))
+    x = constant.elements.view(20, 20, -1).float()
+    planted, fault = _with_faults(model, x, x.roll(1, 0), RobustDistance.of(model, constant), seeded())
+    assert (planted[..., 0] == 7).all()
+    assert ((planted != x).sum(-1)[fault == 3] == 1).all()
+
+
 def test_the_distance_is_that_of_the_covariance_within_sets(model):
     root = torch.randn(8, 8, dtype=torch.double, generator=seeded())
     mean = 20 * torch.randn(200, 1, 8, dtype=torch.double, generator=seeded(1))

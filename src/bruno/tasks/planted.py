@@ -15,14 +15,15 @@ from torch.nn import functional as F
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
-from bruno.tasks.anomaly import check_rate, density_floor
+from bruno.tasks.anomaly import check_rate, density_floor, reference_density
 from bruno.tasks.calibration import Groups, fixed_cutoffs
-from bruno.tasks.keep_out import batch_scores
+from bruno.tasks.keep_out import batch_scores, shortfall
 from bruno.tasks.metrics import roc_auc
 
 FAULTS = ("row of another set", "one column of another set", "spike in one column")
 _SHARE = 0.1  # of the rows of a set that are faulty
 _SPIKE = (2.0, 6.0)  # standard deviations of the rows of a set
+_CONSTANT = 0.01  # standard deviation of a standardised column that is constant within sets
 _SET_SIZE = 30  # at most
 _MOST_SETS = 400
 _FIXED_ON = 60  # sets that cutoffs are fixed on
@@ -160,13 +161,17 @@ class RobustDistance:
 def _score_of(model: Bruno, train: Examples, generator: Generator) -> Callable[[Tensor], Tensor]:
     """A function from sets (sets, n, dim) to minus the score of each row; +∞ if it is out-of-distribution."""
     some = train.of_classes(range(min(_FIXED_ON, len(train.names))))
-    floor = density_floor(model, SetSampler(some, device=model.device), generator=generator)
+    sampler = SetSampler(some, device=model.device)
+    floor = density_floor(model, sampler, generator=generator)
+    reference = reference_density(model, sampler, generator=generator)
     cutoffs = fixed_cutoffs(model, Groups.of(model, some, floor=floor, generator=generator))
 
     def scores(x: Tensor) -> Tensor:
         z, log_det = model.encode(x)
-        usable = model.process.log_prob(z) + log_det >= floor
-        return (-batch_scores(model, z, cutoffs, usable)[0]).masked_fill(~usable, math.inf)
+        log_prob = model.process.log_prob(z) + log_det
+        usable = log_prob >= floor
+        scores = batch_scores(model, z, cutoffs, usable)[0] - shortfall(log_prob, reference)
+        return (-scores).masked_fill(~usable, math.inf)
 
     return scores
 
@@ -207,7 +212,9 @@ def _with_faults(
     fault = torch.where(order < faults, 1 + order % len(FAULTS), 0)
     amount = _SPIKE[0] + (_SPIKE[1] - _SPIKE[0]) * random(sets, size, 1)
     sign = torch.where(random(sets, size, 1) < 0.5, -1.0, 1.0)
-    column = (dim * random(sets, size)).long().clamp(max=dim - 1)
+    varying = (distance.spread > _CONSTANT).nonzero().flatten().to(x.device)
+    varying = varying if len(varying) else torch.arange(dim, device=x.device)
+    column = varying[(len(varying) * random(sets, size)).long().clamp(max=len(varying) - 1)]
     chosen, kind = F.one_hot(column, dim).bool(), fault.unsqueeze(-1)
     y = model.normalised(x) + amount * sign * distance.spread.to(x)
     spiked = model.preprocessing.inverse(y.flatten(0, 1))[0].view_as(x)
