@@ -1,11 +1,7 @@
 """Posteriors as light values: batches, devices, pickles, and the models they find again."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import joblib
 import pytest
@@ -27,6 +23,7 @@ def new_model(units=64) -> Bruno:
 
 @pytest.fixture
 def model():
+    forget_models()  # those of other tests may have the same weights
     return new_model()
 
 
@@ -138,34 +135,26 @@ def test_without_its_model_a_posterior_says_so_when_it_is_used(model, tmp_path, 
             lost.score(SETS[1])
 
 
-WORKER = """
-import pickle, sys
-posterior = pickle.load(open(sys.argv[1], "rb"))
-print(posterior.score([[0.1, 0.2, 0.3]]).item())
-"""
-
-
-@pytest.mark.slow
-def test_another_process_opens_the_model(model, tmp_path):
-    bruno.save(model, tmp_path / "model.safetensors")
-    posterior = model.condition(SETS[0])
-    (tmp_path / "posterior.pickle").write_bytes(pickle.dumps(posterior))
-    command = [sys.executable, "-c", WORKER, str(tmp_path / "posterior.pickle")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(bruno.__file__).parents[1])}
-    found = subprocess.check_output(command, text=True, env=environment)
-    assert float(found) == pytest.approx(posterior.score([[0.1, 0.2, 0.3]]).item(), rel=1e-5)
+# --- workers ---------------------------------------------------------------------------------------------
 
 
 def scored(posterior, row):
     return posterior.score(row).item()
 
 
+def in_workers(tasks):
+    return joblib.Parallel(n_jobs=2)(joblib.delayed(scored)(*task) for task in tasks)
+
+
 @pytest.mark.slow
-def test_a_worker_of_joblib_reports_a_missing_model_as_the_error_of_its_task(model):
-    """The parent sees the LookupError itself, not that a task could not be unpickled."""
-    tasks = [joblib.delayed(scored)(model.condition(SETS[0]), [[0.1, 0.2, 0.3]])]
-    with pytest.raises(LookupError, match=r"bruno\.save"):
-        joblib.Parallel(n_jobs=2)(2 * tasks)
+def test_workers_open_the_model_of_a_posterior(model, tmp_path):
+    """Of a model without a file, the parent sees the LookupError itself, not that unpickling failed."""
+    row, posteriors = [[0.1, 0.2, 0.3]], list(model.condition(SETS))
+    with pytest.raises(LookupError, match=r"never saved.*bruno\.save"):
+        in_workers([(posterior, row) for posterior in posteriors])
+    bruno.save(model, tmp_path / "model.safetensors")
+    found = in_workers([(posterior, row) for posterior in posteriors])
+    assert found == pytest.approx([posterior.score(row).item() for posterior in posteriors], rel=1e-4)
 
 
 # --- fingerprints and files ------------------------------------------------------------------------------
