@@ -1,12 +1,14 @@
 """Outliers of sets, as an estimator."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from set_rows import sets_of_rows
 
+import bruno
 from bruno.sklearn import SetOutlierDetector
 from bruno.tasks.references import Reference
 
@@ -55,8 +57,12 @@ def test_scores_are_given_all_others_that_count(set_model):
     assert not counts[:3].any()
     for i in (0, 30):
         counts[i] = False
-        others = set_model.condition(rows[counts])
-        assert others.score(rows[i]).item() == pytest.approx(detector.scores_[i], abs=1e-4)
+        given, alone = (
+            set_model.condition(rows[counts]).log_prob(rows[i]),
+            set_model.prior().log_prob(rows[i]),
+        )
+        expected = given - max(alone, detector._scorer.reference)  # elements of no set count as typical ones
+        assert expected.item() == pytest.approx(detector.scores_[i], abs=1e-4)
         counts = detector.counts_.copy()
 
 
@@ -154,11 +160,23 @@ def test_false_alarms_of_a_given_model_are_near_the_rate(set_model):
     assert 0.02 < alarms < 0.08  # at 5 %
 
 
+def test_rows_with_a_calibration_are_scored_and_judged_as_by_the_library(set_model, tmp_path):
+    rows, labels = sets_of_rows(30, 20, seed=7)
+    np.savez(tmp_path / "clean.npz", rows=rows, labels=[f"set {label}" for label in labels])
+    trained = bruno.Trained(set_model, None, tmp_path / "model")
+    trained.calibrate(str(tmp_path / "clean.npz"))
+    new = sets_of_rows(1, 30, seed=8)[0]
+    new[3, 1] += 6
+    judged = [one for _, one in trained.judge_batch(new, rate=0.05).summary.latest]
+    detector = SetOutlierDetector(trained, rate=0.05)
+    flagged = detector.fit_predict(new) == -1
+    np.testing.assert_allclose(detector.scores_, [one.score for one in judged], atol=1e-3)
+    np.testing.assert_allclose(detector.p_values_, [one.p for one in judged], rtol=0.02)
+    assert flagged.tolist() == [one.outlier for one in judged]
+    assert flagged[3]
+
+
 def test_a_calibration_kept_with_the_model_gives_the_p_values(digits_run, tmp_path, unseen_digits):
-    import shutil
-
-    import bruno
-
     folder = shutil.copytree(digits_run, tmp_path / "run")
     trained = bruno.open(folder, device="cpu")
     with pytest.warns(UserWarning, match="too few"):

@@ -124,8 +124,11 @@ def test_scores_are_those_of_the_posterior(set_model):
     detector = learnt(SetAnomalyDetector(set_model, count_all=True), rows)
     x = torch.tensor([list(row.values()) for row in rows], dtype=torch.double)
     assert detector.columns == tuple(sorted(COLUMNS))
-    expected = set_model.condition(x).score(x[:1]).item()
-    assert detector.score_one(rows[0]) == pytest.approx(-expected, abs=1e-4)
+    typical = max(range(30), key=lambda i: set_model.prior().log_prob(x[i]))  # of a usual log p(x)
+    expected = set_model.condition(x).log_prob(x[typical]) - max(
+        set_model.prior().log_prob(x[typical]), detector._scorer.reference
+    )
+    assert detector.score_one(rows[typical]) == pytest.approx(-expected.item(), abs=1e-4)
     assert int(detector.posterior.evidence.count) == 30
 
 

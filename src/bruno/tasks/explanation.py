@@ -71,6 +71,7 @@ def explain(
     x: ArrayLike,
     *,
     criterion: Criterion = "score",
+    reference: float = -math.inf,
     features: Sequence[str] = (),
     names: Sequence[str] = (),
     permutations: int = _WALKS,
@@ -88,6 +89,7 @@ def explain(
         posterior: of one set, or of one set for each element.
         x: the elements.
         criterion: "score" for log p(x | set) − log p(x), "density" for log p(x | set).
+        reference: log p(x) of typical elements; a lower one is subtracted from the score, see `shortfall`.
         features: names of the columns; by default their numbers, from 1.
         names: names of the elements; by default their numbers, from 1.
         permutations: number of random orders, even.
@@ -102,7 +104,7 @@ def explain(
     >>> found.lowest(1)[0][0][0]
     'load'
     """
-    scorer = SetScorer(posterior.model, criterion)
+    scorer = SetScorer(posterior.model, criterion, reference=reference)
     return explain_scores(
         scorer,
         posterior.evidence,

@@ -18,7 +18,14 @@ from bruno.config import check_choice
 from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
 from bruno.tasks.calibration import GroupCalibration
-from bruno.tasks.keep_out import evidence_within, log_prob_given, majority, scores_within, typical_elements
+from bruno.tasks.keep_out import (
+    evidence_within,
+    log_prob_given,
+    majority,
+    scores_within,
+    shortfall,
+    typical_elements,
+)
 from bruno.tasks.references import CalibratedReference, Reference
 
 Criterion = Literal["score", "density"]
@@ -53,14 +60,15 @@ class ScoredSets(NamedTuple):
 class SetScorer:
     """Scores elements given their sets.
 
-    The score is log p(x | set) − log p(x). If log p(x) is below a floor, the shortfall is subtracted: an
-    element that is unlikely under every set is an outlier of each. The other criterion is the density,
+    The score is log p(x | set) − log p(x), less the `shortfall` of log p(x) below a reference: an element
+    that is unlikely under every set is an outlier of each. The other criterion is the density,
     log p(x | set), for a model that was trained on a single set.
 
     Attributes:
         model: a model of such sets.
         criterion: "score" or "density".
-        floor: log p(x) below which an element is out-of-distribution.
+        floor: log p(x) below which an element is out-of-distribution, and never counts.
+        reference: log p(x) of typical elements, for the score; −∞ for none.
         calibration: of the model on held-out groups; without one, p-values are those under the model.
         exponent: power of the p-values under the model; see `fitted`.
         seed: seed of the draws.
@@ -69,6 +77,7 @@ class SetScorer:
     model: Bruno
     criterion: Criterion = "score"
     floor: float = -math.inf
+    reference: float = -math.inf
     calibration: GroupCalibration | None = None
     exponent: float = 1.0
     seed: int = 0
@@ -84,21 +93,24 @@ class SetScorer:
         calibration: GroupCalibration | None = None,
         seed: int = 0,
     ) -> SetScorer:
-        """A scorer with the floor of the calibration, or with one from samples of the model.
+        """A scorer with the floor and the reference of the calibration, or of samples of the model.
 
-        It is twice as far below the median as the lowest of the samples, as in `density_floor`.
+        The reference is their median log p(x), and the floor is twice as far below it as their lowest, as in
+        `density_floor`. Images have neither.
         """
         if criterion == "density" or model.kind.is_images:
             return cls(
                 model, criterion, calibration=None if criterion == "density" else calibration, seed=seed
             )
         if calibration is not None:
-            return cls(model, criterion, calibration.floor, calibration, seed=seed)
+            floor, reference = calibration.floor, calibration.reference
+            return cls(model, criterion, floor, reference, calibration, seed=seed)
         with torch.no_grad():
             prior = Evidence.empty(model.dim, device=model.device)
             z = model.process.predictive(prior).sample((_DRAWS,), generator=_generator(model, seed))
             log_prob = model.process.log_prob(z) + _log_det(model, z)
-        return cls(model, criterion, (2 * log_prob.min() - log_prob.median()).item(), seed=seed)
+        lowest, median = log_prob.min().item(), log_prob.median().item()
+        return cls(model, criterion, 2 * lowest - median, median, seed=seed)
 
     # --- scores ------------------------------------------------------------------------------------------
 
@@ -119,9 +131,7 @@ class SetScorer:
         if self.criterion == "density":
             return -encoded.log_det
         prior = self.model.process.log_prob(encoded.z)
-        if self.floor == -math.inf:
-            return prior
-        return prior + (self.floor - prior - encoded.log_det).clamp(min=0)
+        return prior + shortfall(prior + encoded.log_det, self.reference)
 
     @torch.no_grad()
     def score_sets(
@@ -194,8 +204,9 @@ class SetScorer:
         generator, parts = _generator(model, self.seed), []
         for some in torch.arange(len(sets.count)).split(max(1, _NUMBERS_AT_A_TIME // (_DRAWS * model.dim))):
             z = model.process.predictive(sets[some]).sample((_DRAWS,), generator=generator)
-            subtracted = model.process.log_prob(z) if self.criterion == "score" else -_log_det(model, z)
-            parts.append((log_prob_given(model, z, sets[some]) - subtracted).T.sort(-1).values)
+            needed = self.criterion == "density" or self.reference > -math.inf
+            log_det = _log_det(model, z) if needed else z.new_zeros(z.shape[:-1])
+            parts.append(self.scores(Encoded(z, log_det), sets[some]).T.sort(-1).values)
         return torch.cat(parts).view(*evidence.batch_shape, _DRAWS)
 
     def fitted(self, scores: Float[Tensor, " n"], labels: Int[Tensor, " n"], evidence: Evidence) -> SetScorer:

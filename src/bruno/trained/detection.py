@@ -184,7 +184,10 @@ class DetectionJobs(CalibrationJobs):
         explanation = None
         if explain:
             sets = list(_members(elements, one_set).values())
-            explanation = explain_outliers(self.model, elements, judged, sets, self.columns, seed)
+            reference = found.reference if found else -math.inf
+            explanation = explain_outliers(
+                self.model, elements, judged, sets, self.columns, reference=reference, seed=seed
+            )
         return BatchJudgement(summary, self.kind, asked, calibration_command(self, batch), explanation)
 
     def _batch_summary(

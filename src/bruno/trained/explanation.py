@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,12 +14,13 @@ from bruno.tasks.anomaly import Judgement
 from bruno.tasks.explanation import Explanation, explain
 from bruno.tasks.progress import Progress
 from bruno.tasks.set_scores import Criterion
-from bruno.trained.data import Source, TrainedData
+from bruno.trained.calibration import CalibrationJobs
+from bruno.trained.data import Source
 
 _MOST = 20  # outliers of a batch that are explained, those with the lowest scores
 
 
-class ExplanationJobs(TrainedData):
+class ExplanationJobs(CalibrationJobs):
     """Which columns or patches make an element an outlier."""
 
     def explain(
@@ -39,7 +41,8 @@ class ExplanationJobs(TrainedData):
         Args:
             elements: files, folders, frames or arrays.
             given: the set, without these elements.
-            criterion: "score" for log p(x | set) − log p(x), "density" for log p(x | set).
+            criterion: "score" for log p(x | set) − log p(x), less the shortfall of log p(x) if the model
+                keeps a calibration; "density" for log p(x | set).
             permutations: number of random orders, even; more make the standard errors smaller.
             patch: height and width of a patch of an image; by default a seventh of the image.
             invert: turn dark ink into bright ink; as in training by default.
@@ -49,10 +52,12 @@ class ExplanationJobs(TrainedData):
         """
         known = self.read(given, invert=invert, skip_bad=skip_bad)
         x, names, _ = self.read(elements, invert=invert, skip_bad=skip_bad, impute=False)
+        kept = self.kept_calibration()
         return explain(
             self.model.condition(known.x.to(self.device)),
             x.to(self.device),
             criterion=criterion,
+            reference=-math.inf if kept is None else kept.reference,
             features=self.columns,
             names=names,
             permutations=permutations,
@@ -68,6 +73,8 @@ def explain_outliers(
     judged: Mapping[int, Judgement],
     sets: Sequence[Sequence[int]],
     columns: Sequence[str],
+    *,
+    reference: float,
     seed: int,
 ) -> Explanation | None:
     """Explain the outliers of sets, each given the elements of its set that are not flagged.
@@ -82,7 +89,7 @@ def explain_outliers(
     posterior = Posterior(model, Evidence.stack([given[id(own[i])] for i in flagged]))
     x = torch.stack([elements[i].x for i in flagged]).to(model.device)
     names = [elements[i].name for i in flagged]
-    return explain(posterior, x, features=columns, names=names, seed=seed)
+    return explain(posterior, x, reference=reference, features=columns, names=names, seed=seed)
 
 
 def _evidence(
