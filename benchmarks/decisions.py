@@ -352,14 +352,17 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
 
+    source = provenance(arguments.seed)  # of the code that is loaded, not of that at the end of the run
+
     def write(name: str, values: Any) -> None:
-        record = {name: values, "provenance": provenance(arguments.seed)}
+        record = {name: values} if name == "coverage" else {name: values, "provenance": source}
         (arguments.out / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
 
     with tempfile.TemporaryDirectory() as folder:
         if arguments.only != "detection":
             for case in cases(Path(folder), arguments.steps, arguments.data_dir, arguments.cases):
-                found = coverage(case, arguments.redraws, arguments.seed)
+                tables = coverage(case, arguments.redraws, arguments.seed)
+                found = [{**table, "provenance": source} for table in tables]  # cases may run one by one
                 print(*map(json.dumps, found), sep="\n", flush=True)
                 path = arguments.out / "coverage.json"
                 kept = json.loads(path.read_text())["coverage"] if path.is_file() else []
