@@ -33,15 +33,19 @@ from bruno.data import ElementReader, Examples, load_path
 from bruno.data.cifar import read_cifar10_binary, read_cifar10_python, read_cifar10_sheets
 from bruno.data.formats import read_idx, read_npz
 from bruno.data.frames import read_frame
-from bruno.data.images import decode, read_images
+from bruno.data.images import decode as decode_image
+from bruno.data.images import read_images
 from bruno.data.table_format import TableFormat
 from bruno.reporting.page import page
 from bruno.reporting.results import Result, read_results
+from bruno.streams.codec import Ranks, SetRecord, decode, encode
+from bruno.streams.store import Store
 from bruno.tasks.anomaly import Detector
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
-from bruno.tasks.drift import WithinSet
+from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.keep_out import Cutoffs, StreamEvidence
 from bruno.tasks.retrieval import Index
+from bruno.trained import KeyedDetector, Trained
 from bruno.trained.states import KeptOut, SetState, WatchState
 from bruno.training.run import Run
 from fuzz.mutations import VALUES, mutated, mutated_value
@@ -462,6 +466,53 @@ def checkpoint(folder: Path, random: random.Random) -> Callable[[], Any]:
     return lambda: Run(folder).model()
 
 
+def store(folder: Path, random: random.Random) -> Callable[[], Any]:
+    """A store with mutated bytes, or with a mutated state whose checksum is right."""
+    path = folder / "state.db"
+    for old in folder.glob("state.db*"):
+        old.unlink()
+    if random.random() < 0.6:
+        path.write_bytes(mutated(saved_store(), random))
+    else:
+        path.write_bytes(saved_store())
+        opened = Store(path, FINGERPRINT)
+        opened.put([("a", mutated(opened.states(["a"])["a"], random))])
+        opened.put_elements([("a", number, mutated(bytes(24), random)) for number in range(25)])
+        opened.commit()
+        opened.close()
+    return lambda: read_store(path)
+
+
+@cache
+def saved_store() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state.db"
+        detector = Detector(model(), -5.0)
+        with KeyedDetector(Trained(model(), None, Path(folder)), path, detector, window=20) as judge:
+            judge.step(["a"] * 25 + ["b"], torch.randn(26, 3), ids=[str(i) for i in range(26)])
+        return path.read_bytes()
+
+
+def read_store(path: Path) -> None:
+    owner = Trained(model(), None, path.parent)
+    with KeyedDetector(owner, path, Detector(model(), -5.0), window=20, wait=0.0) as judge:
+        judge.step(["a", "b"], torch.zeros(2, 3))
+        judge.accept(*judge.store.latest_kept_out(1))
+        list(judge)
+
+
+def record(folder: Path, random: random.Random) -> Callable[[], Any]:
+    """The bytes of a set: mutated, with a right checksum or not."""
+    within = WithinSet(posterior().evidence, torch.randn(4, 3))
+    mean, first, flags = np.zeros(3), np.ones((5, 3)), np.ones(5, np.uint8)
+    ranks = Ranks(within, DriftTest()) if random.random() < 0.5 else None
+    valid = encode(SetRecord(4.0, mean, mean, 5, 4, 7, first, flags, ranks), FINGERPRINT)
+    body = mutated(valid[:-4], random)
+    right = struct.pack("<I", zlib.crc32(body, zlib.crc32(b"")))
+    data = body + (right if random.random() < 0.8 else valid[-4:])
+    return lambda: decode(data, FINGERPRINT, 3)
+
+
 PICTURES, FILES = images(), archived()
 PNGS = [content for name, content in PICTURES.items() if name.startswith("PNG")]
 TARS = [tar(tarfile.GNU_FORMAT), tar(tarfile.PAX_FORMAT)]
@@ -488,7 +539,8 @@ def read_state(path: Path) -> None:
 
 READERS: dict[str, Reader] = {
     "images": Reader(
-        of_bytes(".img", list(PICTURES.values()), lambda path: decode(path.read_bytes(), 4, grey=True)), 600
+        of_bytes(".img", list(PICTURES.values()), lambda path: decode_image(path.read_bytes(), 4, grey=True)),
+        600,
     ),
     "PNG": Reader(of_bytes(".png", PNGS, read_image, with_checksums), 300),
     "zip": Reader(of_bytes(".zip", [zipped(FILES)], read_archive), 300),
@@ -528,6 +580,8 @@ READERS: dict[str, Reader] = {
     "calibration, right checksum": Reader(with_right_checksum(*CALIBRATION, read_calibration), 100),
     "watched states": Reader(of_bytes(".state", [as_file(*WATCHED)], read_watched), 200),
     "watched states, right checksum": Reader(with_right_checksum(*WATCHED, read_watched), 120),
+    "store": Reader(store, 150),
+    "bytes of a set": Reader(record, 300),
     "index": Reader(of_bytes(".index", [saved(index())], Index.load), 200),
     "index, right checksum": Reader(
         with_right_checksum({"latents": index().latents}, INDEX_HEADER, Index.load), 200

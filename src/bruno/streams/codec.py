@@ -193,6 +193,20 @@ def _check(record: SetRecord, name: str) -> None:
         raise ValueError(f"the state of set {name!r} must have counts from 0 to 2**53; got {record.count:g}.")
 
 
+def encode_latents(z: Float[np.ndarray, " dim"]) -> bytes:
+    """The latents of one element as bytes, with a checksum."""
+    body = z.astype(_DOUBLE, copy=False).tobytes()
+    return body + _CHECKSUM.pack(zlib.crc32(body))
+
+
+def decode_latents(data: bytes, dim: int, name: str) -> Float[np.ndarray, " dim"]:
+    """The latents that `encode_latents` wrote for an element of this set; raises ValueError for others."""
+    body = data[: -_CHECKSUM.size]
+    if len(body) != 8 * dim or data[-_CHECKSUM.size :] != _CHECKSUM.pack(zlib.crc32(body)):
+        raise ValueError(f"an element of set {name!r} is damaged: its checksum is wrong.")
+    return np.frombuffer(body, _DOUBLE)
+
+
 def encode_evidence(evidence: Evidence, fingerprint: str) -> bytes:
     """The evidence of one set as bytes."""
     return encode(SetRecord.of(evidence), fingerprint)

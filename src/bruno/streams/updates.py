@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bruno.model import Bruno
-from bruno.streams.codec import INSIDE, KEPT_OUT, USABLE, Ranks
+from bruno.streams.codec import INSIDE, KEPT_OUT, USABLE, Ranks, encode_latents
 from bruno.streams.densities import RowDensities
 from bruno.streams.sets import First, HotSets
 from bruno.streams.window import Window
@@ -187,7 +187,7 @@ class Updates:
         inside = self._typical(z, (flags & USABLE) > 0)
         self._replace(slots, z, inside)
         for set_, element in zip(*np.nonzero(inside & (flags & KEPT_OUT > 0)), strict=True):
-            self.put_back.append((self._sets.name(int(slots[set_])), z[set_, element].tobytes()))
+            self.put_back.append((self._sets.name(int(slots[set_])), encode_latents(z[set_, element])))
         marks = np.where(inside, (flags & USABLE) | INSIDE, flags & (USABLE | KEPT_OUT)).astype(np.uint8)
         for first, own in zip(firsts, marks, strict=True):
             first.flags[:size] = own

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Float
 
+from bruno.streams.codec import decode_latents, encode_latents
 from bruno.streams.sets import HotSets
 from bruno.streams.store import Store
 
@@ -30,7 +31,7 @@ class Window:
         sets, name = self._sets, self._sets.name(slot)
         for one in z:
             number = int(sets.counted[slot])
-            self._new.setdefault(name, {})[number] = one.tobytes()
+            self._new.setdefault(name, {})[number] = encode_latents(one)
             self._of_step.append((name, number))
             sets.counted[slot] = number + 1
             if sets.count[slot] > self.size:
@@ -42,7 +43,7 @@ class Window:
         data = self._new.get(name, {}).get(number - self.size) or self._store.element(
             name, number - self.size
         )
-        old = np.frombuffer(data)
+        old = decode_latents(data, len(sets.mean[slot]), name)
         mean, scatter = sets.mean[slot], sets.scatter[slot]
         rest = mean + (mean - old) / n
         left = scatter - (old - mean) * (old - rest)
@@ -58,7 +59,8 @@ class Window:
         before = min(new, default=last + 1)
         kept = self._store.elements(name, last - self.size)
         recent = [new[number] for number in range(max(before, last - self.size + 1), last + 1)]
-        rows = [np.frombuffer(data) for data in (*kept, *recent)]
+        dim = self._sets.mean.shape[1]
+        rows = [decode_latents(data, dim, name) for data in (*kept, *recent)]
         return np.stack(rows[-self.size :])
 
     def begin_step(self) -> None:

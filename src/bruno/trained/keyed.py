@@ -20,7 +20,7 @@ from bruno.data.columns import MAX_NUMBER
 from bruno.model import Posterior
 from bruno.process import Evidence
 from bruno.signals import StopSignal
-from bruno.streams.codec import NO_OFFSET
+from bruno.streams.codec import NO_OFFSET, decode_latents, encode_latents
 from bruno.streams.encoder import Latents, encoder_of
 from bruno.streams.judgements import Judgements, Rule
 from bruno.streams.sets import HotSets, capacity_for
@@ -149,7 +149,7 @@ class KeyedDetector:
                 raise
         for i, z in sorted(kept_out.items(), key=lambda one: one[0]):
             id = f"{names[i]}/{found.position[i] + 1}" if ids is None else str(ids[i])
-            self._kept_out.append(KeptOut(id, names[i], z.tobytes()))
+            self._kept_out.append(KeptOut(id, names[i], encode_latents(z)))
         self._rows += len(names)
         self._sources |= sources or {}
         return found
@@ -309,7 +309,7 @@ class KeyedDetector:
         slots = self._sets.slots([element.name for element in elements.values()])
         self._sets.begin_step(slots)
         for slot, (number, element) in zip(slots.tolist(), elements.items(), strict=True):
-            self._updates.include(slot, np.frombuffer(element.z))
+            self._updates.include(slot, decode_latents(element.z, self._model.dim, element.name))
             self.store.drop_kept_out(number)
         self.commit()
 
@@ -320,9 +320,7 @@ class KeyedDetector:
             known = ", ".join(map(repr, self.store.latest_kept_out(_LATEST))) or "none"
             rule = f"`ids` must be of elements that did not count, the latest: {known}"
             raise ValueError(f"{rule}; got {id!r}.")
-        z = found[1].z
-        if len(z) != 8 * self._model.dim or not np.isfinite(np.frombuffer(z)).all():
-            raise ValueError(f"{self.store.path}: is damaged: element {id!r} has no latents.")
+        decode_latents(found[1].z, self._model.dim, found[1].name)  # raises before anything changes
         return found
 
     def close(self) -> None:
