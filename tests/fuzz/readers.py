@@ -453,7 +453,8 @@ def _mutated_tensor(tensor: torch.Tensor, random: random.Random) -> torch.Tensor
     if chance < 0.9:
         return tensor.flatten()[:-1].clone()
     if chance < 0.95:
-        return torch.full_like(tensor, random.choice((-1, 0, 2**30)))
+        value = random.choice((-1, 0, 2**30))
+        return torch.full_like(tensor, value % 256 if tensor.dtype == torch.uint8 else value)
     return tensor.double() * random.choice((float("nan"), float("inf"), -1.0))
 
 
@@ -464,6 +465,14 @@ def checkpoint(folder: Path, random: random.Random) -> Callable[[], Any]:
     with_right_checksum(state, header, None)(folder, random)
     (folder / "file.safetensors").rename(folder / "checkpoint-00000001.safetensors")
     return lambda: Run(folder).model()
+
+
+@cache
+def saved_state(folder: Path) -> Path:
+    owner = Trained(model(), None, folder)
+    with owner.watch(torch.randn(6, 3), Detector(model(), 1.0), state=folder / "valid.state") as watched:
+        list(watched)
+    return folder / "valid.state"
 
 
 def store(folder: Path, random: random.Random) -> Callable[[], Any]:

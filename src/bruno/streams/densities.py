@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -79,15 +78,29 @@ class RowDensities:
         return np.asarray(self._constant(count) - 0.5 * density.sum(1))
 
     def _constant(self, count: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        index = count.astype(np.int64)
-        if (index == count).all() and (not len(index) or index.max() < _TABLE):
-            return np.asarray(self._table[index])
-        return self._constants(count)
+        """`_constants`, from a table or by a series, chosen for each row alone."""
+        if self._excess is None:
+            return np.zeros(len(count))
+        found = self._table[np.minimum(count, _TABLE - 1).astype(np.intp)]
+        large = count >= _TABLE
+        if large.any():
+            found[large] = self._constants_by_series(count[large])
+        weighted = (np.floor(count) != count) & ~large
+        if weighted.any():
+            found[weighted] = self._constants(count[weighted])
+        return np.asarray(found)
 
     def _constants(self, count: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Σ_d log Γ((ν+n+1)/2) − log Γ((ν+n)/2) − ½ log(π·(ν+n)); 0 for a Gaussian process."""
         if self._excess is None:
             return np.zeros(len(count))
         dof = 2 + self._excess + count[:, None]
-        half_step: Any = log_gamma_half_step(torch.from_numpy(dof / 2)).numpy()
+        half_step = log_gamma_half_step(torch.from_numpy(dof / 2)).numpy()
         return np.asarray((half_step - 0.5 * np.log(math.pi * dof)).sum(1))
+
+    def _constants_by_series(self, count: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """The same by the series of `log_gamma_half_step`, ½ log(u) + 1/(64 u²), for large counts."""
+        assert self._excess is not None
+        dof = 2 + self._excess + count[:, None]
+        u = dof / 2 - 0.25
+        return np.asarray((0.5 * np.log(u / (math.pi * dof)) + 1 / (64 * u * u)).sum(1))

@@ -113,12 +113,24 @@ class Rule:
             return
         rows = np.flatnonzero(judged)
         place = self._place(found, rows)
+        if len(rows) == 1:  # a stream of one row at a time
+            self._judge_at(found, rows, int(place[0]), detector.threshold)
+        else:
+            self._judge_by_place(found, rows, place, detector.threshold)
+        if self._window is not None or self._forgets:
+            found.exact &= self._is_as_calibrated(found)
+
+    def _judge_by_place(
+        self,
+        found: Judgements,
+        rows: Int[np.ndarray, " n"],
+        place: Int[np.ndarray, " n"],
+        scores: GroupScores,
+    ) -> None:
         order = np.argsort(place, kind="stable")
         starts = np.flatnonzero(np.diff(place[order], prepend=-1))
         for some in np.split(order, starts[1:]) if len(rows) else []:
-            self._judge_at(found, rows[some], int(place[some[0]]), detector.threshold)
-        if self._window is not None or self._forgets:
-            found.exact &= self._is_as_calibrated(found)
+            self._judge_at(found, rows[some], int(place[some[0]]), scores)
 
     def _judge_at(
         self, found: Judgements, rows: Int[np.ndarray, " n"], position: int, scores: GroupScores

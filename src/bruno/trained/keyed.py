@@ -113,7 +113,6 @@ class KeyedDetector:
 
     # --- judging -----------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def step(
         self,
         keys: Sequence[Any] | NDArray[Any],
@@ -208,6 +207,7 @@ class KeyedDetector:
             latents.z[complete], latents.log_det[complete] = self._encode(x[complete])
         return latents, complete
 
+    @torch.no_grad()
     def _impute(
         self, rows: NDArray[np.intp], slots: NDArray[np.intp], x: Any, latents: Latents, prior: NDArray[Any]
     ) -> None:

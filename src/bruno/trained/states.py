@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bruno.checkpoint import check_tensor, check_whole, parsing, read, require, write
+from bruno.checkpoint import check_tensor, parsing, read, require, write
 from bruno.model import Bruno
 from bruno.process import Evidence
-from bruno.tasks.drift import RANKS, DriftTest, WithinSet
-from bruno.tasks.keep_out import START, StreamEvidence
+from bruno.streams.codec import USABLE, Ranks, SetRecord, decode, encode
+from bruno.tasks.drift import DriftTest, WithinSet
+from bruno.tasks.keep_out import StreamEvidence
 
 _MOST_KEPT_OUT = 100  # elements that can still be accepted
 
@@ -84,96 +85,80 @@ class WatchState:
 
     def save(self, path: Path, model: Bruno) -> None:
         """Write to a file, atomically; `bruno.load` reads its posteriors, one for each set."""
-        states = list(self.sets.values())
+        fingerprint, states = model.fingerprint(), list(self.sets.values())
         single = list(self.sets) == [""]
         stack = (lambda some: some[0]) if single else Evidence.stack
         evidence = stack([one.stream.evidence for one in states])
-        within = stack([one.within.evidence for one in states])
         tensors = {name: getattr(evidence, name) for name in ("count", "mean", "scatter")}
-        tensors |= {f"all.{name}": getattr(within, name) for name in ("count", "mean", "scatter")}
-        for i, one in enumerate(states):
-            tensors |= {f"first.{i}": one.stream.first, f"usable.{i}": one.stream.usable}
-            tensors[f"sample.{i}"] = one.within.sample
+        for i, (group, state) in enumerate(self.sets.items()):
+            data = bytearray(encode(_record_of(state), fingerprint, group))
+            tensors[f"set.{i}"] = torch.frombuffer(data, dtype=torch.uint8)
         for i, element in enumerate(self.kept_out):
             tensors[f"kept_out.{i}"] = element.z
-        header = {
-            "kind": "posterior",
-            "model": model.fingerprint(),
-            "watch": {
-                "groups": list(self.sets),
-                "positions": [one.stream.position for one in states],
-                "drift": [asdict(one.drift) for one in states],
-                "kept_out": [(one.name, one.group) for one in self.kept_out],
-            },
+        about = {
+            "groups": list(self.sets),
+            "kept_out": [(one.name, one.group) for one in self.kept_out],
         }
-        write(path, tensors, header)
+        write(path, tensors, {"kind": "posterior", "model": fingerprint, "watch": about})
 
     @classmethod
     def load(cls, path: Path, model: Bruno) -> WatchState:
         """Read a file that `save` wrote for the same model, or one with a single posterior."""
-        tensors, header = read(path, model.device)
-        if header["kind"] != "posterior" or header.get("model") != model.fingerprint():
+        tensors, header = read(path, "cpu")
+        fingerprint = model.fingerprint()
+        if header["kind"] != "posterior" or header.get("model") != fingerprint:
             raise ValueError(
-                f"{path}: must be a state of this model, {model.fingerprint()}; got a {header['kind']} of "
+                f"{path}: must be a state of this model, {fingerprint}; got a {header['kind']} of "
                 f"{header.get('model', 'no model')}."
             )
         with parsing(path, "a state that `bruno anomaly watch --state` saved"):
-            return cls._parse(tensors, header.get("watch"), model.dim)
+            return cls._parse(tensors, header.get("watch"), fingerprint, model)
 
     @classmethod
-    def _parse(cls, tensors: dict[str, Tensor], about: Any, dim: int) -> WatchState:
-        evidence = _evidence(tensors, "", dim)
+    def _parse(cls, tensors: dict[str, Tensor], about: Any, fingerprint: str, model: Bruno) -> WatchState:
         if about is None:
+            evidence = Evidence.checked(model.dim, *(tensors[name] for name in ("count", "mean", "scatter")))
             require(not evidence.batch_shape, "count", "of one set")
-            return cls({"": SetState.of(StreamEvidence.of(evidence))})
+            return cls({"": SetState.of(StreamEvidence.of(evidence.to(model.device)))})
         groups = about["groups"]
         require(_are_names(groups) and len(set(groups)) == len(groups) > 0, "groups", "different names")
         require(len(about["kept_out"]) <= _MOST_KEPT_OUT, "kept_out", f"at most {_MOST_KEPT_OUT}")
-        within, shape = _evidence(tensors, "all.", dim), () if groups == [""] else (len(groups),)
-        for name, part in (("count", evidence), ("all.count", within)):
-            require(tuple(part.batch_shape) == shape, name, f"of shape {shape}")
         kept_out = []
         for i, (name, group) in enumerate(about["kept_out"]):
             require(_are_names([name, group]) and group in groups, "kept_out", "names of elements and sets")
-            kept_out.append(KeptOut(name, group, check_tensor("kept_out", tensors[f"kept_out.{i}"], (dim,))))
+            z = check_tensor("kept_out", tensors[f"kept_out.{i}"], (model.dim,))
+            kept_out.append(KeptOut(name, group, z.to(model.device)))
         sets = {}
         for i, group in enumerate(groups):
-            own = (evidence[i], within[i]) if shape else (evidence, within)
-            sets[group] = _set_state(tensors, about, i, *own)
+            record = decode(tensors[f"set.{i}"].numpy().tobytes(), fingerprint, model.dim, group)
+            sets[group] = _state_of(record, model.device)
         return cls(sets, tuple(kept_out))
-
-
-def _set_state(
-    tensors: dict[str, Tensor], about: dict[str, Any], i: int, evidence: Evidence, within: Evidence
-) -> SetState:
-    dim = evidence.mean.shape[-1]
-    first, sample = (check_tensor(name, tensors[f"{name}.{i}"], (None, dim)) for name in ("first", "sample"))
-    usable, position = tensors[f"usable.{i}"], check_whole("positions", about["positions"][i])
-    require(len(first) < START and len(first) in (0, position), "first", f"the {position} elements so far")
-    require(
-        usable.shape == first.shape[:1] and usable.dtype == torch.bool, "usable", "one for each of `first`"
-    )
-    require(len(sample) == min(RANKS, int(within.count)), "sample", f"{RANKS} elements, or all")
-    return SetState(
-        StreamEvidence(evidence, position, first, usable),
-        WithinSet(within, sample),
-        _drift(about["drift"][i]),
-    )
-
-
-def _drift(values: dict[str, Any]) -> DriftTest:
-    wealth = values["wealth"]
-    require(len(wealth) == len(DriftTest().wealth), "wealth", "one number for each bet")
-    for number in (*wealth, values["gain"]):
-        require(isinstance(number, float) and math.isfinite(number), "wealth", "finite, as `gain`")
-    for name in ("position", "since", "detected"):
-        check_whole(name, values[name])
-    return DriftTest(**{**values, "wealth": tuple(wealth)})
-
-
-def _evidence(tensors: dict[str, Tensor], prefix: str, dim: int) -> Evidence:
-    return Evidence.checked(dim, *(tensors[f"{prefix}{name}"] for name in ("count", "mean", "scatter")))
 
 
 def _are_names(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _record_of(state: SetState) -> SetRecord:
+    """The state of a set, for the codec."""
+    stream = state.stream
+    record = SetRecord.of(stream.evidence)
+    record.position = stream.position
+    record.first = stream.first.cpu().numpy()
+    record.flags = USABLE * stream.usable.cpu().numpy().astype(np.uint8)
+    record.ranks = Ranks(state.within, state.drift)
+    return record
+
+
+def _state_of(record: SetRecord, device: torch.device) -> SetState:
+    """The state that a record describes, on a device."""
+    if record.ranks is None:
+        raise ValueError("a set has no ranks")
+    stream = StreamEvidence(
+        record.evidence.to(device),
+        record.position,
+        torch.from_numpy(record.first).to(device),
+        torch.from_numpy((record.flags & USABLE) > 0).to(device),
+    )
+    within = WithinSet(record.ranks.within.evidence.to(device), record.ranks.within.sample.to(device))
+    return SetState(stream, within, record.ranks.drift)
