@@ -4,6 +4,7 @@ import re
 import runpy
 import shlex
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -198,7 +199,9 @@ def test_the_command_line_page_names_every_option_of_a_command(name):
 
 @pytest.fixture(scope="module")
 def omniglot():
-    return runpy.run_path(str(ROOT / "benchmarks" / "omniglot.py"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path, str(ROOT / "benchmarks")])  # as for a script
+        return runpy.run_path(str(ROOT / "benchmarks" / "omniglot.py"))
 
 
 def test_the_table_of_omniglot_matches_the_results(omniglot):

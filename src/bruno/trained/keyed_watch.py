@@ -21,6 +21,7 @@ from bruno.tasks.anomaly import Detector, StreamSummary
 from bruno.trained.data import Source, are_paths, warn_of_unreadable
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.keyed import COMMIT_ROWS, COMMIT_SECONDS, KeyedDetector
+from bruno.trained.outliers import Outliers
 from bruno.trained.watch import Judged, calibration_command
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class KeyedWatch:
         self._replay, self._latest = replay, 0
         self._paths = _checked_paths(stream, reader)
         self.keyed = make()
-        self.summary, self.kind = StreamSummary(), trained.model.kind
+        self.summary, self.kind = StreamSummary(), trained.kind
         self.advice = calibration_command(trained, stream)
         self.repeated = 0
 
@@ -68,6 +69,11 @@ class KeyedWatch:
     def detector(self) -> Detector:
         """The detector."""
         return self.keyed.detector
+
+    @property
+    def outliers(self) -> Outliers:
+        """The most unusual elements so far."""
+        return Outliers.of("anomaly", self.summary, self.kind)
 
     def __iter__(self) -> Iterator[Judged]:
         for source, elements in self._sources():
