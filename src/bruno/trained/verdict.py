@@ -25,7 +25,7 @@ _WITHOUT_LOG = 4000  # elements, for a model whose training is not known
 _DENSITY = 0.3  # of the elements, for training and for held-out sets each
 _SET_SIZE = 20
 _WAY, _SHOTS = 5, (1, 5)
-_TRIALS, _EPISODES = 20, 600  # at least; a trial has an episode for each class
+_TRIALS, _EPISODES = 20, 300  # at least; a trial has an episode for each class
 _IMAGES = 20  # of a class, to measure few-shot accuracy on
 _CLEAR = 2  # standard errors that make a difference clear
 
