@@ -266,6 +266,20 @@ def test_a_stream_is_resumed_from_its_state(trained, unseen, tmp_path):
     assert bruno.load(tmp_path / "state", model=trained.model).evidence.count == 10
 
 
+def test_the_state_of_another_watch_is_not_replaced(trained, unseen, tmp_path):
+    x, detector = contaminated(unseen), trained.detector(threshold=0.0, count_all=True)
+    state = tmp_path / "state"
+    with trained.watch(x[:2], detector, state=state) as slow:
+        with trained.watch(x[:5], detector, state=state) as fast:
+            list(fast)
+        list(slow)
+        with pytest.warns(UserWarning, match=rf"{state}: another process"):
+            slow.save()
+    [beside] = tmp_path.glob("state.*")
+    counts = [int(bruno.load(path, model=trained.model).evidence.count) for path in (state, beside)]
+    assert counts == [5, 2]
+
+
 def test_a_detector_is_calibrated_to_a_false_alarm_rate(trained, unseen):
     with pytest.warns(UserWarning, match="calibrated on 3 classes"):
         detector = trained.detector(rate=0.1)

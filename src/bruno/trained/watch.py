@@ -36,7 +36,7 @@ class Watch:
 
     Rows that name a group belong to the set of that group; other elements are one set. As a context manager,
     a watch saves its state when the stream ends, for any reason: no judgement is lost. An empty stream leaves
-    no state.
+    no state. If another process has changed the file since, the state is kept beside it, with a warning.
 
     Attributes:
         state: the states of all sets.
@@ -62,6 +62,7 @@ class Watch:
     ) -> None:
         self._trained, self._one_set, self._within = trained, one_set, within
         self._file = None if state is None else _writable(Path(state))
+        self._stamp = None if self._file is None else _stamp(self._file)
         self._reader = trained.reader(invert=invert, skip_bad=skip_bad, group=group)
         self._elements = grouped_elements(trained, stream, self._reader, one_set)
         self.summary, self.kind = StreamSummary(), trained.kind
@@ -125,8 +126,16 @@ class Watch:
         """Write the state to its file, if it has one and anything was judged."""
         if self._file is None or not self.summary.count:
             return
+        if _stamp(self._file) != self._stamp:
+            other = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+            warnings.warn(
+                f"{self._file}: another process has changed the state since; this one is kept in {other}.",
+                stacklevel=2,
+            )
+            self._file = other
         with StopSignal():  # no signal interrupts the writing
             self.state.save(self._file, self._trained.model)
+        self._stamp = _stamp(self._file)
         _log.info("the state is kept in %s", self._file)
 
     def _complete(self, element: Element) -> Element:
@@ -253,6 +262,11 @@ def calibration_command(trained: TrainedData, source: object) -> str:
     paths = [source] if isinstance(source, str | Path) else source
     known = are_paths(source) and isinstance(paths, list | tuple) and len(paths) == 1
     return f"bruno calibrate {name} {cast(Sequence[str], paths)[0] if known else 'DATA'}"
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Changes whenever the file is replaced; None without a file."""
+    return (path.stat().st_ino, path.stat().st_mtime_ns) if path.is_file() else None
 
 
 def _writable(path: Path) -> Path:
