@@ -244,6 +244,7 @@ def filled(stream) -> Path:
     ("line", "message"),
     [
         ("run keyless.csv --store s.db", "key"),
+        ("run keyless.csv --store new.db", "key"),
         ("run nameless.csv --store s.db", "line 2: must have the key"),
         ("run fresh.csv --store s.db --group heater", "'heater'"),
         ("run other.csv --store s.db", "'speed'"),

@@ -286,6 +286,7 @@ def test_bad_rows_change_nothing(keys, x, more, message):
 def test_bad_settings_make_no_store(settings, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         made(tmp_path / "s.db", **settings)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_detector_of_another_model_is_refused():

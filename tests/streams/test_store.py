@@ -102,7 +102,10 @@ def test_a_store_of_another_model_is_refused(path):
 
 
 def test_other_settings_are_refused(path):
-    opened(path, window=100).close()
+    store = opened(path, window=100)
+    store.put([("a", b"")])
+    store.commit()
+    store.close()
     with pytest.raises(ValueError, match=r"`window` must be 100, .*got 200"):
         opened(path, window=200)
     opened(path, window=100).close()
@@ -136,7 +139,7 @@ def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
 
 def test_a_newer_store_is_refused(path, monkeypatch):
     monkeypatch.setattr(module, "SCHEMA", 2)
-    opened(path).close()
+    filled(path).close()
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"version 1 .*got 2"):
         opened(path)
@@ -178,6 +181,11 @@ def test_a_damaged_store_is_a_value_error(path, start):
         store.element("a", 0)
         store.kept_out("line 1")
         list(store.names())
+
+
+def test_a_new_store_without_anything_is_deleted(path):
+    opened(path).close()
+    assert list(path.parent.iterdir()) == []
 
 
 def test_an_interrupted_creation_begins_again(path):

@@ -99,8 +99,12 @@ class StoreOptions:
     replay: Annotated[
         bool, typer.Option("--replay", help="Standard input begins again: skip lines judged before.")
     ] = False
-    commit_rows: Annotated[int | None, typer.Option(help="Commit after so many rows; 10,000.")] = None
-    commit_seconds: Annotated[float | None, typer.Option(help="Commit after so many seconds; 1.")] = None
+    commit_rows: Annotated[
+        int | None, typer.Option(help="Commit after this many rows; 10,000 by default.")
+    ] = None
+    commit_seconds: Annotated[
+        float | None, typer.Option(help="Commit after this many seconds; 1 by default.")
+    ] = None
 
     @property
     def given(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class HotSets:
         return np.fromiter((known[name] for name in names), np.intp, len(names))
 
     def _load(self, names: Sequence[str]) -> None:
-        found = self._store.states(names)
+        found = {name: self._decoded(name, state) for name, state in self._store.states(names).items()}
         for name in names:
             slot = self._free.pop() if self._free else len(self._names)
             if slot == len(self._names):
@@ -80,19 +80,23 @@ class HotSets:
                     self._allocate(2 * slot)
             self._names[slot] = name
             self._slots[name] = slot
-            empty = SetRecord(0.0, np.zeros(self._dim), np.zeros(self._dim))
-            state = found.get(name)
-            self._set(slot, empty if state is None else decode(state, self._fingerprint, self._dim, name))
+            self._set(slot, found.get(name) or SetRecord(0.0, np.zeros(self._dim), np.zeros(self._dim)))
             self._dirty[slot] = False
+
+    def _decoded(self, name: str, state: bytes) -> SetRecord:
+        try:
+            return decode(state, self._fingerprint, self._dim, name)
+        except ValueError as error:
+            raise ValueError(f"{self._store.path}: {error}") from error
 
     def _evict(self, excess: int) -> None:
         """Write the sets that were used least recently to the store, and free their slots."""
         gone = [self._slots.popitem(last=False) for _ in range(excess)]
-        self._store.put(
-            (name, encode(self.record(slot), self._fingerprint, name))
-            for name, slot in gone
-            if self._dirty[slot]
-        )
+        changed = [(name, slot) for name, slot in gone if self._dirty[slot] and self.position[slot]]
+        if changed:
+            self._store.put(
+                (name, encode(self.record(slot), self._fingerprint, name)) for name, slot in changed
+            )
         for _, slot in gone:
             self.first.pop(slot, None)
             self.ranks.pop(slot, None)
@@ -192,11 +196,12 @@ class HotSets:
     def flush(self) -> None:
         """Write all changed states to the store."""
         changed = np.flatnonzero(self._dirty & (self.position > 0)).tolist()
-        self._store.put(
-            (self._names[slot], encode(self.record(slot), self._fingerprint, self._names[slot]))
-            for slot in changed
-        )
-        self._dirty[:] = False
+        if changed:
+            self._store.put(
+                (self._names[slot], encode(self.record(slot), self._fingerprint, self._names[slot]))
+                for slot in changed
+            )
+            self._dirty[:] = False
 
 
 def capacity_for(dim: int) -> int:

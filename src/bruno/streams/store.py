@@ -72,7 +72,7 @@ class Store:
         *,
         wait: float = 5.0,
     ) -> None:
-        self.path = str(path)
+        self.path, self._is_unused = str(path), False
         about = {"model": fingerprint, "settings": dict(settings or {})}
         if self.path != MEMORY:
             _check_file(Path(path))
@@ -95,6 +95,7 @@ class Store:
                 self._check_about(about)
             else:
                 self._create(about)
+                self._is_unused = self.path != MEMORY
         except BaseException:
             execute("ROLLBACK")
             raise
@@ -266,6 +267,7 @@ class Store:
         with self._translated():
             if self._db.in_transaction:
                 self._db.execute("COMMIT")
+                self._is_unused = False
 
     def rollback(self) -> None:
         """Drop everything that was written since the last commit."""
@@ -274,7 +276,11 @@ class Store:
                 self._db.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Close the file, without what is not committed; a second call does nothing."""
+        """Close the file, without what is not committed; a new one in which nothing is, is deleted."""
+        if self._is_unused:  # while no other process can have begun to use it
+            for name in (self.path, f"{self.path}-wal"):
+                Path(name).unlink(missing_ok=True)
+            self._is_unused = False
         with self._translated():
             self._db.close()
 

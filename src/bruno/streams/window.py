@@ -75,7 +75,8 @@ class Window:
 
     def flush(self) -> None:
         """Write new elements to the store, and drop those that left."""
-        new = self._new
+        if not (new := self._new):
+            return
         self._store.put_elements(
             (name, number, z) for name, some in new.items() for number, z in some.items()
         )

@@ -49,16 +49,13 @@ class KeyedDetector:
         store: a file, made if it does not exist, or ":memory:".
         detector: as from `Trained.detector`, or a function that returns it, called once all other arguments
             are valid; by default calibrated at a false-alarm rate of 1 %.
-        window: a set consists of the latest so many elements that count; at least 20.
+        window: number of elements of a set, the latest that count; at least 20. By default, all are.
         half_life: elements fade: after this many, an element has half of its weight.
         within: judge by ranks within the set, and test for drift. It needs a detector with `count_all`.
         cache: number of sets in memory; by default as many as take 256 MiB, at most 100,000.
-        commit_rows: commit before a step if so many rows are not committed.
-        commit_seconds: commit before a step if the last commit is so long ago.
+        commit_rows: commit before a step once this many rows are not committed.
+        commit_seconds: commit before a step once the last commit is this long ago.
         wait: seconds to wait for another process that uses the store; 5 by default.
-
-    >>> import bruno
-    >>> from bruno.trained import KeyedDetector
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class KeyedDetector:
         check_at_least("commit_seconds", commit_seconds, 0)
         if cache is not None:
             check_count("cache", cache)
-        self._trained, self._model = trained, trained.model
+        self._model, self._kind = trained.model, trained.model.kind
         self._commit_rows, self.commit_seconds = commit_rows, commit_seconds
         fingerprint = self._model.fingerprint()
         settings = {"window": window, "half_life": half_life, "within": within}
@@ -195,7 +192,7 @@ class KeyedDetector:
 
     def _encoded(self, x: Any) -> tuple[Latents, NDArray[np.bool_] | None]:
         """The latents of rows, and which rows are complete; None if all are."""
-        if self._model.kind.is_images:
+        if self._kind.is_images:
             return self._encode(x), None
         holes = np.isnan(x)
         if not holes.any():
@@ -364,8 +361,8 @@ class KeyedDetector:
     def _checked(self, x: ArrayLike, n: int) -> Any:
         """Rows as float64 in numpy, or images as a tensor, (n, *shape)."""
         shape = self._model.shape
-        if self._model.kind.is_images:
-            images = as_tensor(x, kind=self._model.kind)
+        if self._kind.is_images:
+            images = as_tensor(x, kind=self._kind)
             if images.shape != (n, *shape):
                 raise ValueError(f"`x` must have shape {(n, *shape)}; got {tuple(images.shape)}.")
             return images

@@ -219,14 +219,14 @@ class KeyedJobs(DetectionJobs):
             detector: as from `detector`, or a function that returns it; by default calibrated at 1 %.
             group: the column of the keys, if it has another name than in training.
             one_set: all rows are one set.
-            window: a set consists of its latest elements that count, this many; at least 20.
+            window: number of elements of a set, the latest that count; at least 20. By default, all are.
             half_life: elements fade: after this many, an element has half of its weight.
             within: judge by the rank of an element within its set; the detector must have `count_all`.
             offset: a column of whole numbers that increase for each key. Rows up to the last one of their key
                 are skipped: they were judged before.
             replay: the text file begins again with its first line. Lines that were judged before are skipped.
-            commit_rows: commit after so many rows.
-            commit_seconds: commit after so many seconds.
+            commit_rows: commit after this many rows.
+            commit_seconds: commit after this many seconds.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip rows that cannot be read.
         """
