@@ -131,6 +131,8 @@ def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: s
         most = f"{MAX_SETS} of {sets:,} sets, those" if sets > MAX_SETS else f"the {sets} sets, those"
         drawn.append(f"{most} with most outliers first")
     shown = f" In the picture: {'; '.join(drawn)}." if drawn else ""
+    calibrated_rows = not kind.is_images and any(one.p is not None for one in judged)
+    prior = "max(log p(x), that of a typical row)" if calibrated_rows else "log p(x)"  # see `shortfall`
     return Result(
         name,
         title,
@@ -145,7 +147,7 @@ def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: s
             "p": [one.p for one in judged],
             "basis": [one.basis for one in judged],
         },
-        note=f"{found}.{shown} The score is log p(x | {given}) − log p(x), in nats.",
+        note=f"{found}.{shown} The score is log p(x | {given}) − {prior}, in nats.",
         picture=_timeline_picture(summary, kind, what),
     )
 
