@@ -331,3 +331,17 @@ def test_tensors_are_not_normalised_but_warned_about(normalising, tmp_path):
     with pytest.warns(UnfamiliarDataWarning, match="brightness"):
         read = trained.read(images).x
     assert torch.equal(read[:, 0], torch.from_numpy(images))
+
+
+@pytest.mark.parametrize("name", ["omniglot-small"])
+def test_a_pretrained_model_comes_with_a_calibration_on_characters_it_was_not_trained_on(name):
+    trained = bruno.open(name, device="cpu")
+    found = trained.calibration()
+    assert "test characters" in found.data
+    assert found.unseen
+    assert not len(found.groups.latents)  # which would reveal the drawings
+    stream, batch = found.stream(), found.batch(30)
+    assert stream.basis(5, 0.05) == batch.basis(19, 0.05) == "exact"
+    assert stream.basis(5, 0.01) == "estimated"
+    assert stream.threshold(5, 0.01) < stream.threshold(5, 0.1)
+    assert trained.kept_calibration() is None

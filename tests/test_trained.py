@@ -399,3 +399,20 @@ def test_a_stream_is_watched_at_a_calibrated_threshold_by_default(trained, unsee
 def test_representations_are_short(trained, unseen):
     assert len(repr(trained)) < 300
     assert repr(unseen) == "Examples(533 images of shape (1, 8, 8) in 3 classes)"
+
+
+def test_few_classes_of_images_are_calibrated_on_all_that_were_not_trained_on(tmp_path):
+    """Of 12 classes, two are for validation and two for tests."""
+    generator = np.random.default_rng(0)
+    for i in range(12):
+        folder = tmp_path / "images" / f"class{i:02d}"
+        folder.mkdir(parents=True)
+        for j in range(4):
+            Image.fromarray(generator.integers(0, 256, (8, 8), dtype=np.uint8)).save(folder / f"{j}.png")
+    data = {"name": str(tmp_path / "images"), "size": 8}
+    flow = {"filters": 4, "units": 8}
+    made = bruno.train("images", tmp_path / "run", data=data, flow=flow, steps=1, device="cpu")
+    with pytest.warns(UserWarning, match="calibrated on 4 classes with 16 elements"):
+        found = made.calibration()
+    assert len(found.groups.names) == 4
+    assert found.unseen

@@ -112,11 +112,11 @@ def test_a_calibration_survives_a_file(model, tmp_path):
         ("names", ["a"], "`labels`"),
         ("names", None, "`names`"),
         ("cutoffs", [math.nan], "`cutoffs`"),
-        ("elements", 0, "`elements`"),
+        ("tables", [["stream", 0, 0]], "`tables`"),
         ("seed", -1, "`seed`"),
         ("latents", torch.zeros(3, 1), "`latents`"),
-        ("positions", torch.tensor([2, 1]), "`positions`"),
-        ("scores", torch.zeros(1), "`scores`"),
+        ("positions.0", torch.tensor([2, 1]), "`positions`"),
+        ("scores.0", torch.zeros(1), "`scores`"),
         ("usable", None, "usable"),
     ],
 )
@@ -128,6 +128,23 @@ def test_a_damaged_calibration_is_a_value_error_that_names_the_part(model, tmp_p
     write(path, {key: tensor for key, tensor in tensors.items() if tensor is not None}, header)
     with pytest.raises(ValueError, match=rf"calibration.safetensors: .*{name}"):
         GroupCalibration.load(path, model)
+
+
+def test_a_calibration_of_scores_alone_has_no_latents_and_p_values_that_are_never_lower(model, tmp_path):
+    found = calibrated(model, 20, rows=6)
+    found.of_scores_alone().save(tmp_path / "calibration.safetensors")
+    alone = GroupCalibration.load(tmp_path / "calibration.safetensors", model)
+    assert not len(alone.groups.latents)
+    asked = np.linspace(-20, 5, 50)
+    for count_all in (False, True):
+        pairs = [
+            (one.stream(count_all=count_all), one.batch(6, count_all=count_all)) for one in (found, alone)
+        ]
+        for position, (exact, rounded) in zip((3, 5), zip(*pairs, strict=True), strict=True):
+            p, rounded_p = (one.p_values(asked, position, "exact") for one in (exact, rounded))
+            assert (rounded_p >= p).all()
+            np.testing.assert_allclose(rounded_p, p, atol=0.02)
+    assert alone.batch(50) is alone.batch(6)
 
 
 def machine_model_of_another_scale():

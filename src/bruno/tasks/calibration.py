@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
@@ -38,14 +39,14 @@ class Groups:
     """Encoded groups of clean elements.
 
     Attributes:
-        latents: latents of all elements.
+        latents: latents of all elements; of none in a calibration of scores alone.
         labels: the group of each element.
         usable: whether log p(x) of each element is at least the floor.
         shortfall: of log p(x) of each element below the reference, see `shortfall`.
         names: names of the groups.
     """
 
-    latents: Float[Tensor, "n dim"]
+    latents: Float[Tensor, "n_or_none dim"]
     labels: Int[Tensor, " n"]
     usable: Bool[Tensor, " n"]
     shortfall: Float[Tensor, " n"]
@@ -194,11 +195,26 @@ class GroupCalibration:
             unseen=self.unseen,
         )
 
+    def of_scores_alone(self) -> GroupCalibration:
+        """The calibration without the latents, which would reveal the elements.
+
+        It has the scores of streams, and of batches of any size. Scores are rounded down to half precision:
+        p-values are never too low.
+        """
+        for count_all in (False, True):
+            self.stream(count_all=count_all)
+            for size in range(2, int(self.groups.counts.median()) + 1):
+                self.batch(size, count_all=count_all)
+        groups = replace(self.groups, latents=self.groups.latents[:0])
+        kept = {name: replace(one, scores=_rounded_down(one.scores)) for name, one in self._kept.items()}
+        return replace(self, groups=groups, _kept=kept)
+
     # --- files -------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Write to a file, atomically, with the scores of streams."""
-        stream = self.stream()
+        """Write to a file, atomically, with the scores of streams and those of the batches so far."""
+        self.stream()
+        tables = [(*name, one.elements) for name, one in self._kept.items()]
         header = {
             "kind": "calibration",
             "model": self.model.fingerprint(),
@@ -210,25 +226,25 @@ class GroupCalibration:
             "data": self.data,
             "unseen": self.unseen,
             "seed": self.seed,
-            "elements": stream.elements,
+            "tables": tables,
         }
         tensors = {
             "latents": self.groups.latents,
             "labels": self.groups.labels,
             "usable": self.groups.usable,
             "shortfall": self.groups.shortfall,
-            "positions": stream.positions,
-            "scores": stream.scores,
         }
+        for i, one in enumerate(self._kept.values()):
+            tensors |= {f"positions.{i}": one.positions, f"scores.{i}": one.scores}
         write(path, tensors, header)
 
     @classmethod
     def load(cls, path: Path, model: Bruno) -> GroupCalibration:
         """Read a file that `save` wrote for the same model; raises ValueError if it is another file."""
         tensors, header = read(path, "cpu")
-        if header["kind"] != "calibration":
-            raise ValueError(f"{path}: must be a calibration; got a {header['kind']}.")
-        if "reference" not in header:
+        if header.get("kind") != "calibration":
+            raise ValueError(f"{path}: must be a calibration; got a {header.get('kind')}.")
+        if "tables" not in header:
             raise ValueError(f"{path}: must be of this version; got an older one. Calibrate again.")
         if header.get("model") != model.fingerprint():
             raise ValueError(
@@ -245,38 +261,48 @@ class GroupCalibration:
                 bool(header["unseen"]),
                 check_whole("seed", header["seed"]),
                 _bound(header, "reference"),
-                _kept={("stream", 0): _parse_scores(tensors, header)},
+                dict(_parse_tables(tensors, header)),
             )
 
 
 def _parse_groups(tensors: dict[str, Tensor], names: Any, dim: int) -> Groups:
     latents = check_tensor("latents", tensors["latents"], (None, dim))
-    labels, usable, shape = tensors["labels"], tensors["usable"], (len(latents),)
+    labels, usable = tensors["labels"], tensors["usable"]
+    shape = (len(labels),) if labels.ndim else ()
     require(isinstance(names, list) and all(isinstance(name, str) for name in names), "names", "texts")
-    require(labels.dtype == torch.long and labels.shape == shape, "labels", "one for each of the latents")
-    require(usable.dtype == torch.bool and usable.shape == shape, "usable", "one for each of the latents")
-    require(len(latents) > 0 and int(labels.min()) >= 0, "labels", "at least 0")
-    require(int(labels.max()) < len(names), "labels", f"below {len(names)}")
+    require(labels.dtype == torch.long and labels.ndim == 1, "labels", "whole numbers")
+    require(len(latents) in (0, len(labels)), "latents", "one for each of the labels, or none")
+    require(usable.dtype == torch.bool and usable.shape == shape, "usable", "one for each of the labels")
     lacking = check_tensor("shortfall", tensors["shortfall"], shape)
+    require(len(labels) > 0 and int(labels.min()) >= 0, "labels", "at least 0")
+    require(int(labels.max()) < len(names), "labels", f"below {len(names)}")
     groups = Groups(latents, labels, usable, lacking, tuple(names))
     require(int(groups.counts.min()) >= 2, "labels", "of at least two elements in each group")
     return groups
 
 
-def _parse_scores(tensors: dict[str, Tensor], header: dict[str, Any]) -> GroupScores:
-    positions, scores = tensors["positions"], tensors["scores"]
+def _parse_tables(
+    tensors: dict[str, Tensor], header: dict[str, Any]
+) -> Iterator[tuple[tuple[str, int], GroupScores]]:
+    for i, (name, size, elements) in enumerate(header["tables"]):
+        require(isinstance(name, str), "tables", "a name, a size and a number of elements")
+        scores = _parse_scores(tensors[f"positions.{i}"], tensors[f"scores.{i}"], len(header["names"]))
+        found = GroupScores(*scores, check_whole("tables", elements, 1), bool(header["unseen"]))
+        yield (name, check_whole("tables", size)), found
+
+
+def _parse_scores(positions: Tensor, scores: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     require(positions.dtype == torch.long and positions.ndim == 1, "positions", "whole numbers")
     require(len(positions) > 0 and int(positions[0]) > 0, "positions", "at least 1")
     require(bool((positions.diff() > 0).all()), "positions", "increasing")
     require(scores.is_floating_point() and scores.ndim == 3, "scores", "(positions, groups, levels)")
-    wanted = (len(positions), len(header["names"]), LEVELS)
+    wanted = (len(positions), groups, LEVELS)
     require(tuple(scores.shape) == wanted, "scores", f"of shape {wanted}")
     missing = scores.isnan()
     require(torch.equal(missing.any(-1), missing.all(-1)), "scores", "all NaN, or none, of a group")
     require(not bool(missing.all(-1).all(-1).any()), "scores", "of at least one group at each position")
     require(not bool((scores == math.inf).any()), "scores", "below infinity")
-    elements = check_whole("elements", header["elements"], 1)
-    return GroupScores(positions, scores.float(), elements, bool(header["unseen"]))
+    return positions, scores.float()
 
 
 def _bound(header: dict[str, Any], name: str) -> float:
@@ -289,6 +315,13 @@ def _numbers(name: str, values: Any) -> tuple[float, ...]:
     valid = isinstance(values, list) and all(type(value) in (int, float) for value in values)
     require(valid and all(-math.inf <= value < math.inf for value in values), name, "numbers")
     return tuple(map(float, values))
+
+
+def _rounded_down(scores: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """Scores in half precision, none of them higher than before."""
+    exact = scores.numpy()
+    half = exact.astype(np.float16)
+    return torch.from_numpy(np.where(half > exact, np.nextafter(half, np.float16(-np.inf)), half))
 
 
 def stream_group_scores(

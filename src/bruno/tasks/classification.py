@@ -223,13 +223,13 @@ def fit_temperature(
 def fit_temperature_to_groups(
     model: Bruno, groups: Groups, *, ways: int, shots: int, generator: Generator, episodes: int = 600
 ) -> Calibration | None:
-    """`fit_temperature` on encoded groups, such as those of a calibration; None with fewer than two.
+    """`fit_temperature` on encoded groups, such as those of a calibration; None with fewer than two groups.
 
     Groups of at most `shots` elements are left out. The ways are at most the number of groups.
     """
     members = [(groups.labels == group).nonzero().flatten() for group in range(len(groups.names))]
     members = [some for some in members if len(some) > shots]
-    if len(members) < 2:
+    if len(members) < 2 or not len(groups.latents):
         return None
     ways = min(ways, len(members))
     queries, supports = [], []

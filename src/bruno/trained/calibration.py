@@ -21,6 +21,7 @@ from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.progress import Progress
 from bruno.trained.data import TrainedData
+from bruno.weights import pretrained_calibration_path
 
 _log = logging.getLogger(__name__)
 
@@ -96,8 +97,11 @@ class CalibrationJobs(TrainedData):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> GroupCalibration:
-        """The calibration that is kept with the model, or one on `data` or on its own unseen classes."""
-        if data is None and (kept := self.kept_calibration()) is not None:
+        """The calibration that is kept with the model, or one on `data` or on its own unseen classes.
+
+        A pretrained model comes with one, on characters that it was not trained on.
+        """
+        if data is None and (kept := self.kept_calibration() or self._shipped_calibration()) is not None:
             return kept
         return self._calibrated_on(data, invert, seed, progress)
 
@@ -111,6 +115,15 @@ class CalibrationJobs(TrainedData):
         except ValueError as error:
             warnings.warn(f"the calibration is ignored: {error}", stacklevel=3)
             return None
+
+    def _shipped_calibration(self) -> GroupCalibration | None:
+        """The calibration that comes with a pretrained model; None for other models."""
+        path = pretrained_calibration_path(self.folder.name.removeprefix("pretrained-"))
+        if not self.is_pretrained or not path.is_file():
+            return None
+        found = GroupCalibration.load(path, self.model)
+        _log.info("calibrated on %s. For your own data: bruno calibrate", found.data)
+        return found
 
     def _calibrated_on(
         self, data: str | None, invert: bool | None, seed: int, progress: Progress | None

@@ -1,4 +1,4 @@
-"""Pretrained models: files of weights, each with a model card beside it."""
+"""Pretrained models: files of weights, each with a model card beside it, and their calibrations."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def pretrained_path(name: str) -> Path:
         known = ", ".join(pretrained_names()) or "none in this installation"
         raise ValueError(f"`name` must be one of {known}; got {name!r}.")
     return _WEIGHTS / f"{name}.safetensors"
+
+
+def pretrained_calibration_path(name: str) -> Path:
+    """The file of the calibration of a pretrained model, which benchmarks/pretrained_calibration.py makes."""
+    return _WEIGHTS / "calibrations" / f"{name}.safetensors"
 
 
 def pretrained(name: str, *, device: torch.device | str = "cpu") -> Bruno:
