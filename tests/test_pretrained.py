@@ -333,7 +333,7 @@ def test_tensors_are_not_normalised_but_warned_about(normalising, tmp_path):
     assert torch.equal(read[:, 0], torch.from_numpy(images))
 
 
-@pytest.mark.parametrize("name", ["omniglot-small"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_pretrained_model_comes_with_a_calibration_on_characters_it_was_not_trained_on(name):
     trained = bruno.open(name, device="cpu")
     found = trained.calibration()
