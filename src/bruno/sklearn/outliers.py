@@ -21,6 +21,7 @@ from bruno.tasks.explanation import Explanation, explain_scores
 from bruno.tasks.set_scores import SetScorer, grouped_evidence
 from bruno.trained import Trained
 
+_NARROW_SMALL_MODEL, _NARROW_GIVEN_MODEL = 0.1, 0.5  # least exponents of p-values
 _FEW = 3  # a set of fewer rows has no majority
 
 
@@ -123,7 +124,8 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         encoded = scorer.encode(self.model_.impute(self._elements(self.model_, x), which))
         scored = scorer.score_sets(encoded, which, sets, count_all=self.count_all)
         unseen = torch.from_numpy(held_out if given is None else ~held_out).to(which.device)
-        self._scorer = scorer.fitted(scored.scores[unseen], which[unseen], scored.evidence)
+        least = _NARROW_SMALL_MODEL if given is None else _NARROW_GIVEN_MODEL
+        self._scorer = scorer.fitted(scored.scores[unseen], which[unseen], scored.evidence, least=least)
         if not self.count_all:  # again, with the cutoffs of corrected p-values
             scored = self._scorer.score_sets(encoded, which, sets)
         self.evidence_ = scored.evidence

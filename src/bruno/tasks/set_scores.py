@@ -32,9 +32,9 @@ Criterion = Literal["score", "density"]
 CRITERIA: tuple[Criterion, ...] = ("score", "density")
 
 _DRAWS = 999  # of the predictive, to compare scores with
-_LIMIT = -math.log(0.01)  # of −log p: lower p-values are of outliers, or might be
+_SHARE_OF_OUTLIERS = 10  # one in ten of the lowest p-values may be of an outlier
 _SHRINKAGE = 2  # number of p-values that an exponent of 1 counts as
-_EXPONENTS = (0.2, 3.0)  # of p-values
+_WIDEST = 3.0  # exponent of a model that is too wide
 _CUTOFF = 0.01  # p-value at which an element does not count
 _ROUNDS = 10  # at most, of putting elements back
 _FURTHEST = 1e4  # latents beyond it never count: their squares would cancel those of the others
@@ -209,32 +209,39 @@ class SetScorer:
             parts.append(self.scores(Encoded(z, log_det), sets[some]).T.sort(-1).values)
         return torch.cat(parts).view(*evidence.batch_shape, _DRAWS)
 
-    def fitted(self, scores: Float[Tensor, " n"], labels: Int[Tensor, " n"], evidence: Evidence) -> SetScorer:
+    def fitted(
+        self,
+        scores: Float[Tensor, " n"],
+        labels: Int[Tensor, " n"],
+        evidence: Evidence,
+        *,
+        least: float = 0.5,
+    ) -> SetScorer:
         """The scorer whose p-values fit elements that the model was not trained on.
 
         A model that overfits is too narrow, and p-values of clean elements under it are too low. If −log p of
-        these is exponential with mean 1/g, p^g is uniform. g is the maximum-likelihood estimate from
-        p-values above 1 %, since lower ones may be of outliers, less its standard error.
+        these is exponential with mean 1/g, p^g is uniform. g is the maximum-likelihood estimate, less its
+        standard error. The lowest tenth of the p-values is censored: it may be of outliers.
 
         Args:
             scores: of these elements, each given all others of its set.
             labels: the set of each.
             evidence: of each set.
+            least: lower limit of g. Many outliers look like a model that is too narrow; only of a small model
+                that was trained on few rows is that to be expected.
         """
         if self.calibration is not None:
             return self
         references = self.references(evidence, batch=True, rate=_CUTOFF)
-        surprise, found = [np.full(_SHRINKAGE, _mean_below_limit(1.0))], labels.cpu().numpy()
+        surprise, found = [np.ones(_SHRINKAGE)], labels.cpu().numpy()
         for label in np.unique(found):
             p = references[label].p_values(scores.double().cpu().numpy()[found == label])
             surprise.append(-np.log(p) / self.exponent)
-        values = np.concatenate(surprise)
-        values = values[values < _LIMIT]
-        low, high = _EXPONENTS
-        for _ in range(40):
-            middle = (low + high) / 2
-            low, high = (middle, high) if _mean_below_limit(middle) > values.mean() else (low, middle)
-        return replace(self, exponent=low * (1 - 1 / math.sqrt(len(values) + _SHRINKAGE)))
+        values = np.sort(np.concatenate(surprise))
+        kept = len(values) - len(values) // _SHARE_OF_OUTLIERS
+        values = np.minimum(values, values[kept - 1])  # censored, not dropped
+        exponent = kept / float(values.sum()) * (1 - 1 / math.sqrt(len(values)))
+        return replace(self, exponent=min(_WIDEST, max(least, exponent)))
 
     def cutoffs(self, evidence: Evidence) -> Float[Tensor, "*batch"]:
         """The score below which an element does not count: a p-value of 1 %."""
@@ -289,11 +296,6 @@ def _padded(labels: Int[Tensor, " n"], sets: int, dim: int) -> Iterator[Int[Tens
         place = (starts[some].unsqueeze(1) + steps).clamp(max=len(labels) - 1)
         yield torch.where(inside, order[place], -1)
         first = last
-
-
-def _mean_below_limit(rate: float) -> float:
-    """The mean of exponential numbers with this rate that are below `_LIMIT`."""
-    return 1 / rate - _LIMIT / math.expm1(rate * _LIMIT)
 
 
 def _log_det(model: Bruno, z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
