@@ -37,6 +37,7 @@ bench: .venv/.ready ## measure the tables of results/ on this machine
 	$(BIN)/python benchmarks/fewshot.py
 	$(BIN)/python benchmarks/missing_cells.py
 	$(BIN)/python benchmarks/pretrained.py
+	$(BIN)/python benchmarks/estimators.py
 
 omniglot: .venv/.ready ## reproduce results/omniglot/ with BRUNO_DATA=DIR: hours, on a GPU
 	$(BIN)/python benchmarks/omniglot.py
