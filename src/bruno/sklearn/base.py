@@ -15,7 +15,6 @@ from bruno.config import check_count
 from bruno.devices import resolve_device
 from bruno.fit_rows import fit_rows
 from bruno.model import Bruno, Posterior
-from bruno.process import Evidence
 from bruno.trained import Trained
 from bruno.trained import open as open_trained
 
@@ -152,16 +151,12 @@ class SetEstimator(BaseEstimator):  # type: ignore[misc]
         return elements.long() if whole else elements
 
     def _complete(self, posterior: Posterior, x: Tensor) -> Tensor:
-        """Elements with their missing numbers imputed from their sets."""
-        if not bool(x.isnan().any()) if x.is_floating_point() else True:
+        """Elements with their missing numbers imputed from their sets; raises if the model cannot impute."""
+        if not x.is_floating_point() or not bool(x.isnan().any()):
             return x
         if posterior.model.imputer is None:
-            posterior.model.impute(x)  # raises
+            raise ValueError("`X` must be complete, as the rows of `fit` were; got missing numbers (NaN).")
         return posterior.impute(x)
-
-    @staticmethod
-    def _posterior(model: Bruno, evidence: Evidence) -> Posterior:
-        return Posterior(model, evidence)
 
 
 def group_labels(groups: Any, rows: int, known: Array | None) -> tuple[Array, Array]:
