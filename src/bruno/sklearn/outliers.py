@@ -22,6 +22,7 @@ from bruno.tasks.set_scores import SetScorer, grouped_evidence
 from bruno.trained import Trained
 
 _NARROW_SMALL_MODEL, _NARROW_GIVEN_MODEL = 0.1, 0.5  # least exponents of p-values
+_LEAST_LIKELY = 20  # one row in twenty is left out of the training of a small model
 _FEW = 3  # a set of fewer rows has no majority
 
 
@@ -118,7 +119,7 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         x = self._begin(X, given)
         labels, self.groups_ = group_labels(groups, len(x), None)
         held_out = self._held_out(len(x), given)
-        self.model_ = self._model_for(given, x[~held_out], labels[~held_out])
+        self.model_ = self._robust_model(given, x[~held_out], labels[~held_out])
         scorer, sets = self._new_scorer(given), max(1, len(self.groups_))
         which = torch.from_numpy(labels).to(self.model_.device)
         encoded = scorer.encode(self.model_.impute(self._elements(self.model_, x), which))
@@ -212,6 +213,22 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
             check_choice("contamination", self.contamination, ("auto",))
         elif not 0 < self.contamination <= 0.5:
             raise ValueError(f"`contamination` must be 'auto' or in (0, 0.5]; got {self.contamination}.")
+
+    def _robust_model(self, given: Trained | Bruno | None, x: Array, labels: Array) -> Bruno:
+        """The given model, or a small one trained again without the least likely rows of a first training.
+
+        A model that has been trained on an outlier expects more like it.
+        """
+        model = self._model_for(given, x, labels)
+        left_out = len(x) // _LEAST_LIKELY
+        if given is not None or not left_out:
+            return model
+        which = torch.from_numpy(labels).to(model.device)
+        scorer = SetScorer(model, "density")
+        encoded = scorer.encode(model.impute(self._elements(model, x), which))
+        scores = scorer.score_sets(encoded, which, int(labels.max()) + 1, count_all=True).scores
+        kept = np.sort(scores.cpu().numpy().argsort(kind="stable")[left_out:])
+        return self._model_for(None, x[kept], labels[kept])
 
     def _new_scorer(self, given: Trained | Bruno | None) -> SetScorer:
         criterion = self.criterion
