@@ -66,6 +66,16 @@ def test_scores_are_given_all_others_that_count(set_model):
         counts = detector.counts_.copy()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_small_model_does_not_learn_an_outlier(seed):
+    """Trained on all rows, it expects such rows: p is 5 %."""
+    rows = np.random.default_rng(seed).normal(size=(60, 2))
+    rows[7] = 9.0
+    detector = SetOutlierDetector(random_state=seed, steps=12)
+    assert detector.fit_predict(rows)[7] == -1
+    assert detector.p_values_[7] < 1e-5
+
+
 def test_each_row_is_judged_within_its_group(set_model):
     rows, groups = sets_of_rows(4, 30, seed=2)
     rows[0], rows[40] = rows[40].copy(), rows[0].copy()  # usual rows, but of another set
