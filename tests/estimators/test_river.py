@@ -101,14 +101,14 @@ def test_scores_are_high_for_outliers_in_a_pipeline(set_model):
 
 
 def test_a_filter_of_river_takes_the_scores(set_model):
-    rows, _ = stream(100, outliers=(80,))
+    rows, _ = stream(60, outliers=(50,))
     model = anomaly.QuantileFilter(SetAnomalyDetector(set_model), q=0.98)
     flagged = []
     for row in rows:
         score = model.score_one(row)
         flagged.append(model.classify(score))
         model.learn_one(row)
-    assert flagged[80]
+    assert flagged[50]
 
 
 def test_scoring_changes_nothing(small, set_model):
