@@ -36,6 +36,7 @@ bench: .venv/.ready ## measure the tables of results/ on this machine
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/fewshot.py
 	$(BIN)/python benchmarks/missing_cells.py
+	$(BIN)/python benchmarks/streams.py
 	$(BIN)/python benchmarks/pretrained.py
 	$(BIN)/python benchmarks/estimators.py
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import resource
 import tempfile
 import time
@@ -195,7 +196,8 @@ def main() -> None:
         for job, measure in jobs.items():
             found[job] = measure()
     report(found)
-    settings = {"threads": _THREADS, "columns": COLUMNS, "rows": options.rows}
+    load = os.getloadavg()  # of this machine, over 1, 5 and 15 minutes: above the cores, others slow it down
+    settings = {"threads": _THREADS, "cores": os.cpu_count(), "load": load, "columns": COLUMNS}
     options.out.write_text(json.dumps({**settings, **found, "provenance": provenance()}, indent=1) + "\n")
 
 
