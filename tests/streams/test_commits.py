@@ -52,6 +52,15 @@ def expected_ids(judge: KeyedDetector) -> list[str]:
     return judge.store.latest_kept_out(10**6)
 
 
+def test_a_set_that_left_memory_is_not_written_again_in_its_old_state(tmp_path):
+    """A large batch takes more sets than the cache has room for, and leaves empty slots."""
+    judge, expected = keyed(tmp_path / "s.db", cache=2, commit_rows=1000), keyed()
+    for keys in ("abcde", "f", *"abcdeedcba"):
+        judge.step(list(keys), X[: len(keys)])
+        expected.step(list(keys), X[: len(keys)])
+    assert_same_states(judge, expected)
+
+
 def test_an_undone_step_leaves_no_set_behind(tmp_path):
     judge = keyed(tmp_path / "s.db")
     judge.step(["a"], X[:1])

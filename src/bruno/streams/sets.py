@@ -100,6 +100,7 @@ class HotSets:
         for _, slot in gone:
             self.first.pop(slot, None)
             self.ranks.pop(slot, None)
+            self._dirty[slot] = False
             self._free.append(slot)
 
     def _allocate(self, size: int) -> None:
