@@ -25,7 +25,8 @@ LAYOUT = """
     bruno.flow.realnvp bruno.flow.preprocessing bruno.flow.imputation bruno.flow
     bruno.process.checks bruno.process.evidence bruno.process.distributions bruno.process.coefficients
     bruno.process.step_density bruno.process.processes bruno.process
-    bruno.known_models bruno.model bruno.checkpoint bruno.weights
+    bruno.known_models bruno.model bruno.checkpoint bruno.weights bruno.onnx.formulas bruno.onnx.functions
+    bruno.onnx.export bruno.onnx
     bruno.training.distributed bruno.training.cuda_graph bruno.training.schedule bruno.training.objective
     bruno.training.trainer bruno.training.pace bruno.training.log bruno.training.checkpoints
     bruno.training.clock
@@ -111,7 +112,7 @@ def test_torch_is_imported_only_to_compute(command):
 
 @pytest.mark.slow
 def test_optional_packages_are_imported_only_where_they_are_used():
-    optional = "{'matplotlib', 'sklearn', 'pooch', 'pyarrow', 'jinja2', 'typer', 'rich', 'scipy'}"
+    optional = "{'matplotlib', 'sklearn', 'pooch', 'pyarrow', 'jinja2', 'typer', 'rich', 'scipy', 'onnx'}"
     code = "import bruno.reporting.summaries, sys; print(sys.modules.keys() & " + optional + ")"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 

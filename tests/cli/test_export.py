@@ -104,3 +104,15 @@ def test_a_folder_with_the_name_of_a_pretrained_model_is_not_a_run(tiny_pretrain
     Path("tiny").mkdir()  # such as a folder of data
     run("sample", "tiny", "--prior", "--samples", "2", "--device", "cpu")
     assert Path("runs/pretrained-tiny/results/samples-prior.png").is_file()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_onnx_graphs_are_written_to_a_folder(tiny):
+    output = run("export", "run", "graphs", "--onnx", "--half")
+    assert sorted(path.name for path in Path("graphs").iterdir()) == [
+        "decode.onnx",
+        "encode.onnx",
+        "score.onnx",
+        "weights.bin",
+    ]
+    assert "graphs" in output

@@ -13,15 +13,20 @@ from bruno.cli.output import console
 
 def export(
     model: ModelName,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --onnx a folder.")],
     half: Annotated[bool, typer.Option("--half", help="Store the weights in half precision.")] = False,
     checkpoint: Annotated[str, typer.Option(help="Of a run: last, or best on validation.")] = "last",
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write ONNX graphs that encode, decode and score elements.")
+    ] = False,
 ) -> None:
-    """Write a model to one file, with its recipe, to use or share without its run folder."""
+    """Write a model to one file, with its recipe, or as ONNX graphs, to use without its run folder."""
     from bruno.trained import export as export_model
 
-    path = export_model(model, out, half=half, checkpoint=checkpoint)
-    console.print(f"written: {path}, {_size(path.stat().st_size)}", soft_wrap=True)
+    path = export_model(model, out, half=half, checkpoint=checkpoint, onnx=onnx)
+    files = sorted(path.iterdir()) if onnx else [path]
+    size = sum(file.stat().st_size for file in files)
+    console.print(f"written: {path}, {_size(size)}", soft_wrap=True)
 
 
 def _size(count: int) -> str:

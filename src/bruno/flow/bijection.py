@@ -21,13 +21,14 @@ class Bijection(nn.Module):
     ``forward(x) -> (z, log_det)`` and ``inverse(z) -> (x, log_det)`` take a batch ``(batch, *shape)`` and
     return one log-det per sample, ``(batch,)``. Each log-det belongs to the map just applied, so one is the
     negative of the other. A map that changes the shape of a sample overrides `output_shape`.
+    The size of the batch is ``x.shape[0]``: ``len(x)`` would be a constant in an exported graph.
 
     >>> class Double(Bijection):
     ...     def forward(self, x):
-    ...         return 2 * x, torch.full((len(x),), x[0].numel() * math.log(2))
+    ...         return 2 * x, torch.full((x.shape[0],), x[0].numel() * math.log(2))
     ...
     ...     def inverse(self, z):
-    ...         return z / 2, torch.full((len(z),), -z[0].numel() * math.log(2))
+    ...         return z / 2, torch.full((z.shape[0],), -z[0].numel() * math.log(2))
     >>> z, log_det = Chain([Double(), Flatten((1, 2))])(torch.ones(1, 1, 2))
     >>> z.tolist(), round(log_det.item(), 4)
     ([[2.0, 2.0]], 1.3863)
@@ -54,14 +55,14 @@ class Chain(Bijection):
         self.bijections = nn.ModuleList(bijections)
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
-        total = x.new_zeros(len(x))
+        total = x.new_zeros(x.shape[0])
         for bijection in self.bijections:
             x, log_det = bijection(x)
             total = total + log_det
         return x, total
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
-        total = z.new_zeros(len(z))
+        total = z.new_zeros(z.shape[0])
         for bijection in reversed(self.bijections):
             z, log_det = cast(Bijection, bijection).inverse(z)
             total = total + log_det
@@ -82,10 +83,10 @@ class Squeeze(Bijection):
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
         self.output_shape(tuple(x.shape[1:]))
-        return F.pixel_unshuffle(x, 2), x.new_zeros(len(x))
+        return F.pixel_unshuffle(x, 2), x.new_zeros(x.shape[0])
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
-        return F.pixel_shuffle(z, 2), z.new_zeros(len(z))
+        return F.pixel_shuffle(z, 2), z.new_zeros(z.shape[0])
 
     def output_shape(self, shape: Shape) -> Shape:  # noqa: D102
         if len(shape) != 3 or shape[1] % 2 or shape[2] % 2:
@@ -136,10 +137,10 @@ class Flatten(Bijection):
         self.shape = tuple(shape)
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
-        return x.flatten(1), x.new_zeros(len(x))
+        return x.flatten(1), x.new_zeros(x.shape[0])
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
-        return z.reshape(-1, *self.shape), z.new_zeros(len(z))
+        return z.reshape(-1, *self.shape), z.new_zeros(z.shape[0])
 
     def output_shape(self, shape: Shape) -> Shape:  # noqa: D102
         return (math.prod(shape),)

@@ -97,7 +97,7 @@ class OddEven(Partition):
         return x[:, self.parity :: 2], x[:, 1 - self.parity :: 2]
 
     def join(self, fixed: Tensor, moved: Tensor) -> Tensor:  # noqa: D102
-        x = torch.empty((len(fixed), self.dim), dtype=moved.dtype, device=moved.device)
+        x = torch.empty((fixed.shape[0], self.dim), dtype=moved.dtype, device=moved.device)
         x[:, self.parity :: 2], x[:, 1 - self.parity :: 2] = fixed, moved
         return x
 

@@ -47,4 +47,4 @@ class ChannelMixing(Bijection):
         return x.view_as(z), -self._log_det(z)
 
     def _log_det(self, x: Tensor) -> Float[Tensor, " batch"]:
-        return (x[0, 0].numel() * self.log_scale.sum()).expand(len(x))
+        return (x[0, 0].numel() * self.log_scale.sum()).expand(x.shape[0])

@@ -53,7 +53,7 @@ class Pixels(Bijection):
     def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers clamped to [0, levels), and the mask of those that were outside by more than the margin."""
         top = math.nextafter(self.levels, 0) if x.dtype == torch.double else self.levels * (1 - 2**-24)
-        inside = x.nan_to_num(0.0).clamp(0, top)
+        inside = x.nan_to_num(0.0).clamp(0.0, top)
         # The map extends beyond the data by α at each end; numbers in this margin count as inside.
         margin = 2 * self.alpha / self._thinnest_end()
         return inside, ~((x >= -margin) & (x <= self.levels + margin))
@@ -180,7 +180,7 @@ class Standardise(Bijection):
         return torch.where(astray, self.mean, x), astray
 
     def _log_det(self, x: Tensor) -> Tensor:
-        return -self.deviation.log().sum().expand(len(x))
+        return -self.deviation.log().sum().expand(x.shape[0])
 
 
 class ColumnScales(Standardise):

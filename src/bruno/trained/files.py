@@ -51,16 +51,22 @@ def open(
     )
 
 
-def export(path: str | Path, out: str | Path, *, half: bool = False, checkpoint: str = "last") -> Path:
-    """Write a model to one file, with its recipe and provenance; returns the path of the file.
+def export(
+    path: str | Path, out: str | Path, *, half: bool = False, checkpoint: str = "last", onnx: bool = False
+) -> Path:
+    """Write a model to one file, with its recipe and provenance, or to a folder as ONNX; returns the path.
 
     Args:
         path: a run folder, a model file, or the name of a pretrained model.
-        out: the file to write.
+        out: the file to write, or with `onnx` the folder.
         half: store the weights of the flow in half precision.
         checkpoint: of a run folder: "last", or "best" on validation.
+        onnx: write the functions encode, decode and score as ONNX graphs; see `Trained.export_onnx`.
     """
     name, out = str(path), Path(out)
+    if onnx:
+        open(path, checkpoint=checkpoint, device="cpu").export_onnx(out, half=half)
+        return out
     if out.is_dir() or not out.parent.is_dir():
         raise ValueError(f"`out` must be a file in an existing folder; got {out}.")
     if _is_run(name):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from bruno.config import to_dict
 from bruno.model import Posterior
+from bruno.onnx import export_onnx
 from bruno.reporting.results import Result
 from bruno.trained.classification import ClassificationJobs
 from bruno.trained.data import Source
@@ -44,3 +46,13 @@ class Trained(
         """Write a result to the model's folder; returns the path of its JSON."""
         result = replace(result, model=self.model.fingerprint())
         return result.write(self.folder, config=to_dict(self.recipe or self.model.config), seed=seed)
+
+    def export_onnx(
+        self,
+        folder: str | Path,
+        *,
+        functions: Sequence[str] = ("encode", "decode", "score"),
+        half: bool = False,
+    ) -> list[Path]:
+        """Write functions of the model as ONNX graphs to a folder: see `bruno.onnx.export_onnx`."""
+        return export_onnx(self.model, folder, functions=functions, half=half)
