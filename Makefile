@@ -4,10 +4,14 @@ BIN    := .venv/bin
 
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test test-fast test-long fuzz lint format bench omniglot clean
+.PHONY: demo page test test-fast test-long fuzz lint format bench omniglot clean
 
 demo: .venv/.ready ## install, train on digits and show the results
 	@$(BIN)/python -m bruno demo
+
+page: .venv/.ready ## build the page that runs a model in the browser; needs npm
+	npm ci --prefix src/bruno/page --ignore-scripts --no-audit --no-fund
+	$(BIN)/python -m bruno.page.build
 
 test: lint ## what CI runs: lint, types, all tests but those marked long
 	$(BIN)/mypy

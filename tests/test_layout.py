@@ -26,7 +26,7 @@ LAYOUT = """
     bruno.process.checks bruno.process.evidence bruno.process.distributions bruno.process.coefficients
     bruno.process.step_density bruno.process.processes bruno.process
     bruno.known_models bruno.model bruno.checkpoint bruno.weights bruno.onnx.formulas bruno.onnx.functions
-    bruno.onnx.export bruno.onnx
+    bruno.onnx.export bruno.onnx bruno.page.files bruno.page.build bruno.page
     bruno.training.distributed bruno.training.cuda_graph bruno.training.schedule bruno.training.objective
     bruno.training.trainer bruno.training.pace bruno.training.log bruno.training.checkpoints
     bruno.training.clock
@@ -56,8 +56,8 @@ LAYOUT = """
     bruno.cli bruno.cli.options bruno.cli.output
     bruno.cli.anomaly bruno.cli.calibrate bruno.cli.classify bruno.cli.data bruno.cli.demo
     bruno.cli.evaluate bruno.cli.export bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect
-    bruno.cli.presets bruno.cli.repeat bruno.cli.report bruno.cli.retrieve bruno.cli.sample bruno.cli.specks
-    bruno.cli.study bruno.cli.train bruno.cli.verdict bruno.cli.main bruno.__main__
+    bruno.cli.page bruno.cli.presets bruno.cli.repeat bruno.cli.report bruno.cli.retrieve bruno.cli.sample
+    bruno.cli.specks bruno.cli.study bruno.cli.train bruno.cli.verdict bruno.cli.main bruno.__main__
 """
 ORDER = LAYOUT.split()
 

@@ -10,6 +10,7 @@ from typer.main import get_command
 import bruno
 from bruno import Trained
 from bruno.cli.main import COMMANDS, app
+from bruno.page import serve_page, write_page
 from bruno.reporting.page import report
 from bruno.tasks.stability import stability_study
 from bruno.trained import export
@@ -37,6 +38,7 @@ CALLS = {
     "study": (stability_study, bruno.data.load_examples),
     "report": (report,),
     "export": (export,),
+    "page": (write_page, serve_page),
 }
 RENAMED = {
     "model": "path",

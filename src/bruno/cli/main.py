@@ -22,6 +22,7 @@ from bruno.cli import (
     fewshot,
     finetune,
     inspect,
+    page,
     presets,
     repeat,
     report,
@@ -97,6 +98,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "study": (study.study, "bruno study --data digits,fashion-mnist --data-dir DIR"),
     "report": (report.report, "bruno report runs/omniglot"),
     "export": (export.export, "bruno export runs/omniglot omniglot.safetensors --half"),
+    "page": (page.page, "bruno page --open"),
     "presets": (presets.presets, "bruno presets omniglot"),
     "data": (data.data, "bruno data --data-dir DIR"),
 }

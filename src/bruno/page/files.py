@@ -1,0 +1,68 @@
+"""The files of the page: copied to a folder, and served on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import webbrowser
+from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+STATIC, BUILT = HERE / "static", HERE / "built"
+_CONTENTS = "page.json"  # written last by the build
+
+
+def write_page(out: str | Path) -> Path:
+    """Copy the page to a folder, ready for any web server; returns its index.html.
+
+    Args:
+        out: the folder; created if it does not exist.
+    """
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"`out` must be a folder; got the file {out}.")
+    if not (BUILT / _CONTENTS).is_file():
+        raise FileNotFoundError(
+            "the page is not built in this installation. Build it in the source folder with: make page"
+        )
+    for source in (STATIC, BUILT):
+        shutil.copytree(source, out, dirs_exist_ok=True)
+    return out / "index.html"
+
+
+def serve_page(
+    folder: str | Path, *, port: int = 0, open: bool = False, ready: Callable[[str], None] | None = None
+) -> None:
+    """Serve a folder on localhost until interrupted: browsers run no workers from files.
+
+    Args:
+        folder: what `write_page` wrote.
+        port: the port; 0: any free one.
+        open: open the page in the browser.
+        ready: called with the address.
+    """
+    handler = partial(_Handler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        address = f"http://127.0.0.1:{server.server_port}/"
+        if ready:
+            ready(address)
+        if open:
+            webbrowser.open(address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | {
+        ".mjs": "text/javascript",
+        ".js": "text/javascript",
+        ".gz": "application/octet-stream",  # inflated by the page, not by the browser
+    }
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
