@@ -1,4 +1,4 @@
-"""Builds what the page loads: the runtime from npm, the exported model, and examples; called by `make page`."""
+"""Build the files that the page loads: the runtime from npm, the exported model, and examples."""
 
 from __future__ import annotations
 

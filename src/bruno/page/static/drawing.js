@@ -8,20 +8,19 @@ const REACH = Math.floor(Math.sqrt(PEN));
 
 const clip = (x, [low, high]) => Math.min(Math.max(x, low), high);
 
-// Points of strokes, in units of the pad (0 to 1), in the frame of 105 × 105.
+// Points of strokes, in units of the pad (0 to 1), as pixels of the frame of 105 × 105.
 export function framed(strokes) {
   const points = strokes.flat();
   const ends = [0, 1].map((axis) => {
-    const values = points.map((point) => point[axis] * SIDE);
-    return [Math.min(...values) - REACH, Math.max(...values) + REACH];
+    const values = points.map((point) => Math.round(point[axis] * SIDE));
+    return [Math.min(...values) - REACH, Math.max(...values) + REACH + 1]; // of the ink
   });
   const extent = Math.max(...ends.map(([low, high]) => high - low));
-  // Scale the centre lines only: the pen keeps its width.
-  const scale = (clip(extent, EXTENTS) - 2 * REACH) / Math.max(extent - 2 * REACH, 1e-6);
-  const limited = extent > 2 * REACH + 1 ? scale : 1; // a dot stays a dot
+  const scale = clip(extent, EXTENTS) / extent;
   const moves = ends.map(([low, high]) => {
     const centre = (low + high) / 2;
-    return (x) => (x - centre) * limited + clip(centre, CENTRES);
+    const position = clip((centre - SIDE / 2) * scale + SIDE / 2, CENTRES);
+    return (x) => (x + 0.5 - centre) * scale + position - 0.5; // the centre of a pixel is at ½
   });
   return strokes.map((stroke) => stroke.map((point) => point.map((x, axis) => moves[axis](x * SIDE))));
 }

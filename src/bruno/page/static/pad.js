@@ -14,8 +14,9 @@ export class Pad {
     this.root.className = "pad";
     this.root.innerHTML = `
       <canvas tabindex="0" role="img"></canvas>
-      <figcaption><button class="undo">Undo</button><button class="clear">Clear</button></figcaption>`;
+      <figcaption><b></b><button class="undo">Undo</button><button class="clear">Clear</button></figcaption>`;
     this.canvas = this.root.querySelector("canvas");
+    this.root.querySelector("b").textContent = label.length === 1 ? label : ""; // only short names are shown
     this.canvas.setAttribute(
       "aria-label",
       `${label}. Arrow keys move, space lowers and lifts the pen, backspace undoes, delete clears.`,

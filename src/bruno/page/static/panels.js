@@ -68,8 +68,6 @@ export function drawMore(root, about) {
     // The first stroke of the visitor replaces all of our examples.
     pad.onBegin = () => pads.forEach((other) => other.given && other.set(null));
   });
-  // For tests: the same noise as in Python.
-  root.withNoise = (given) => ((noise = Float32Array.from(given)), update());
   return update();
 }
 
@@ -87,7 +85,7 @@ async function numberOf(encoded, dim) {
 export function tellApart(root, about) {
   const dim = about.size ** 2;
   const labels = ["A", "B", "C", "D", "E"];
-  const pads = padsIn(root.querySelector(".pads"), labels.map((name) => `Symbol ${name}`), about, () => update());
+  const pads = padsIn(root.querySelector(".pads"), labels, about, () => update());
   const [query] = padsIn(root.querySelector(".query"), ["The drawing to recognise"], about, () => update());
   const [bars, number] = [root.querySelector(".bars"), root.querySelector(".number")];
   const update = latest(async () => {

@@ -1,0 +1,109 @@
+"""What runs in the browser gives the same numbers as Python, on the same drawings and random numbers."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import bruno
+from bruno import Evidence
+from bruno.data.drawings import normalise_drawing
+from bruno.data.synthetic import draw_characters
+from bruno.onnx.functions import given_noise
+from bruno.process import StudentT
+
+pytestmark = pytest.mark.slow
+DRAWN = draw_characters(2, 3, seed=3).elements.flatten(1)
+STROKES = {
+    "small": [[[0.4, 0.4], [0.5, 0.6], [0.6, 0.4]]],
+    "large, at the edge": [[[0.02, 0.05], [0.95, 0.9]], [[0.9, 0.1], [0.1, 0.95]]],
+    "off centre": [[[0.05, 0.1], [0.05, 0.5], [0.3, 0.5]]],
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return bruno.pretrained("omniglot-small")
+
+
+def in_browser(page, body, *arguments):
+    """The result of JavaScript with the page's own modules, and `all` that makes typed arrays lists."""
+    modules = "const [model, evidence, drawing] = await Promise.all(['model', 'evidence', 'drawing'].map("
+    modules += "(name) => import(`./${name}.js`)));"
+    lists = "const plain = (x) => ArrayBuffer.isView(x) || Array.isArray(x) ? Array.from(x, plain) : x;"
+    return page.evaluate(f"async (given) => {{ {modules} {lists} {body} }}", list(arguments))
+
+
+def assert_close(found, expected, tolerance=1e-4):
+    assert np.allclose(np.asarray(found), np.asarray(expected), rtol=tolerance, atol=tolerance)
+
+
+def test_latents_scores_and_predictives_are_those_of_python(desktop, model):
+    body = """
+        const encoded = await model.encode(given[0]);
+        const latents = encoded.map(({ z }) => z);
+        const sets = [evidence.empty(784), evidence.of(latents.slice(0, 3), 784)];
+        const { scores, logPrior } = await model.score(latents, sets);
+        const predictives = await model.predict(sets, 7);
+        return [latents, encoded.map(({ logDet }) => logDet), scores, logPrior, predictives].map(plain);"""
+    z, log_det, scores, log_prior, predictives = in_browser(desktop, body, DRAWN.tolist())
+    encoded = model.encode(DRAWN.view(-1, 1, 28, 28))
+    assert_close(z, encoded.z)
+    assert_close(log_det, encoded.log_det)
+    sets = Evidence.stack([Evidence.empty(784), Evidence.of(encoded.z[:3])])
+    prior = model.process.log_prob(encoded.z)
+    assert_close(scores, model.process.log_prob(encoded.z.unsqueeze(1), sets) - prior.unsqueeze(1))
+    assert_close(log_prior, prior)
+    predictive = model.process.predictive(sets)
+    assert_close(predictives, torch.stack([predictive.loc, predictive.scale, predictive.df], -1)[:, 7])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_samples_are_those_of_python_for_the_same_noise(desktop, model, temperature):
+    noise = torch.rand(2, 4, 1, 784).clamp(min=1e-6)
+    body = """
+        const latents = (await model.encode(given[0])).map(({ z }) => z);
+        const set = evidence.of(latents, 784);
+        return plain(await model.sample(set, Float32Array.from(given[1]), given[2]));"""
+    found = in_browser(desktop, body, DRAWN[:3].tolist(), noise.flatten().tolist(), temperature)
+    posterior = model.condition(DRAWN[:3].view(1, 3, 1, 28, 28))
+    with given_noise(noise):
+        samples = posterior.sample(4, temperature=temperature).images
+    levels = (torch.tensor(found) - samples.view(4, 784).long()).abs()
+    assert (levels <= 1).float().mean() >= 0.99
+
+
+def test_evidence_is_added_and_removed_as_in_python(desktop):
+    z = torch.randn(4, 5, dtype=torch.double)
+    body = """
+        const all = evidence.of(given[0], 5);
+        const rest = evidence.remove(evidence.remove(all, given[0][3]), given[0][0]);
+        const none = given[0].reduce(evidence.remove, all);
+        return [all, rest, none].map(({ count, mean, scatter }) => [count, plain(mean), plain(scatter)]);"""
+    everything, rest, none = in_browser(desktop, body, z.tolist())
+    for found, expected in ((everything, Evidence.of(z)), (rest, Evidence.of(z[1:3]))):
+        assert found[0] == expected.count
+        assert_close(found[1], expected.mean, 1e-12)
+        assert_close(found[2], expected.scatter, 1e-12)
+    assert none == [0, [0] * 5, [0] * 5]
+
+
+def test_densities_and_probabilities_are_those_of_python(desktop):
+    grid = torch.linspace(-40, 40, 4001, dtype=torch.double)
+    body = "return [evidence.densityOn(given[0], 0.5, 1.5, 7), evidence.probabilities([3, 1], 2)].map(plain);"
+    density, probabilities = in_browser(desktop, body, grid.tolist())
+    assert_close(density, StudentT(7.0, 0.5, 1.5).log_prob(grid).exp())
+    assert_close(probabilities, torch.tensor([3.0, 1, 2]).softmax(0))
+
+
+@pytest.mark.parametrize("name", STROKES)
+def test_strokes_are_normalised_as_images_are_in_python(desktop, name):
+    body = """
+        const frame = given[0].map((stroke) => stroke.map((point) => point.map((x) => x * drawing.SIDE)));
+        const mask = drawing.rasterised(drawing.framed(given[0]));
+        return [drawing.rasterised(frame), mask, drawing.pixelsOf(given[0], 28)].map(plain);"""
+    raw, mask, pixels = (np.array(x, np.uint8) for x in in_browser(desktop, body, STROKES[name]))
+    reduced = Image.fromarray(mask.reshape(105, 105)).resize((28, 28), Image.Resampling.BILINEAR)
+    assert np.abs(np.asarray(reduced).ravel().astype(int) - pixels).max() <= 1
+    expected = normalise_drawing(raw.reshape(105, 105), invert=False).astype(int).ravel()
+    assert np.abs(expected - pixels).sum() < 0.2 * expected.sum()
