@@ -304,7 +304,9 @@ def read_parquet(path: Path) -> Any:
                 amount += batch.nbytes
                 limits.MEMORY.check(amount, f"{path}: its cells in memory")
                 batches.append(batch)
-            return pyarrow.Table.from_batches(batches, file.schema_arrow)
+            table = pyarrow.Table.from_batches(batches, file.schema_arrow)
+            table.validate(full=True)  # damaged text would raise later, in a conversion
+            return table
     except (pyarrow.ArrowException, OSError, OverflowError) as error:
         raise ValueError(f"{path}: cannot be read as Parquet: {reason(error)}.") from error
 
