@@ -22,9 +22,9 @@ README, COMMAND_LINE = ROOT / "README.md", ROOT / "docs" / "command-line.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
-# All shell lines are parsed. Lines with a placeholder, standard input or these commands are not run:
+# All shell lines are parsed. Lines with a placeholder or standard input, and these, are not run:
 PLACEHOLDER = re.compile(r"\b(DIR|FOLDER|FILE|IMAGE)\b")
-SLOW = ("demo", "study", "anomaly measure", "fewshot omniglot")
+SLOW = ("demo", "study", "anomaly measure", "fewshot omniglot", "page --open")
 # Of the lines that use a pretrained model, the first of each command is run.
 PRETRAINED = {"omniglot", "omniglot-small"}
 CHEAPER = {  # appended to a line that is run; the last of two equal options counts
