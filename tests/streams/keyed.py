@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
-from bruno.data import Examples
+from bruno.data import Examples, SetSampler
 from bruno.streams.judgements import Judgements
-from bruno.tasks.anomaly import Detector
+from bruno.tasks.anomaly import Detector, reference_density
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
 from bruno.trained import KeyedDetector, Trained
 
@@ -58,8 +58,10 @@ def calibration() -> GroupCalibration:
     model, generator = trained().model, torch.Generator().manual_seed(0)
     x = torch.from_numpy(machines(20, 24, seed=2)).reshape(-1, DIM)
     examples = Examples(x, torch.arange(20).repeat_interleave(24), tuple(map(str, range(20))))
-    groups = Groups.of(model, examples, generator=generator)
-    return GroupCalibration(model, groups, fixed_cutoffs(model, groups), -80.0, "", True)
+    reference = reference_density(model, SetSampler(examples), generator=generator)
+    groups = Groups.of(model, examples, generator=generator, reference=reference)
+    cutoffs = fixed_cutoffs(model, groups)
+    return GroupCalibration(model, groups, cutoffs, -80.0, "", True, reference=reference)
 
 
 @cache
@@ -67,7 +69,13 @@ def detector(count_all: bool = False, rate: float = 0.1) -> Detector:
     found = calibration()
     scores = found.stream(count_all=count_all)
     return Detector(
-        found.model, scores, rate=rate, cutoffs=found.cutoffs, count_all=count_all, floor=found.floor
+        found.model,
+        scores,
+        rate=rate,
+        cutoffs=found.cutoffs,
+        count_all=count_all,
+        floor=found.floor,
+        reference=found.reference,
     )
 
 

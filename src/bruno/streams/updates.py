@@ -67,7 +67,7 @@ class Updates:
         self.put_back: list[tuple[str, bytes]] = []
         self._densities = RowDensities(detector.model.process)
         self._keeps = 1.0 if half_life is None else 2.0 ** (-1 / half_life)
-        self._floor = detector.floor
+        self._floor, self._reference = detector.floor, detector.reference
         self._cutoffs = None if detector.count_all else detector.cutoffs
         if self._cutoffs is not None:
             self._cutoff_at = np.array((-math.inf, *self._cutoffs.by_count))
@@ -103,6 +103,8 @@ class Updates:
             for i in np.flatnonzero(counts & ~is_young).tolist():
                 self._window.add(int(slots[i]), z[i : i + 1])
         p_within = self._rank(slots, z, position, beyond) if self._within else None
+        # `shortfall`, in numpy; without evidence the score is 0.
+        score = np.where(seen > 0, score - np.maximum(self._reference - prior - log_det, 0.0), score)
         return Update(score, seen, position, beyond, counts, p_within)
 
     def include(self, slot: int, z: Float[np.ndarray, " dim"]) -> None:
