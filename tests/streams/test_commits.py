@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from streams.keyed import assert_same, assert_same_states, in_steps, keyed, stream
 
 from bruno.streams.store import Mark
@@ -149,6 +150,7 @@ def killed_often(tmp_path: Path, kills: int, settings: dict) -> None:
         if not child:
             status = 1
             try:
+                torch.set_num_threads(1)  # the threads of the parent do not exist here
                 judge_to_the_end(store, report, keys, x, settings)
                 status = 0
             except Exception:
