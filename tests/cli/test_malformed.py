@@ -104,6 +104,7 @@ BARE = [
 # Arguments, one line each.
 OTHERS = {
     "train": """
+        digits --no-verdict --steps 0
         digits --data nowhere
         digits --data pipe
         table --data rows.csv --group nobody
@@ -195,6 +196,8 @@ OTHERS = {
         digits --resume --out run --set flow.units=99
     """,
     "finetune": """
+        run --out new --no-verdict --steps 0
+        run --out new --data nowhere
         run --out new --minutes nan
         run --out new --minutes 0
         run --out new --save-every nan
@@ -390,6 +393,7 @@ OTHERS = {
         run images/a --commit-seconds 5
     """,
     "anomaly batch": """
+        run images/a --explain --false-discovery-rate 0
         run images/a --false-discovery-rate 0
         run images/a --false-discovery-rate 2
         run images/a --false-discovery-rate nan
@@ -475,6 +479,7 @@ OTHERS = {
         run --queries 1000000000000
     """,
     "specks": """
+        run --classes nine
         run --data nowhere
         run --split most
         run --invert
@@ -529,7 +534,13 @@ OTHERS = {
         run --out images
         run extra
     """,
+    "page": """
+        --port 0 --open --out text.txt
+        --port x --open
+        --out text.txt
+    """,
     "export": """
+        run text.txt --onnx
         run new --half=1
         run pipe
         run /dev/null

@@ -57,12 +57,6 @@ def test_links_to_missing_files_are_skipped_on_request(collection):
     assert "skipped 1" in search("support/8", "--skip-bad")
 
 
-def test_a_ranking_does_not_need_an_index_file(collection):
-    output = search("support/2", "--index", collection)  # a folder
-    assert "could not be written" in output
-    assert len(values_of("run", "retrieval")["names"]) > 1
-
-
 def test_retrieval_beats_chance_on_unseen_digits(in_digits):
     assert "chance" in run("retrieve", "measure", "run", "--queries", "20", "--shot", "1,5")
     by_shots = values_of("run", "retrieval-quality-test")["by_shots"]

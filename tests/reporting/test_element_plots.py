@@ -98,6 +98,8 @@ def test_a_summary_shows_the_least_certain_queries_and_the_rest_of_the_classes(f
     found = Classification(
         probabilities,
         probabilities.log(),
+        probabilities.log(),
+        torch.zeros(50, 35),
         probabilities.argmax(1),
         classes=tuple(f"class {i}" for i in range(35)),
         names=tuple(f"query {i}" for i in range(50)),

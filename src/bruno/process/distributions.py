@@ -20,7 +20,7 @@ def log_gamma_half_step(x: Tensor) -> Tensor:
 
     With u = x − ¼ the series of g has even powers only: g = log(u)/2 + 1/(64 u²) − 5/(2048 u⁴) + …
     """
-    if torch._C._is_tracing():  # a graph that is exported has no backward pass
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]  # an exported graph has no backward pass
         return _LogGammaHalfStep.forward(x.double())
     return _LogGammaHalfStep.apply(x.double())  # type: ignore[no-any-return]
 
