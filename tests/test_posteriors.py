@@ -138,12 +138,10 @@ def test_without_its_model_a_posterior_says_so_when_it_is_used(model, tmp_path, 
 # --- workers ---------------------------------------------------------------------------------------------
 
 
-def scored(posterior, row):
-    return posterior.score(row).item()
-
-
 def in_workers(tasks):
-    return joblib.Parallel(n_jobs=2)(joblib.delayed(scored)(*task) for task in tasks)
+    # A function of the library: workers may be unable to import those of a test.
+    scores = joblib.Parallel(n_jobs=2)(joblib.delayed(Posterior.score)(*task) for task in tasks)
+    return [score.item() for score in scores]
 
 
 @pytest.mark.slow
