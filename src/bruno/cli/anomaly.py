@@ -296,5 +296,5 @@ def _print(name: str, group: str, judgement: Judgement, as_json: bool) -> None:
         return
     from bruno.reporting.summaries import p_value, verdict
 
-    line = f"{judgement.score:+10.2f}  {p_value(judgement):>9}  {name}  {verdict(judgement)}".rstrip()
+    line = f"{judgement.score:+10.2f}  {p_value(judgement):>11}  {name}  {verdict(judgement)}".rstrip()
     console.print(line, highlight=False, soft_wrap=True)
