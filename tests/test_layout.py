@@ -20,7 +20,7 @@ LAYOUT = """
     bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic
     bruno.data.drawings bruno.data.images bruno.data.table_format bruno.data.columns bruno.data.frames
     bruno.data.tables bruno.data.formats bruno.data.cifar
-    bruno.data.reader bruno.data.datasets bruno.data
+    bruno.data.reader bruno.data.datasets bruno.data.published bruno.data.loading bruno.data
     bruno.flow.bijection bruno.flow.networks bruno.flow.spline bruno.flow.coupling bruno.flow.mixing
     bruno.flow.realnvp bruno.flow.preprocessing bruno.flow.imputation bruno.flow
     bruno.process.checks bruno.process.evidence bruno.process.distributions bruno.process.coefficients

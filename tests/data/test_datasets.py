@@ -20,7 +20,8 @@ from image_files import FILES, as_folder, as_idx, as_zip, picture
 
 import bruno.data
 from bruno.data import DATASETS, Examples, MissingDataError, load_examples, locate
-from bruno.data.datasets import OMNIGLOT_FIRST, SPLITS, RemoteFile, _fetch, split_by_class
+from bruno.data.datasets import OMNIGLOT_FIRST, SPLITS, RemoteFile, split_by_class
+from bruno.data.published import fetch
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 REAL = Path(os.environ.get("BRUNO_DATA") or SHARED)
@@ -180,7 +181,7 @@ def test_a_table_is_cached_for_each_group_column(tmp_path, cache, monkeypatch, n
     second = load_examples(str(path), group="machine")
     assert not torch.equal(second.elements, first.elements)
     assert len(list((cache / "parsed").iterdir())) == 2  # the cache of the old table is deleted
-    monkeypatch.setattr("bruno.data.datasets.read_table", lambda *_, **__: pytest.fail("parsed again"))
+    monkeypatch.setattr("bruno.data.loading.read_table", lambda *_, **__: pytest.fail("parsed again"))
     assert torch.equal(load_examples(str(path), group="machine").elements, second.elements)
 
 
@@ -243,7 +244,7 @@ def test_missing_files_are_downloaded_from_the_first_mirror_that_has_them(
     remote = RemoteFile("x/file.bin", digest, (f"{address}/nothing.bin", f"{address}/file.bin"))
     (tmp_path / "mine").mkdir()
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    path = _fetch("x", remote, tmp_path / "mine", download=True)
+    path = fetch("x", remote, tmp_path / "mine", download=True)
     assert path.read_bytes() == b"data" * 1000
     assert path.is_relative_to(cache)
     assert not any((tmp_path / "mine").iterdir())  # never write into a user's data folder
@@ -256,7 +257,7 @@ def test_a_wrong_checksum_or_a_missing_network_is_reported(tmp_path):
     remote = RemoteFile("x/file.bin", "0" * 64, ((tmp_path / "file").as_uri(), "http://127.0.0.1:9/file.bin"))
     message = r"put it at .*x/file.bin.*file.bin: \[Errno \d+\] Connection refused$"
     with pytest.raises(MissingDataError, match=message):
-        _fetch("x", remote, tmp_path, download=True)
+        fetch("x", remote, tmp_path, download=True)
     assert not (tmp_path / "x" / "file.bin").exists()
 
 

@@ -1,17 +1,16 @@
 """Labelled examples: named datasets and user files, single elements, and random sets."""
 
-from bruno.data.datasets import (
-    DATASETS,
+from bruno.data.datasets import DATASETS
+from bruno.data.examples import Examples
+from bruno.data.loading import load_examples, load_path
+from bruno.data.published import (
     MissingDataError,
     expected_path,
     is_available,
-    load_examples,
-    load_path,
     locate,
     locate_compact,
     locate_local_form,
 )
-from bruno.data.examples import Examples
 from bruno.data.reader import Element, ElementReader
 from bruno.data.sampling import SetSampler
 

@@ -1,0 +1,132 @@
+"""Files of named datasets: where they are, their download, and a check of their published content."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from bruno import limits
+from bruno.data.archives import READ_ERRORS
+from bruno.data.datasets import DATASETS, LocalForm, RemoteFile
+from bruno.files import check_regular
+
+UNCHECKED = "BRUNO_UNCHECKED_DATA"  # environment variable: read published files whatever their checksums
+
+
+class MissingDataError(FileNotFoundError):
+    """Files of a dataset are missing and could not be downloaded; the message names them and their folder."""
+
+
+def locate(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
+    """Return the path of each file of a named dataset, None for missing ones."""
+    return {remote.path: find(remote.path, data_dir) for remote in DATASETS[name].files}
+
+
+def locate_compact(name: str, data_dir: Path | None = None, original: bool = False) -> Path | None:
+    """Return the path of NAME.npz, a dataset saved by `Examples.save`, which is preferred to published files.
+
+    With `original`, NAME-original.npz, with images at their published size.
+    """
+    return find(f"{name}-original.npz" if original else f"{name}.npz", data_dir)
+
+
+def is_available(name: str, data_dir: Path | None = None) -> bool:
+    """Whether a named dataset can be read without a download."""
+    return (
+        locate_compact(name, data_dir) is not None
+        or all(locate(name, data_dir).values())
+        or locate_local_form(name, data_dir) is not None
+    )
+
+
+def locate_local_form(name: str, data_dir: Path | None = None) -> tuple[LocalForm, list[Path]] | None:
+    """Return the first complete local form of a named dataset, with the paths of its files."""
+    for form in DATASETS[name].local_forms:
+        paths = [found for path in form.paths if (found := find(path, data_dir))]
+        if len(paths) == len(form.paths):
+            return form, paths
+    return None
+
+
+def expected_path(remote: RemoteFile, data_dir: Path | None = None) -> Path:
+    """Return the path at which to put a published file by hand: below data_dir, $BRUNO_DATA or the cache."""
+    return _folders(data_dir)[0] / remote.path
+
+
+def cache_dir() -> Path:
+    """Return $BRUNO_CACHE, or ~/.cache/bruno."""
+    return Path(os.environ.get("BRUNO_CACHE") or Path.home() / ".cache" / "bruno")
+
+
+def fetch(name: str, remote: RemoteFile, data_dir: Path | None, download: bool) -> Path:
+    """Download a published file into the cache, and return its path; raises if no mirror has it."""
+    problems = ["download is disabled"]
+    if download:
+        import pooch  # type: ignore[import-untyped]  # only needed to download
+
+        terminal = sys.stderr.isatty()
+        pooch.get_logger().setLevel("INFO" if terminal else "WARNING")
+        problems = []
+        for url in remote.mirrors:
+            try:
+                target = cache_dir() / remote.path  # never write into a user's data folder
+                got = pooch.retrieve(
+                    url, f"sha256:{remote.sha256}", target.name, target.parent, progressbar=terminal
+                )
+                return Path(got)
+            except Exception as error:
+                problems.append(f"{url}: {_cause(error)}")
+    raise MissingDataError(
+        f"{name} needs {remote.path} (SHA-256 {remote.sha256[:12]}…), which is missing: put it at "
+        f"{expected_path(remote, data_dir)}, or set another folder with --data-dir or $BRUNO_DATA. "
+        + "; ".join(problems)
+    )
+
+
+def check_published(path: Path, remote: RemoteFile) -> None:
+    """Raise unless a file has the published content: numbers on another one cannot be compared."""
+    check_regular(path)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != remote.sha256 and not (
+        remote.content_sha256 and _content_digest(path) == remote.content_sha256
+    ):
+        raise ValueError(
+            f"{path}: must have the published content, SHA-256 {remote.sha256[:12]}…; got {digest[:12]}…. "
+            f"Delete it to download it again, or set {UNCHECKED}=1 to read it as it is."
+        )
+
+
+def _content_digest(path: Path) -> str:
+    """SHA-256 of the decompressed content of a .gz; empty if it cannot be decompressed within the limit."""
+    digest, amount = hashlib.sha256(), 0
+    try:
+        with gzip.open(path) as file:
+            while (part := file.read(1 << 20)) and amount <= limits.MEMORY.value:
+                digest.update(part)
+                amount += len(part)
+    except READ_ERRORS:
+        return ""
+    return digest.hexdigest()
+
+
+def _folders(data_dir: Path | None) -> list[Path]:
+    if data_dir is not None and not data_dir.is_dir():
+        raise ValueError(f"`data_dir` must be an existing folder; got {str(data_dir)!r}.")
+    chosen = data_dir or os.environ.get("BRUNO_DATA")
+    return [Path(chosen), cache_dir()] if chosen else [cache_dir()]
+
+
+def find(file: str, data_dir: Path | None) -> Path | None:
+    """Return the path of a file below the first folder that has it, None if it is missing."""
+    return next((folder / file for folder in _folders(data_dir) if (folder / file).is_file()), None)
+
+
+def _cause(error: BaseException) -> str:
+    """Return the message of the root cause, without those of the library layers that wrap it."""
+    while error.__context__:
+        error = error.__context__
+    return " ".join(str(error).split())
