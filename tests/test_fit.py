@@ -218,16 +218,16 @@ def steps_of(tiny, out, minutes=0.0, **settings):
 
 def test_the_steps_of_fine_tuning_fit_into_the_time(tiny, tmp_path, monkeypatch):
     free, slow = ElementCost(0.0, 0.0), ElementCost(0.05 * 60 / 150 / 70, 0.0)  # 70 elements in 0.05 minutes
-    monkeypatch.setattr("bruno.fit.measure_cost", lambda *_: free)
+    monkeypatch.setattr("bruno.finetuning.measure_cost", lambda *_: free)
     large = steps_of(tiny, tmp_path / "large")
     assert large.shared
     assert (large.episodes, large.way, large.queries) == (9, 7, 19)  # 1280 elements at most
-    monkeypatch.setattr("bruno.fit.measure_cost", lambda *_: slow)
+    monkeypatch.setattr("bruno.finetuning.measure_cost", lambda *_: slow)
     monkeypatch.setattr("bruno.training.clock.describe_pace", lambda *_: "")  # depends on the real time
     small = steps_of(tiny, tmp_path / "small", minutes=0.05)
     assert (small.episodes, small.way, small.queries) == (1, 7, 9)
     assert steps_of(tiny, tmp_path / "wide", minutes=0.01, way=5).way == 5
-    monkeypatch.setattr("bruno.fit.measure_cost", lambda *_: free)
+    monkeypatch.setattr("bruno.finetuning.measure_cost", lambda *_: free)
     resumed = bruno.finetune(tiny, tmp_path / "small", trials=0, resume=True, minutes=0.06)
     assert resumed.trained.recipe.train.queries == 9  # as it began
 

@@ -25,8 +25,9 @@ LAYOUT = """
     bruno.flow.realnvp bruno.flow.preprocessing bruno.flow.imputation bruno.flow
     bruno.process.checks bruno.process.evidence bruno.process.distributions bruno.process.coefficients
     bruno.process.step_density bruno.process.processes bruno.process
-    bruno.known_models bruno.model bruno.checkpoint bruno.weights bruno.onnx.formulas bruno.onnx.functions
-    bruno.onnx.export bruno.onnx bruno.page.files bruno.page.build bruno.page
+    bruno.components bruno.known_models bruno.posterior bruno.model bruno.checkpoint bruno.weights
+    bruno.onnx.formulas bruno.onnx.functions bruno.onnx.export bruno.onnx bruno.page.files
+    bruno.page.build bruno.page
     bruno.training.distributed bruno.training.cuda_graph bruno.training.schedule bruno.training.objective
     bruno.training.trainer bruno.training.pace bruno.training.log bruno.training.checkpoints
     bruno.training.clock
@@ -45,7 +46,8 @@ LAYOUT = """
     bruno.trained.evaluation bruno.trained.generation bruno.trained.classification bruno.trained.states
     bruno.trained.outliers bruno.trained.watch bruno.trained.explanation bruno.trained.detection
     bruno.trained.keyed bruno.trained.keyed_watch bruno.trained.retrieval bruno.trained.verdict
-    bruno.trained.jobs bruno.trained.files bruno.trained bruno.fit bruno.fit_rows bruno.sklearn.base
+    bruno.trained.jobs bruno.trained.files bruno.trained bruno.fit bruno.finetuning bruno.fit_rows
+    bruno.sklearn.base
     bruno.sklearn.sample bruno.sklearn.classifier bruno.sklearn.outliers bruno.sklearn.transformer
     bruno.sklearn bruno.river bruno.reporting.summaries.base bruno.reporting.summaries.evaluation
     bruno.reporting.summaries.generation

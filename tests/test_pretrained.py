@@ -236,7 +236,7 @@ def test_shaded_paper_is_reported_by_its_density(dark_ink, omniglot):
 
 @pytest.mark.slow
 def test_a_pretrained_model_is_fine_tuned_to_dark_ink(dark_ink, monkeypatch):
-    monkeypatch.setattr("bruno.fit.default_sets_per_class", lambda classes: 4)
+    monkeypatch.setattr("bruno.finetuning.default_sets_per_class", lambda classes: 4)
     tune = [
         "finetune",
         "omniglot",

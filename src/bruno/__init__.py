@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from bruno.checkpoint import load, save
     from bruno.config import FlowConfig, ModelConfig, ProcessConfig, Recipe, TrainConfig, load_recipe
     from bruno.data import Examples
-    from bruno.fit import finetune, train
+    from bruno.finetuning import finetune
+    from bruno.fit import train
     from bruno.model import Bruno, Posterior
     from bruno.process import Evidence, GaussianProcess, StudentTProcess
     from bruno.trained import KeyedDetector, Trained, open
@@ -36,7 +37,7 @@ _HOME = {  # the module that defines each public name
     "StudentTProcess": "process",
     "TrainConfig": "config",
     "Trained": "trained",
-    "finetune": "fit",
+    "finetune": "finetuning",
     "load": "checkpoint",
     "load_recipe": "config",
     "open": "trained",

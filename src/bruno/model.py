@@ -1,35 +1,28 @@
-"""The model: preprocessing, flow and process as one density of sets, and its posterior given a set."""
+"""The model: preprocessing, flow and process as one density of sets."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import operator
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
-from bruno import known_models, limits
-from bruno.arrays import ArrayLike, Arrays, NumpyResult, as_tensor, to_numpy
-from bruno.config import ModelConfig, check_at_least, check_count
+from bruno import known_models
+from bruno.arrays import ArrayLike, Arrays, as_tensor
+from bruno.components import build_flow, build_preprocessing, build_process, check_size
+from bruno.config import ModelConfig, check_count
 from bruno.files import raw_bytes
-from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, Imputer, SplineCoupling, Splines, initialise
-from bruno.flow.preprocessing import (
-    ColumnScales,
-    Gaussianise,
-    Logit,
-    Pixels,
-    Standardise,
-    dequantise,
-    quantise,
-)
+from bruno.flow import Bijection, Imputer, SplineCoupling, initialise
+from bruno.flow.preprocessing import ColumnScales, Gaussianise, Pixels, Standardise, dequantise
 from bruno.kinds import Kind, kind_of
-from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess
+from bruno.posterior import Posterior, Samples
+from bruno.process import Evidence, ExchangeableProcess
 from bruno.process.checks import check_type, may_look_at_values
+
+__all__ = ["Bruno", "Encoded", "Posterior", "Samples"]
 
 
 class Encoded(NamedTuple):
@@ -37,39 +30,6 @@ class Encoded(NamedTuple):
 
     z: Float[Tensor, "*batch dim"]
     log_det: Float[Tensor, "*batch"]
-
-
-@dataclass(frozen=True, eq=False)
-class Samples(NumpyResult):
-    """Elements drawn from a posterior.
-
-    Attributes:
-        x: the elements, within the range of the data; pixels are dequantised.
-        clamped: number of values that were outside that range and were clamped to it.
-        levels: number of values that a pixel can take; 0 for rows.
-        columns: names of the columns of rows, if known.
-    """
-
-    x: Float[Tensor, "*batch_and_shape"]
-    clamped: int
-    levels: int
-    columns: tuple[str, ...] = ()
-
-    @property
-    def is_images(self) -> bool:
-        """Whether the elements are images."""
-        return self.levels > 0
-
-    @property
-    def images(self) -> Tensor:
-        """The elements as integers (uint8 for up to 256 levels)."""
-        if not self.is_images:
-            raise ValueError("`images` needs a model of images; this one has levels = 0. Use `x`.")
-        return quantise(self.x, self.levels)
-
-    def numpy(self) -> dict[str, Any]:
-        """The fields by name, tensors as numpy arrays; for images also the integers, as `images`."""
-        return super().numpy() | ({"images": to_numpy(self.images)} if self.is_images else {})
 
 
 class Bruno(nn.Module):
@@ -143,9 +103,16 @@ class Bruno(nn.Module):
     def from_config(cls, config: ModelConfig) -> Bruno:
         """Build a model with fresh weights."""
         check_type("config", config, ModelConfig)
-        _check_size(config)
+        check_size(config)
         imputer = Imputer(config.shape[0]) if config.missing == "impute" else None
-        return cls(config.shape, _flow(config), _process(config), _preprocessing(config), config, imputer)
+        return cls(
+            config.shape,
+            build_flow(config),
+            build_process(config),
+            build_preprocessing(config),
+            config,
+            imputer,
+        )
 
     @property
     def levels(self) -> int:
@@ -168,8 +135,8 @@ class Bruno(nn.Module):
         These are the scale of weight-normalised layers, and the distribution of the values if the
         preprocessing uses it.
         """
-        x = self._elements(x)
-        if self._batch_of(x).numel() < 2:
+        x = self.as_elements(x)
+        if self.batch_of(x).numel() < 2:
             raise ValueError(
                 f"`x` must be at least two elements to estimate a scale from; got {tuple(x.shape)}."
             )
@@ -211,7 +178,7 @@ class Bruno(nn.Module):
             generator: source of the dequantisation noise; ½ is added without one.
             validate: check the values, which waits for the device.
         """
-        x = self._elements(x)
+        x = self.as_elements(x)
         if validate and may_look_at_values(x):
             self.kind.check(x)
         flat = x.reshape(-1, *self.shape)
@@ -219,7 +186,7 @@ class Bruno(nn.Module):
             flat = dequantise(flat, generator)
         elif generator is not None and isinstance(self.preprocessing, ColumnScales):
             flat = self.preprocessing.dequantise(flat, generator)
-        dtype, batch = self.process.mean.dtype, self._batch_of(x)
+        dtype, batch = self.process.mean.dtype, self.batch_of(x)
         y, first = self.preprocessing(flat.to(torch.promote_types(flat.dtype, dtype)))
         z, second = self.flow(y.to(dtype))
         return Encoded(z.reshape(*batch, self.dim), (first.to(dtype) + second).reshape(batch))
@@ -229,18 +196,18 @@ class Bruno(nn.Module):
         self, x: ArrayLike, generator: Generator | None = None, *, batch_size: int = 256
     ) -> Float[Tensor, "*batch dim"]:
         """Latents of any number of elements (*batch, *shape), on any device, encoded in batches."""
-        x = self._elements(x, move=False)
+        x = self.as_elements(x, move=False)
         check_count("batch_size", batch_size)
         parts = x.reshape(-1, *self.shape).split(batch_size)
         z = torch.cat([self.encode(part.to(self.device), generator).z for part in parts])
-        return z.reshape(*self._batch_of(x), self.dim)
+        return z.reshape(*self.batch_of(x), self.dim)
 
     def normalised(self, x: ArrayLike) -> Float[Tensor, "*batch_and_shape"]:
         """Elements (*batch, *shape) on one scale: pixels on [0, 1], columns standardised, missing ones 0.
 
         The result lies on the device of `x`.
         """
-        x = self._elements(x, move=False)
+        x = self.as_elements(x, move=False)
         if self.kind.is_images:
             return x / self.levels
         flat = x.reshape(-1, *self.shape).to(self.device)
@@ -249,7 +216,7 @@ class Bruno(nn.Module):
 
     def decode(self, z: Float[Tensor, "*batch dim"] | Arrays) -> Float[Tensor, "*batch_and_shape"]:
         """Elements from latents, in the range of the data."""
-        return self._decode(as_tensor(z, "z", device=self.device)).x
+        return self.decode_samples(as_tensor(z, "z", device=self.device)).x
 
     def log_prob(
         self, x: ArrayLike, generator: Generator | None = None, *, validate: bool = True
@@ -296,7 +263,7 @@ class Bruno(nn.Module):
         """Whether latents of this model are also latents of another."""
         return other is self or other.fingerprint() == self.fingerprint()
 
-    def _decode(self, z: Tensor) -> Samples:
+    def decode_samples(self, z: Tensor) -> Samples:
         """Elements in the range of the data; a latent far in the tail may overflow and is clamped to it."""
         y, _ = self.flow.inverse(z.reshape(-1, self.dim).to(self.process.mean.dtype))
         x, astray = self.preprocessing.clamped(self.preprocessing.inverse(y)[0])
@@ -304,8 +271,8 @@ class Bruno(nn.Module):
 
     def _sets(self, x: ArrayLike) -> Tensor:
         """Sets (*batch, n, *shape) as a tensor."""
-        x = self._elements(x)
-        if not self._batch_of(x):
+        x = self.as_elements(x)
+        if not self.batch_of(x):
             raise ValueError(
                 f"`x` must be sets (*batch, n, *{self.shape}); got shape {tuple(x.shape)}. "
                 "A set of one element is x.unsqueeze(0)."
@@ -321,7 +288,7 @@ class Bruno(nn.Module):
         labels = torch.arange(batch.numel(), device=x.device).repeat_interleave(x.shape[-2])
         return self.impute(x.reshape(-1, self.dim), labels).view(x.shape)
 
-    def _elements(self, x: ArrayLike, *, move: bool = True) -> Tensor:
+    def as_elements(self, x: ArrayLike, *, move: bool = True) -> Tensor:
         """Elements (*batch, *shape) as a tensor of a shape and type that the model takes.
 
         Unless `move`, a tensor stays on its device.
@@ -347,208 +314,6 @@ class Bruno(nn.Module):
             )
         return x.to(self.device) if move else x
 
-    def _batch_of(self, x: Tensor) -> torch.Size:
+    def batch_of(self, x: Tensor) -> torch.Size:
         """The batch axes of elements."""
         return x.shape[: x.ndim - len(self.shape)]
-
-
-def _check_size(config: ModelConfig) -> None:
-    """Raise if the weights are too large for the limit of memory; estimated within a factor of about two."""
-    flow, dim = config.flow, math.prod(config.shape)
-    outputs = 2 + (3 * flow.bins if flow.coupling == "spline" else 0)
-    dense = flow.couplings * flow.units * (flow.units + dim * (1 + outputs) // 2)
-    networks = 2 * flow.depth * flow.scales if flow.kind == "conv" else 0
-    convolutions = networks * (2 * flow.blocks + 1) * 9 * flow.filters**2
-    limits.MEMORY.check_argument("flow", f"{flow.kind} couplings", 4 * (dense + convolutions))
-
-
-def _preprocessing(config: ModelConfig) -> Pixels | Standardise:
-    if not config.levels:
-        return ColumnScales(config.shape) if config.scales == "auto" else Standardise(config.shape)
-    kind = {"logit": Logit, "gaussianise": Gaussianise}[config.pixels]
-    return kind(config.levels, config.alpha)
-
-
-def _flow(config: ModelConfig) -> Bijection:
-    flow, splines = config.flow, None
-    if flow.coupling == "spline":
-        splines = Splines(flow.bins, flow.interval, flow.spline_scales, flow.spline_dense)
-    if flow.kind == "dense":
-        return DenseRealNVP(
-            config.shape,
-            couplings=flow.couplings,
-            units=flow.units,
-            weight_norm=flow.weight_norm,
-            splines=splines,
-        )
-    if len(config.shape) == 1:
-        raise ValueError("`flow.kind` must be dense for rows, as in the preset table; got conv.")
-    return ConvRealNVP(
-        config.shape,
-        scales=flow.scales,
-        depth=flow.depth,
-        mixing=flow.mixing,
-        filters=flow.filters,
-        blocks=flow.blocks,
-        squeeze_first=flow.squeeze_first,
-        dense_couplings=flow.couplings,
-        dense_units=flow.units,
-        weight_norm=flow.weight_norm,
-        splines=splines,
-    )
-
-
-def _process(config: ModelConfig) -> ExchangeableProcess:
-    start, dim = config.process, math.prod(config.shape)
-    if start.leading > dim:
-        raise ValueError(
-            f"`process.leading` must be at most {dim}, the number of dimensions; got {start.leading}."
-        )
-    correlation = torch.full((dim,), start.correlation)
-    correlation[: start.leading] = start.leading_correlation
-    if start.kind == "gaussian":
-        return GaussianProcess(dim, variance=start.variance, correlation=correlation)
-    return StudentTProcess(dim, dof=start.dof, variance=start.variance, correlation=correlation)
-
-
-@dataclass(frozen=True, eq=False)
-class Posterior:
-    """A model with the evidence of some sets: a few vectors, however large the sets.
-
-    An immutable value: `update`, `remove` and `merge` return a new one. Batches of elements broadcast with
-    the batch of sets: k sets score q elements by ``posterior.log_prob(x.unsqueeze(1))``, (q, k).
-
-    A batch has a length, can be indexed and iterated over, and `stack` makes one. A pickled posterior does
-    not carry the weights of its model: it names the model by its fingerprint. Unpickled, it has the model of
-    that fingerprint in the process, or opens the file that the model was read from or saved to.
-    """
-
-    model: Bruno
-    evidence: Evidence
-
-    def log_prob(self, x: ArrayLike, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
-        """log p(x | set) of single elements (*batch, *shape)."""
-        z, log_det = self.model.encode(self.impute(x), generator)
-        return self.model.process.log_prob(z, self.evidence) + log_det
-
-    def score(self, x: ArrayLike, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
-        """log p(x | set) − log p(x): the score of single elements, in nats.
-
-        The Jacobian cancels, so it is computed from latents alone.
-        """
-        z = self.model.encode(self.impute(x), generator).z
-        return self.model.process.log_prob(z, self.evidence) - self.model.process.log_prob(z)
-
-    def impute(self, x: ArrayLike) -> Tensor:
-        """Elements (*batch, *shape) with their missing numbers, NaN, replaced by means given the set.
-
-        The centre of the set is the element at the mean of the predictive.
-        """
-        model = self.model
-        x = model._elements(x)
-        if model.imputer is None or not bool(x.isnan().any()):
-            return x
-        with torch.no_grad():
-            z = model.process.predictive(self.evidence).mean
-            centre = model.flow.inverse(z.reshape(-1, model.dim))[0].view(z.shape).double()
-            y = model.preprocessing(x.reshape(-1, model.dim).double())[0].view(x.shape)
-            filled = model.imputer.next(y, centre, self.evidence.count)
-            filled = model.preprocessing.inverse(filled.reshape(-1, model.dim))[0].view(filled.shape)
-        return torch.where(x.isnan(), filled.to(x), x)
-
-    @torch.no_grad()
-    def sample(self, n: int = 1, *, generator: Generator | None = None, temperature: float = 1.0) -> Samples:
-        """n samples of the next element, (n, *batch, *shape); temperature scales the spread of latents."""
-        try:
-            n = operator.index(n)
-        except TypeError:
-            raise TypeError(f"`n` must be a whole number; got {n!r}.") from None
-        check_count("n", n)
-        check_at_least("temperature", temperature, 0)
-        predictive = self.model.process.predictive(self.evidence)
-        z = predictive.sample((n,), generator=generator)
-        z = predictive.mean + temperature * (z - predictive.mean) if temperature != 1.0 else z
-        return self.model._decode(z)
-
-    def update(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
-        """Add one element to each set, (*batch, *shape), or several, (*batch, n, *shape)."""
-        x = self.model._elements(x)
-        several = self.model._batch_of(x) != self.evidence.batch_shape
-        given = Posterior(self.model, self.evidence.unsqueeze()) if several else self
-        return Posterior(self.model, self.evidence.add(self.model.encode(given.impute(x), generator).z))
-
-    def remove(self, x: ArrayLike) -> Posterior:
-        """Remove elements that were added before, without a generator."""
-        return Posterior(self.model, self.evidence.remove(self.model.encode(x).z))
-
-    def detach(self) -> Posterior:
-        """The same posterior, detached from the graph."""
-        return Posterior(self.model, self.evidence.detach())
-
-    def merge(self, other: Posterior) -> Posterior:
-        """The posterior given the elements of both."""
-        check_type("other", other, Posterior)
-        if not self.model.is_same(other.model):
-            raise ValueError("`other` must be a posterior of the same model; got one of another model.")
-        return Posterior(self.model, self.evidence + other.evidence)
-
-    def __add__(self, other: Posterior) -> Posterior:
-        return self.merge(other) if isinstance(other, Posterior) else NotImplemented
-
-    def to(self, device: torch.device | str) -> Posterior:
-        """The posterior on another device, with its model: one of this process if possible, or a copy."""
-        model = known_models.on_device(self.model, device)
-        return Posterior(model, self.evidence.to(model.device))
-
-    @classmethod
-    def stack(cls, posteriors: Sequence[Posterior]) -> Posterior:
-        """Posteriors of one model, with the same batch shape, as one batch with a new first axis."""
-        if not posteriors:
-            raise ValueError("`posteriors` must be at least one; got none.")
-        first = posteriors[0].model
-        for one in posteriors:
-            check_type("posteriors", one, Posterior)
-            if not first.is_same(one.model):
-                raise ValueError("`posteriors` must be of one model; got one of another model.")
-        return Posterior(first, Evidence.stack([one.evidence for one in posteriors]))
-
-    def __len__(self) -> int:
-        """Number of sets along the first axis of the batch."""
-        if not self.evidence.batch_shape:
-            raise TypeError("a posterior of one set has no length; its number of elements is evidence.count.")
-        return self.evidence.batch_shape[0]
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[Posterior]:
-        return (self[i] for i in range(len(self)))
-
-    def __getitem__(self, index: Any) -> Posterior:
-        """The posterior of some sets of the batch."""
-        return Posterior(self.model, self.evidence[index])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """The fingerprint and the source of the model, and the evidence."""
-        evidence, model = self.evidence.detach(), self.model
-        # Arrays, since a tensor that is a view is pickled with all that it is a view of.
-        arrays = tuple(to_numpy(part) for part in (evidence.count, evidence.mean, evidence.scatter))
-        return _posterior, (model.fingerprint(), model.source, str(evidence.mean.device), *arrays)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Posterior:
-        return self
-
-    def __repr__(self) -> str:
-        counts = self.evidence.count.flatten().tolist()
-        seen = f"{min(counts)} to {max(counts)}" if len(set(counts)) > 1 else f"{counts[0] if counts else 0}"
-        return f"Posterior(batch_shape={tuple(self.evidence.batch_shape)}, seen={seen})"
-
-
-def _posterior(
-    fingerprint: str, source: str | None, device: str, count: Any, mean: Any, scatter: Any
-) -> Posterior:
-    """A posterior from a pickle."""
-    model = known_models.find(fingerprint, mean.shape[-1], source, device)
-    evidence = Evidence(*(torch.from_numpy(part.copy()) for part in (count, mean, scatter)))
-    known = not isinstance(model, known_models.UnknownModel)
-    return Posterior(model, evidence.to(model.device) if known else evidence)

@@ -71,8 +71,8 @@ def test_characters_of_many_strokes_are_familiar(folder):
 
 
 def test_samples_are_drawn_once(digits_model, unseen_digits, monkeypatch):
-    familiarity, drawn, decode = Familiarity(digits_model), [], digits_model._decode
-    monkeypatch.setitem(vars(digits_model), "_decode", lambda z: (drawn.append(z), decode(z))[1])
+    familiarity, drawn, decode = Familiarity(digits_model), [], digits_model.decode_samples
+    monkeypatch.setitem(vars(digits_model), "decode_samples", lambda z: (drawn.append(z), decode(z))[1])
     for _ in range(3):
         familiarity.check(unseen_digits.elements)
     assert len(drawn) == 1

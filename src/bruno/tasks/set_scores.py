@@ -117,7 +117,7 @@ class SetScorer:
     @torch.no_grad()
     def encode(self, x: ArrayLike) -> Encoded:
         """Latents and log-dets of elements (n, *shape), in batches."""
-        x = self.model._elements(x, move=False)
+        x = self.model.as_elements(x, move=False)
         parts = [self.model.encode(part.to(self.model.device)) for part in x.split(_ENCODED_AT_A_TIME)]
         return Encoded(torch.cat([part.z for part in parts]), torch.cat([part.log_det for part in parts]))
 

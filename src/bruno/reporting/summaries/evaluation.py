@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from bruno.fit import FineTuningComparison
+from bruno.finetuning import FineTuningComparison
 from bruno.reporting.plots import (
     Measured,
     accuracy_bars,

@@ -1,0 +1,251 @@
+"""Fine-tune a trained model on episodes into a new run folder, and compare both models."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from bruno.config import Recipe, check_count, check_same, to_dict
+from bruno.data import Examples, SetSampler
+from bruno.devices import process_group
+from bruno.fit import run_training, with_planned_length, with_settings
+from bruno.model import Bruno
+from bruno.recipe_data import RecipeData, fitted_to, imputed, is_path, unseen_split
+from bruno.tasks import FewShotProtocol, Progress, measure_bits_per_dim, measure_few_shot
+from bruno.tasks.evaluation import BitsPerDim, default_sets_per_class
+from bruno.tasks.few_shot import FewShotResult
+from bruno.trained import Trained
+from bruno.trained import open as open_trained
+from bruno.training import LogEntry, Run
+from bruno.training.distributed import broadcast, rank_and_processes
+from bruno.training.pace import MOST_ELEMENTS, affordable_elements, measure_cost, with_elements
+
+_log = logging.getLogger(__name__)
+
+_WAY = 20
+# Fraction of the original learning rate: at the full one, a new optimiser undoes the training in a few steps.
+_RATE = 0.1
+_WARMUP = 0.1
+_EPISODES = 16
+_PROBED = 40  # elements to measure the cost of an element on
+_COMPARED_SETS = 10  # of a class, at most: more would have the same elements in another order
+
+
+@dataclass(frozen=True)
+class FineTuningComparison:
+    """Bits/dim and few-shot accuracy before and after fine-tuning, on classes unseen in both trainings.
+
+    Attributes:
+        split: split of the data.
+        trials: number of few-shot trials.
+        bits: bits/dim "before" and "after".
+        few_shot: accuracy "before" and "after"; empty if the split has one class, or classes of one element.
+    """
+
+    split: str
+    trials: int
+    bits: dict[str, BitsPerDim]
+    few_shot: dict[str, tuple[FewShotResult, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class FineTuned:
+    """A fine-tuned model, and its comparison with the original model.
+
+    Attributes:
+        trained: the fine-tuned model.
+        comparison: with the original model; None if it was not asked for.
+        unseen: the split that is unseen in both trainings.
+    """
+
+    trained: Trained
+    comparison: FineTuningComparison | None
+    unseen: str
+
+
+def finetune(
+    trained: Trained | str,
+    out: str | Path | None = None,
+    *,
+    way: int | None = None,
+    shot: int = 1,
+    episodes: int | None = None,
+    generative: float = 1.0,
+    split: str | None = None,
+    trials: int = 5,
+    resume: bool = False,
+    save_every: float = 60.0,
+    progress: Callable[[LogEntry], None] | None = None,
+    compare_progress: Progress | None = None,
+    **settings: Any,
+) -> FineTuned:
+    """Fine-tune a model on k-way n-shot episodes and on its density, into a new run folder.
+
+    Args:
+        trained: the model to start from, or an argument of `bruno.open`.
+        out: the run folder; the model's folder with -finetuned appended by default.
+        way: classes in an episode; 20, or all if there are fewer, by default.
+        shot: support elements of each class.
+        episodes: episodes per step. By default, episodes also serve as sets, and their number and queries are
+            those that fit into `minutes` and, on a CPU, 2 GiB of memory; `batch` or `shared` in `settings`
+            switch that off.
+        generative: weight of bits/dim relative to the cross-entropy of the episodes.
+        split: the split to compare both models on; unseen classes by default.
+        trials: number of few-shot trials in the comparison; 0 for no comparison.
+        resume: continue from the last checkpoint in `out`.
+        save_every: seconds between checkpoints.
+        progress: called with a log entry after every step, or every few steps on a GPU.
+        compare_progress: called as progress(done, total) during the comparison.
+        settings: override those of the model's recipe, as in `train`; ``data={"name": "folder"}`` fine-tunes
+            on user data, resized to the model's shape.
+    """
+    check_count("trials", trials or 2, 2)  # to estimate a standard error
+    before = open_trained(trained) if isinstance(trained, str) else trained
+    if before.recipe is None:
+        raise ValueError(f"`trained` must have a recipe; {before.folder} has none.")
+    plan: dict[str, Any] = {
+        "episodes": _EPISODES,
+        "way": _WAY,
+        "shot": shot,
+        "queries": 1,
+        "shared": False,
+    }
+    plan |= {"discriminative": 1.0, "onset": 0.0, "generative": generative, "minutes": 0.0, "seed": 0}
+    plan |= {"rate": _RATE * before.recipe.train.rate, "warmup": _WARMUP}
+    started, _ = with_settings(before.recipe, plan)
+    given = {name: value for name, value in (("way", way), ("episodes", episodes)) if value is not None}
+    recipe, explicit = with_settings(started, {**settings, **given})
+    if before.drawings is not None and "data.drawings" not in explicit:
+        recipe = evolve(recipe, data=evolve(recipe.data, drawings=before.drawings))
+    if recipe.data.name != before.recipe.data.name:
+        recipe = _with_shape_of(before.model, recipe, explicit)
+    model_settings = ("pixels", "alpha", "missing", "scales", "flow", "process")
+    check_same(
+        str(before.folder), *({k: to_dict(r)[k] for k in model_settings} for r in (before.recipe, recipe))
+    )
+    run = Run(out or before.folder.with_name(f"{before.folder.name}-finetuned"))
+    if resume:
+        recipe = with_planned_length(recipe, run, explicit)
+    data, levels = RecipeData(recipe, before.data_dir), before.model.levels
+    unseen = unseen_split(before.recipe, recipe)
+    split = split or unseen
+    held_out = imputed(data.split(split).with_levels(levels), before.model) if trials else None
+    if held_out is not None and held_out.shape != before.model.shape:
+        raise ValueError(
+            f"`data` must have elements of the model's shape {before.model.shape}; got {held_out.shape}."
+        )
+    generator = torch.Generator().manual_seed(recipe.train.seed)
+    examples = imputed(data.training().with_levels(levels), before.model, generator)
+    if recipe.data != before.recipe.data:
+        before.warn_if_unfamiliar(examples.elements, remedy="`data.invert`")
+    if len(examples.names) < 2:
+        raise ValueError(
+            f"`data` must have at least 2 classes; {recipe.data.name} has {len(examples.names)}."
+        )
+    recipe, model = fitted_to(recipe, examples, explicit), copy.deepcopy(before.model).requires_grad_(True)
+    with process_group(str(before.device)):
+        if not explicit & {"train.episodes", "train.batch", "train.shared"}:
+            resized = examples if examples.shape == model.shape else data.split(recipe.data.split)
+            recipe = _with_sized_steps(recipe, model, resized, explicit, run if resume else None)
+        model = run_training(run, recipe, model, examples, resume, None, save_every, progress)
+    after = Trained(model, recipe, run.folder, data_dir=before.data_dir)
+    if held_out is None:
+        return FineTuned(after, None, unseen)
+    comparison = _compared(before, after, held_out, split, trials, compare_progress)
+    return FineTuned(after, comparison, unseen)
+
+
+def _with_sized_steps(
+    recipe: Recipe, model: Bruno, examples: Examples, explicit: set[str], resumed: Run | None
+) -> Recipe:
+    """The recipe with episodes that also serve as sets, as large as time and memory allow.
+
+    A resumed run keeps the episodes that it began with. On a GPU, neither time nor memory is short.
+    """
+    train, smallest = recipe.train, int(examples.counts.min())
+    if resumed is not None and resumed.checkpoints:
+        planned = resumed.recipe.train
+        chosen = {name: getattr(planned, name) for name in ("episodes", "way", "queries", "shared")}
+        return evolve(recipe, train=evolve(train, **chosen))
+    if "train.queries" not in explicit:
+        train = evolve(train, queries=max(1, min(train.set_size, smallest) - train.shot))
+    train = evolve(train, shared=train.generative > 0, episodes=_EPISODES)
+    most = MOST_ELEMENTS
+    if model.device.type == "cpu":
+        some = examples.elements[:_PROBED].unsqueeze(0)
+        generator = torch.Generator().manual_seed(0)
+        most = affordable_elements(broadcast(measure_cost(model, some, generator)), train.minutes)
+    fixed = {"way"} if "train.way" in explicit else set()
+    fixed |= {"queries"} if explicit & {"train.queries", "train.set_size"} else set()
+    train = with_elements(train, most, fixed)
+    _, processes = rank_and_processes()
+    train = evolve(train, episodes=math.ceil(train.episodes / processes) * processes)
+    _log.info(
+        "%d elements per step: %d episode%s of %d classes, %d-shot, with %d quer%s of each class",
+        train.elements,
+        train.episodes,
+        "s" * (train.episodes > 1),
+        train.way,
+        train.shot,
+        train.queries,
+        "ies" if train.queries > 1 else "y",
+    )
+    return evolve(recipe, train=train)
+
+
+def _with_shape_of(model: Bruno, recipe: Recipe, explicit: set[str]) -> Recipe:
+    """The recipe with user images resized to the model, unless the user set how to read them.
+
+    Without `slant` and `warp`, unless they are set: they blur images of the model's size, and a model that
+    learns the blur has worse bits/dim, even of the images of training.
+    """
+    shape = model.shape
+    chosen = explicit & {"data.size", "data.original", "data.colour"}
+    if chosen or not is_path(recipe.data.name) or len(shape) != 3 or shape[1] != shape[2]:
+        return recipe
+    data = evolve(recipe.data, size=shape[1], colour=shape[0] == 3, original=False)
+    without: dict[str, Any] = {name: 0.0 for name in ("slant", "warp") if f"train.{name}" not in explicit}
+    return evolve(recipe, data=data, train=evolve(recipe.train, **without))
+
+
+def _compared(
+    before: Trained,
+    after: Trained,
+    examples: Examples,
+    split: str,
+    trials: int,
+    progress: Progress | None,
+) -> FineTuningComparison:
+    assert after.recipe is not None
+    recipe, smallest = after.recipe, int(examples.counts.min())
+    bits: dict[str, BitsPerDim] = {}
+    few_shot: dict[str, tuple[FewShotResult, ...]] = {}
+    for name, trained in (("before", before), ("after", after)):
+        bits[name] = measure_bits_per_dim(
+            trained.model,
+            SetSampler(examples, device=trained.device),
+            sets=None,
+            sets_per_class=min(_COMPARED_SETS, default_sets_per_class(len(examples.names))),
+            set_size=min(recipe.train.set_size, smallest),
+            generator=torch.Generator(trained.device).manual_seed(recipe.train.seed),
+        )
+        if len(examples.names) > 1 and smallest > 1:
+            protocol = FewShotProtocol(
+                ways=tuple(sorted({min(way, len(examples.names)) for way in (5, 20)})),
+                shots=tuple(sorted({min(shot, smallest - 1) for shot in (1, 5)})),
+                trials=trials,
+                rotations=recipe.data.rotations,
+            )
+            generator = torch.Generator().manual_seed(recipe.train.seed)
+            few_shot[name] = measure_few_shot(
+                trained.model, examples, protocol, generator=generator, progress=progress
+            )
+    return FineTuningComparison(split, trials, bits, few_shot)

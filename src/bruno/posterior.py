@@ -1,0 +1,196 @@
+"""The posterior of a model given sets, and samples from it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+import bruno
+from bruno import known_models
+from bruno.arrays import ArrayLike, NumpyResult, to_numpy
+from bruno.config import check_at_least, check_count
+from bruno.flow.preprocessing import quantise
+from bruno.process import Evidence
+from bruno.process.checks import check_type
+
+
+@dataclass(frozen=True, eq=False)
+class Samples(NumpyResult):
+    """Elements drawn from a posterior.
+
+    Attributes:
+        x: the elements, within the range of the data; pixels are dequantised.
+        clamped: number of values that were outside that range and were clamped to it.
+        levels: number of values that a pixel can take; 0 for rows.
+        columns: names of the columns of rows, if known.
+    """
+
+    x: Float[Tensor, "*batch_and_shape"]
+    clamped: int
+    levels: int
+    columns: tuple[str, ...] = ()
+
+    @property
+    def is_images(self) -> bool:
+        """Whether the elements are images."""
+        return self.levels > 0
+
+    @property
+    def images(self) -> Tensor:
+        """The elements as integers (uint8 for up to 256 levels)."""
+        if not self.is_images:
+            raise ValueError("`images` needs a model of images; this one has levels = 0. Use `x`.")
+        return quantise(self.x, self.levels)
+
+    def numpy(self) -> dict[str, Any]:
+        """The fields by name, tensors as numpy arrays; for images also the integers, as `images`."""
+        return super().numpy() | ({"images": to_numpy(self.images)} if self.is_images else {})
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """A model with the evidence of some sets: a few vectors, however large the sets.
+
+    An immutable value: `update`, `remove` and `merge` return a new one. Batches of elements broadcast with
+    the batch of sets: k sets score q elements by ``posterior.log_prob(x.unsqueeze(1))``, (q, k).
+
+    A batch has a length, can be indexed and iterated over, and `stack` makes one. A pickled posterior does
+    not carry the weights of its model: it names the model by its fingerprint. Unpickled, it has the model of
+    that fingerprint in the process, or opens the file that the model was read from or saved to.
+    """
+
+    model: bruno.Bruno
+    evidence: Evidence
+
+    def log_prob(self, x: ArrayLike, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
+        """log p(x | set) of single elements (*batch, *shape)."""
+        z, log_det = self.model.encode(self.impute(x), generator)
+        return self.model.process.log_prob(z, self.evidence) + log_det
+
+    def score(self, x: ArrayLike, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
+        """log p(x | set) − log p(x): the score of single elements, in nats.
+
+        The Jacobian cancels, so it is computed from latents alone.
+        """
+        z = self.model.encode(self.impute(x), generator).z
+        return self.model.process.log_prob(z, self.evidence) - self.model.process.log_prob(z)
+
+    def impute(self, x: ArrayLike) -> Tensor:
+        """Elements (*batch, *shape) with their missing numbers, NaN, replaced by means given the set.
+
+        The centre of the set is the element at the mean of the predictive.
+        """
+        model = self.model
+        x = model.as_elements(x)
+        if model.imputer is None or not bool(x.isnan().any()):
+            return x
+        with torch.no_grad():
+            z = model.process.predictive(self.evidence).mean
+            centre = model.flow.inverse(z.reshape(-1, model.dim))[0].view(z.shape).double()
+            y = model.preprocessing(x.reshape(-1, model.dim).double())[0].view(x.shape)
+            filled = model.imputer.next(y, centre, self.evidence.count)
+            filled = model.preprocessing.inverse(filled.reshape(-1, model.dim))[0].view(filled.shape)
+        return torch.where(x.isnan(), filled.to(x), x)
+
+    @torch.no_grad()
+    def sample(self, n: int = 1, *, generator: Generator | None = None, temperature: float = 1.0) -> Samples:
+        """n samples of the next element, (n, *batch, *shape); temperature scales the spread of latents."""
+        try:
+            n = operator.index(n)
+        except TypeError:
+            raise TypeError(f"`n` must be a whole number; got {n!r}.") from None
+        check_count("n", n)
+        check_at_least("temperature", temperature, 0)
+        predictive = self.model.process.predictive(self.evidence)
+        z = predictive.sample((n,), generator=generator)
+        z = predictive.mean + temperature * (z - predictive.mean) if temperature != 1.0 else z
+        return self.model.decode_samples(z)
+
+    def update(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
+        """Add one element to each set, (*batch, *shape), or several, (*batch, n, *shape)."""
+        x = self.model.as_elements(x)
+        several = self.model.batch_of(x) != self.evidence.batch_shape
+        given = Posterior(self.model, self.evidence.unsqueeze()) if several else self
+        return Posterior(self.model, self.evidence.add(self.model.encode(given.impute(x), generator).z))
+
+    def remove(self, x: ArrayLike) -> Posterior:
+        """Remove elements that were added before, without a generator."""
+        return Posterior(self.model, self.evidence.remove(self.model.encode(x).z))
+
+    def detach(self) -> Posterior:
+        """The same posterior, detached from the graph."""
+        return Posterior(self.model, self.evidence.detach())
+
+    def merge(self, other: Posterior) -> Posterior:
+        """The posterior given the elements of both."""
+        check_type("other", other, Posterior)
+        if not self.model.is_same(other.model):
+            raise ValueError("`other` must be a posterior of the same model; got one of another model.")
+        return Posterior(self.model, self.evidence + other.evidence)
+
+    def __add__(self, other: Posterior) -> Posterior:
+        return self.merge(other) if isinstance(other, Posterior) else NotImplemented
+
+    def to(self, device: torch.device | str) -> Posterior:
+        """The posterior on another device, with its model: one of this process if possible, or a copy."""
+        model = known_models.on_device(self.model, device)
+        return Posterior(model, self.evidence.to(model.device))
+
+    @classmethod
+    def stack(cls, posteriors: Sequence[Posterior]) -> Posterior:
+        """Posteriors of one model, with the same batch shape, as one batch with a new first axis."""
+        if not posteriors:
+            raise ValueError("`posteriors` must be at least one; got none.")
+        first = posteriors[0].model
+        for one in posteriors:
+            check_type("posteriors", one, Posterior)
+            if not first.is_same(one.model):
+                raise ValueError("`posteriors` must be of one model; got one of another model.")
+        return Posterior(first, Evidence.stack([one.evidence for one in posteriors]))
+
+    def __len__(self) -> int:
+        """Number of sets along the first axis of the batch."""
+        if not self.evidence.batch_shape:
+            raise TypeError("a posterior of one set has no length; its number of elements is evidence.count.")
+        return self.evidence.batch_shape[0]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Posterior]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Posterior:
+        """The posterior of some sets of the batch."""
+        return Posterior(self.model, self.evidence[index])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The fingerprint and the source of the model, and the evidence."""
+        evidence, model = self.evidence.detach(), self.model
+        # Arrays, since a tensor that is a view is pickled with all that it is a view of.
+        arrays = tuple(to_numpy(part) for part in (evidence.count, evidence.mean, evidence.scatter))
+        return _posterior, (model.fingerprint(), model.source, str(evidence.mean.device), *arrays)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Posterior:
+        return self
+
+    def __repr__(self) -> str:
+        counts = self.evidence.count.flatten().tolist()
+        seen = f"{min(counts)} to {max(counts)}" if len(set(counts)) > 1 else f"{counts[0] if counts else 0}"
+        return f"Posterior(batch_shape={tuple(self.evidence.batch_shape)}, seen={seen})"
+
+
+def _posterior(
+    fingerprint: str, source: str | None, device: str, count: Any, mean: Any, scatter: Any
+) -> Posterior:
+    """A posterior from a pickle."""
+    model = known_models.find(fingerprint, mean.shape[-1], source, device)
+    evidence = Evidence(*(torch.from_numpy(part.copy()) for part in (count, mean, scatter)))
+    known = not isinstance(model, known_models.UnknownModel)
+    return Posterior(model, evidence.to(model.device) if known else evidence)
