@@ -38,12 +38,13 @@ LAYOUT = """
     bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.attribution bruno.tasks.planted
     bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis
     bruno.tasks.stability bruno.tasks bruno.streams.encoder bruno.streams.densities bruno.streams.codec
-    bruno.streams.store bruno.streams.sets bruno.streams.window bruno.streams.judgements
+    bruno.streams.store bruno.streams.rows bruno.streams.sets bruno.streams.window bruno.streams.judgements
     bruno.streams.updates bruno.streams bruno.reporting bruno.reporting.results bruno.reporting.images
     bruno.reporting.figure bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines
     bruno.reporting.element_plots bruno.reporting.explanation_plots bruno.reporting.outlier_plots
     bruno.reporting.page bruno.devices bruno.recipe_data bruno.trained.data bruno.trained.calibration
-    bruno.trained.evaluation bruno.trained.generation bruno.trained.classification bruno.trained.states
+    bruno.trained.evaluation bruno.trained.sample_files bruno.trained.generation
+    bruno.trained.classification bruno.trained.states
     bruno.trained.outliers bruno.trained.watch bruno.trained.explanation bruno.trained.detection
     bruno.trained.keyed bruno.trained.keyed_watch bruno.trained.retrieval bruno.trained.verdict
     bruno.trained.jobs bruno.trained.files bruno.trained bruno.fit bruno.finetuning bruno.fit_rows

@@ -39,7 +39,7 @@ def test_the_command_saves_the_samples_of_the_library(in_digits):
 @pytest.mark.parametrize("arguments", [["--prior"], ["--given", "support/2", "--prefixes", "0,5"]])
 def test_many_samples_are_written_in_parts_and_some_are_shown(in_digits, monkeypatch, arguments):
     monkeypatch.setattr(
-        "bruno.trained.generation._PIXELS_SHOWN", 3 * 64 * (1 if "--prior" in arguments else 2)
+        "bruno.trained.sample_files._PIXELS_SHOWN", 3 * 64 * (1 if "--prior" in arguments else 2)
     )
     output = run("sample", "run", *arguments, "--samples", "300", "--seed", "3")
     name, shown = ("samples-prior", "3 of 300") if "--prior" in arguments else ("samples", "6 of 600")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,23 @@ from bruno.process.distributions import log_gamma_half_step
 
 Numbers = NDArray[np.float64]
 _TABLE = 2048  # counts whose constants are tabulated; for larger ones Stirling's series is exact
+
+
+class SetEvidence(NamedTuple):
+    """Count, mean and scatter of sets."""
+
+    n: Float[np.ndarray, " k"]
+    mean: Float[np.ndarray, "k dim"]
+    scatter: Float[np.ndarray, "k dim"]
+
+
+def evidence_inside(z: Float[np.ndarray, "k m dim"], inside: Bool[np.ndarray, "k m"]) -> SetEvidence:
+    """The evidence of the elements of sets that are inside."""
+    weight = inside[:, :, None].astype(np.float64)
+    n = weight.sum(1)
+    mean = (weight * z).sum(1) / np.maximum(n, 1.0)
+    gap = z - mean[:, None]
+    return SetEvidence(n[:, 0], mean, (weight * gap * gap).sum(1))
 
 
 class RowDensities:
@@ -44,12 +62,10 @@ class RowDensities:
     ) -> Float[np.ndarray, "k m"]:
         """log p(z_i | all others of the set that are inside) − log p(z_i); `prior` is log p(z_i)."""
         weight = inside[:, :, None].astype(np.float64)
-        n = weight.sum(1, keepdims=True)
-        mean = (weight * z).sum(1, keepdims=True) / np.maximum(n, 1.0)
+        n, mean, scatter = (part[:, None] for part in evidence_inside(z, inside))
         gap = z - mean
-        scatter = (weight * gap * gap).sum(1, keepdims=True)
         # An element inside is removed from the evidence; one outside is not part of it.
-        rest = n - weight
+        rest = n[:, :, None] - weight
         others = np.where(rest > 0, mean - weight * gap / np.maximum(rest, 1.0), 0.0)
         left = np.where(rest > 1, np.maximum(scatter - weight * gap * (z - others), 0.0), 0.0)
         k, m, dim = z.shape

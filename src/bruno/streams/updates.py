@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bruno.model import Bruno
 from bruno.streams.codec import INSIDE, KEPT_OUT, USABLE, Ranks, encode_latents
-from bruno.streams.densities import RowDensities
+from bruno.streams.densities import RowDensities, evidence_inside
 from bruno.streams.sets import First, HotSets
 from bruno.streams.window import Window
 from bruno.tasks.anomaly import Detector
@@ -211,11 +211,9 @@ class Updates:
         self, slots: Int[np.ndarray, " k"], z: Float[np.ndarray, "k m dim"], inside: Bool[np.ndarray, "k m"]
     ) -> None:
         """Make the elements that are inside the evidence of their sets."""
-        weight = inside[:, :, None].astype(np.float64)
-        count = inside.sum(1).astype(np.float64)
-        mean = (weight * z).sum(1) / np.maximum(count, 1.0)[:, None]
-        self._sets.count[slots], self._sets.mean[slots] = count, mean
-        self._sets.scatter[slots] = (weight * (z - mean[:, None]) ** 2).sum(1)
+        found = evidence_inside(z, inside)
+        self._sets.count[slots], self._sets.mean[slots] = found.n, found.mean
+        self._sets.scatter[slots] = found.scatter
 
     def end_of_start(self, slot: int) -> None:
         """Stop to reconsider the first elements of a set: those that count do so for good."""

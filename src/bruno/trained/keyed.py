@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from numpy.typing import NDArray
 
 from bruno.arrays import ArrayLike, as_tensor
 from bruno.config import check_at_least, check_count
-from bruno.data.columns import MAX_NUMBER
 from bruno.model import Posterior
 from bruno.process import Evidence
 from bruno.signals import StopSignal
-from bruno.streams.codec import NO_OFFSET, decode_latents, encode_latents
+from bruno.streams.codec import decode_latents, encode_latents
 from bruno.streams.encoder import Latents, encoder_of
 from bruno.streams.judgements import Judgements, Rule
+from bruno.streams.rows import check_forgetting, check_numbers, checked_keys, checked_offsets, rounds_of
 from bruno.streams.sets import HotSets, capacity_for
 from bruno.streams.store import MEMORY, KeptOut, Mark, Store
 from bruno.streams.updates import Updates
 from bruno.streams.window import Window
 from bruno.tasks.anomaly import Detector
-from bruno.tasks.keep_out import START
 from bruno.trained.detection import DetectionJobs
 
 COMMIT_ROWS, COMMIT_SECONDS = 10_000, 1.0
@@ -72,7 +71,7 @@ class KeyedDetector:
         commit_seconds: float = COMMIT_SECONDS,
         wait: float | None = None,
     ) -> None:
-        _check_forgetting(window, half_life, within)
+        check_forgetting(window, half_life, within)
         check_count("commit_rows", commit_rows)
         check_at_least("commit_seconds", commit_seconds, 0)
         if cache is not None:
@@ -129,9 +128,9 @@ class KeyedDetector:
                 one of its key is skipped: it was judged before.
             sources: how far sources were read, committed with these rows; see `source`.
         """
-        names = _checked_keys(keys)
+        names = checked_keys(keys)
         x = self._checked(x, len(names))
-        given = _checked_offsets(offsets, len(names))
+        given = checked_offsets(offsets, len(names))
         if ids is not None and len(ids) != len(names):
             raise ValueError(f"`ids` must be {len(names)}, one for each key; got {len(ids)}.")
         self._begin_step()
@@ -158,7 +157,7 @@ class KeyedDetector:
         latents, complete = self._encoded(x)
         prior = self._updates.prior(latents.z)
         kept_out: dict[int, NDArray[np.float64]] = {}
-        for rows in _rounds(slots):
+        for rows in rounds_of(slots):
             if offsets is not None:
                 rows = rows[offsets[rows] > self._sets.offset[slots[rows]]]
                 self._sets.offset[slots[rows]] = offsets[rows]
@@ -373,70 +372,5 @@ class KeyedDetector:
                 f"shape {rows.shape}."
             )
         rows = rows.astype(np.float64, copy=False)
-        _check_numbers(rows, self._model.imputer is not None)
+        check_numbers(rows, self._model.imputer is not None)
         return rows
-
-
-def _check_forgetting(window: int | None, half_life: float | None, within: bool) -> None:
-    if window is not None:
-        check_count("window", window)
-        check_at_least("window", window, START)
-    if half_life is not None and not 0 < half_life < np.inf:
-        raise ValueError(f"`half_life` must be above 0 and finite; got {half_life}.")
-    if window is not None and half_life is not None:
-        raise ValueError(f"`window` and `half_life` exclude each other; got {window} and {half_life}.")
-    if within and (window is not None or half_life is not None):
-        raise ValueError("`within` ranks among all elements of a set; omit `window` and `half_life`.")
-
-
-def _checked_keys(keys: Sequence[Any] | NDArray[Any]) -> list[str]:
-    """The names of sets; raises ValueError if one is missing."""
-    names = [keys] if isinstance(keys, str) else list(keys)
-    if not names:
-        raise ValueError("`keys` must name the set of at least one row; got none.")
-    for i, name in enumerate(names):
-        if not isinstance(name, str) or not name:
-            if isinstance(name, int | np.integer) and not isinstance(name, bool):
-                names[i] = str(name)
-            else:
-                raise ValueError(f"`keys` must name the set of every row; row {i + 1} has {name!r}.")
-    return names
-
-
-def _check_numbers(rows: Float[np.ndarray, "n dim"], missing: bool) -> None:
-    """Raise unless all numbers can be used."""
-    with np.errstate(invalid="ignore"):
-        fine = np.abs(rows) <= MAX_NUMBER
-    if missing:
-        fine |= np.isnan(rows)
-    if not fine.all():
-        row, column = (int(place[0]) for place in np.nonzero(~fine))
-        raise ValueError(
-            f"`x` must be finite and below {MAX_NUMBER:.1e}; row {row + 1} has {rows[row, column]} in column "
-            f"{column + 1}."
-        )
-
-
-def _checked_offsets(offsets: Any, n: int) -> NDArray[np.int64] | None:
-    if offsets is None:
-        return None
-    found = np.asarray(offsets)
-    if found.shape != (n,) or found.dtype.kind not in "iu" or (n and int(found.min()) <= NO_OFFSET):
-        raise ValueError(f"`offsets` must be {n} whole numbers; got {found.dtype} of shape {found.shape}.")
-    return found.astype(np.int64)
-
-
-def _rounds(slots: NDArray[np.intp]) -> Iterable[NDArray[np.intp]]:
-    """The rows of a batch in rounds with at most one row of each set, in the order of the rows of a set."""
-    n = len(slots)
-    if n == 1:
-        return [np.zeros(1, np.intp)]
-    order = np.argsort(slots, kind="stable")
-    ordered = slots[order]
-    new = np.flatnonzero(np.diff(ordered, prepend=-1))
-    rank = np.arange(n) - np.repeat(new, np.diff(new, append=n))
-    rounds = np.empty(n, np.intp)
-    rounds[order] = rank
-    by_round = np.argsort(rounds, kind="stable")
-    ends = np.cumsum(np.bincount(rounds))
-    return np.split(by_round, ends[:-1])

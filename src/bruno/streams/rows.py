@@ -1,0 +1,82 @@
+"""The arguments of a step of keyed streams: checked, and ordered into rounds of one row for each set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+from bruno.config import check_at_least, check_count
+from bruno.data.columns import MAX_NUMBER
+from bruno.streams.codec import NO_OFFSET
+from bruno.tasks.keep_out import START
+
+
+def check_forgetting(window: int | None, half_life: float | None, within: bool) -> None:
+    """Raise unless a window, a half-life and ranks within sets can be used together."""
+    if window is not None:
+        check_count("window", window)
+        check_at_least("window", window, START)
+    if half_life is not None and not 0 < half_life < np.inf:
+        raise ValueError(f"`half_life` must be above 0 and finite; got {half_life}.")
+    if window is not None and half_life is not None:
+        raise ValueError(f"`window` and `half_life` exclude each other; got {window} and {half_life}.")
+    if within and (window is not None or half_life is not None):
+        raise ValueError("`within` ranks among all elements of a set; omit `window` and `half_life`.")
+
+
+def checked_keys(keys: Sequence[Any] | NDArray[Any]) -> list[str]:
+    """The names of sets; raises ValueError if one is missing."""
+    names = [keys] if isinstance(keys, str) else list(keys)
+    if not names:
+        raise ValueError("`keys` must name the set of at least one row; got none.")
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or not name:
+            if isinstance(name, int | np.integer) and not isinstance(name, bool):
+                names[i] = str(name)
+            else:
+                raise ValueError(f"`keys` must name the set of every row; row {i + 1} has {name!r}.")
+    return names
+
+
+def check_numbers(rows: Float[np.ndarray, "n dim"], missing: bool) -> None:
+    """Raise unless all numbers can be used."""
+    with np.errstate(invalid="ignore"):
+        fine = np.abs(rows) <= MAX_NUMBER
+    if missing:
+        fine |= np.isnan(rows)
+    if not fine.all():
+        row, column = (int(place[0]) for place in np.nonzero(~fine))
+        raise ValueError(
+            f"`x` must be finite and below {MAX_NUMBER:.1e}; row {row + 1} has {rows[row, column]} in column "
+            f"{column + 1}."
+        )
+
+
+def checked_offsets(offsets: Any, n: int) -> NDArray[np.int64] | None:
+    """Positions in the input as integers; None if there are none."""
+    if offsets is None:
+        return None
+    found = np.asarray(offsets)
+    if found.shape != (n,) or found.dtype.kind not in "iu" or (n and int(found.min()) <= NO_OFFSET):
+        raise ValueError(f"`offsets` must be {n} whole numbers; got {found.dtype} of shape {found.shape}.")
+    return found.astype(np.int64)
+
+
+def rounds_of(slots: NDArray[np.intp]) -> Iterable[NDArray[np.intp]]:
+    """The rows of a batch in rounds with at most one row of each set, in the order of the rows of a set."""
+    n = len(slots)
+    if n == 1:
+        return [np.zeros(1, np.intp)]
+    order = np.argsort(slots, kind="stable")
+    ordered = slots[order]
+    new = np.flatnonzero(np.diff(ordered, prepend=-1))
+    rank = np.arange(n) - np.repeat(new, np.diff(new, append=n))
+    rounds = np.empty(n, np.intp)
+    rounds[order] = rank
+    by_round = np.argsort(rounds, kind="stable")
+    ends = np.cumsum(np.bincount(rounds))
+    return np.split(by_round, ends[:-1])
