@@ -79,7 +79,7 @@ def run(words):
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A folder with examples/ and two trained runs."""
+    """A folder with examples/, two trained runs and an exported model; lines run in any order."""
     folder = tmp_path_factory.mktemp("workplace")
     shutil.copytree(ROOT / "examples", folder / "examples")  # commands keep files beside a collection
     table = "train table --set data.name=examples/machines.csv --set data.group=machine"
@@ -87,6 +87,7 @@ def workplace(tmp_path_factory):
         patch.chdir(folder)
         for words in ("train digits", table):
             run([*words.split(), "--steps", "10", "--validate", "0"])
+        run(["export", "runs/digits", "digits.safetensors", "--half"])
     return folder
 
 
