@@ -19,8 +19,8 @@ from bruno.tasks.anomaly import SETS_AT_A_TIME, leave_one_out_from_latents, onli
 from bruno.tasks.metrics import average_precision, roc_auc
 from bruno.tasks.progress import Progress
 
-# Two of scikit-learn, and the distance to the 5th nearest neighbour.
-BASELINES = ("IsolationForest", "LocalOutlierFactor", "k-NN distance")
+# Two of scikit-learn, the distance to the 5th nearest neighbour, and the Mahalanobis distance of a Gaussian.
+BASELINES = ("IsolationForest", "LocalOutlierFactor", "k-NN distance", "Gaussian")
 
 _RESAMPLES = 200  # bootstrap resamples of the sets, to estimate standard errors
 _NEAREST = 5  # the neighbour whose distance is the k-NN score; better than 1, 10 or half of the set
@@ -173,6 +173,8 @@ def _baseline(method: str, points: Float[Tensor, "sets n dim"], seed: int) -> Fl
     last = points.shape[1] - 1
     if method == "k-NN distance":
         return torch.cdist(points, points).sort(-1).values[..., min(_NEAREST, last)]
+    if method == "Gaussian":
+        return torch.stack([_mahalanobis(s) for s in points])
     from sklearn.ensemble import IsolationForest  # type: ignore[import-untyped]  # slow import
     from sklearn.neighbors import LocalOutlierFactor  # type: ignore[import-untyped]
 
@@ -182,6 +184,24 @@ def _baseline(method: str, points: Float[Tensor, "sets n dim"], seed: int) -> Fl
         local = LocalOutlierFactor(n_neighbors=min(_NEIGHBOURS, last))
         judged = [local.fit(s).negative_outlier_factor_ for s in points.numpy()]
     return -torch.from_numpy(np.stack(judged))
+
+
+def _mahalanobis(points: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
+    """Squared Mahalanobis distances from the mean, with the covariance shrunk as Ledoit and Wolf do.
+
+    With centred points X = U·S·Vᵀ, shrinkage δ and mean variance m, the covariance is
+    (1 − δ)·XᵀX/n + δ·m·I, and the distance of point i is Σ_k U_ik²·S_k²/((1 − δ)·S_k²/n + δ·m): the
+    covariance of `dim` × `dim` numbers is never inverted.
+    """
+    from sklearn.covariance import ledoit_wolf_shrinkage  # type: ignore[import-untyped]  # slow import
+
+    x = points - points.mean(0)
+    shrinkage = float(ledoit_wolf_shrinkage(x.numpy(), assume_centered=True))
+    u, singular, _ = torch.linalg.svd(x, full_matrices=False)
+    square = singular.square()
+    variance = (1 - shrinkage) * square / len(x) + shrinkage * square.sum() / x.numel()
+    distance: Tensor = u.square() @ (square / variance.clamp(min=torch.finfo(x.dtype).tiny))
+    return distance
 
 
 def _quality(
