@@ -62,13 +62,18 @@ def test_a_small_size_is_printed_in_kib(tiny):
     assert f"{size / 2**10:.1f} KiB" in run("export", "run", "model.safetensors")
 
 
+def save_tiny(preset: str, name: str) -> None:
+    """Save a small model of a preset among the pretrained ones."""
+    recipe = load_recipe(preset, ["flow.kind=dense", "flow.couplings=2", "flow.units=8"])
+    model = Bruno.from_config(recipe.model((1, 28, 28), 256))
+    Path("weights").mkdir(exist_ok=True)
+    bruno.save(model, f"weights/{name}.safetensors", about={"recipe": to_dict(recipe)})
+
+
 @pytest.fixture
 def tiny_pretrained(workplace, monkeypatch) -> str:
     """The name of a small pretrained model, trained on Omniglot, which is not available."""
-    recipe = load_recipe("omniglot", ["flow.kind=dense", "flow.couplings=2", "flow.units=8"])
-    model = Bruno.from_config(recipe.model((1, 28, 28), 256))
-    Path("weights").mkdir()
-    bruno.save(model, "weights/tiny.safetensors", about={"recipe": to_dict(recipe)})
+    save_tiny("omniglot", "tiny")
     monkeypatch.setattr("bruno.weights._WEIGHTS", workplace / "weights")
     monkeypatch.setenv("BRUNO_CACHE", str(workplace / "cache"))
     monkeypatch.delenv("BRUNO_DATA", raising=False)
@@ -86,6 +91,16 @@ def test_a_pretrained_model_uses_built_in_characters_if_its_data_is_missing(tiny
     run("report", "tiny")
     page = Path("runs/pretrained-tiny/report.html").read_text()
     assert "Few-shot classification on drawn" in page
+
+
+def test_a_pretrained_model_of_other_images_samples_from_the_prior_if_its_data_is_missing(tiny_pretrained):
+    save_tiny("mnist", "digits-model")
+    output = run("sample", "digits-model", "--samples", "3", "--device", "cpu")
+    assert re.search(r"mnist is not on this machine; .*the prior.*--data mnist.*--data-dir", output)
+    assert Path("runs/pretrained-digits-model/results/samples-prior.png").is_file()
+    for command in (["sample", "digits-model", "--set-size", "2"], ["evaluate", "digits-model"]):
+        with pytest.raises(ValueError, match=r"`data` .*mnist is not on this machine.*--data mnist"):
+            run(*command, "--device", "cpu")
 
 
 def test_a_pretrained_model_uses_its_data_if_it_is_available(tiny_pretrained, monkeypatch):

@@ -47,6 +47,21 @@ def test_an_inspection_needs_two_sets(in_digits):
         run("inspect", "run", "--sets", "0")
 
 
+@pytest.mark.parametrize("full_size", [False, True])
+def test_a_study_at_full_size_has_the_network_of_the_paper(workplace, monkeypatch, full_size):
+    asked = {}
+
+    def remember(examples, **settings):
+        asked.update(settings)
+        return []
+
+    monkeypatch.setattr(stability, "stability_study", remember)
+    monkeypatch.setattr("bruno.reporting.summaries.analysis.training_curves", lambda curves: b"")
+    run("study", "--out", "study", "--device", "cpu", *["--full-size"] * full_size)
+    assert (asked["flow"].filters, asked["flow"].blocks) == ((64, 8) if full_size else (16, 1))
+    assert asked["train"].batch == (32 if full_size else 8)
+
+
 @pytest.mark.slow
 def test_a_study_compares_both_processes_on_each_dataset(workplace, monkeypatch):
     curves, train = [], stability.stability_study

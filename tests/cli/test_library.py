@@ -26,8 +26,14 @@ CALLS = {
     "repeat": (bruno.open, Trained.sample_repeats),
     "fewshot": (bruno.open, Trained.few_shot),
     "classify": (bruno.open, Trained.classify),
-    "anomaly watch": (bruno.open, Trained.detector, Trained.watch, Trained.watch_keys),
-    "anomaly batch": (bruno.open, Trained.judge_batch),
+    "anomaly watch": (
+        bruno.open,
+        Trained.detector,
+        Trained.watch,
+        Trained.watch_keys,
+        Trained.synthetic_stream,
+    ),
+    "anomaly batch": (bruno.open, Trained.judge_batch, Trained.synthetic_stream),
     "anomaly accept": (bruno.open, Trained.accept, Trained.accept_in_store),
     "calibrate": (bruno.open, Trained.calibrate),
     "anomaly measure": (bruno.open, Trained.measure_anomaly),
@@ -53,7 +59,7 @@ RENDERED = {"as_json", "show", "help"}  # options about output
 OTHERWISE = {
     "train": {"verdict"},  # Trained.verdict, like that of fine-tuning
     "finetune": {"verdict"},
-    "study": {"out", "data", "seed"},  # the result's folder, examples, seeds
+    "study": {"out", "data", "seed", "full_size"},  # the result's folder, examples, seeds, flow and train
     "report": {"model"},  # the folder
     "retrieve search": {"seed"},  # nothing is random
     "anomaly accept": {"seed"},

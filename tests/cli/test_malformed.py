@@ -271,6 +271,8 @@ OTHERS = {
     """,
     "repeat": """
         run --given text.txt --skip-bad
+        run --repeats x
+        run --repeats 0
         run --samples nan
         run --temperature inf
         run --samples 0
@@ -321,6 +323,10 @@ OTHERS = {
         run text.txt --support images
     """,
     "anomaly watch": """
+        run --classes 2,x
+        run --set-class x
+        run --set-class 2 --classes 5,8
+        run images/a --set-class 2 --threshold 0
         run images/a --within
         run images/a --within --count-all --threshold 0
         run images/a --within --count-all --data images
@@ -393,6 +399,8 @@ OTHERS = {
         run images/a --commit-seconds 5
     """,
     "anomaly batch": """
+        run --set-class x
+        run images/a --classes 2,5
         run images/a --explain --false-discovery-rate 0
         run images/a --false-discovery-rate 0
         run images/a --false-discovery-rate 2
@@ -448,6 +456,7 @@ OTHERS = {
     """,
     "anomaly measure": """
         run --sets nan
+        run --rotations=1
         run --set-size -1
         run --sets 1
         run --sets 1000000000000
@@ -509,6 +518,7 @@ OTHERS = {
         --steps 1_0
     """,
     "study": """
+        --full-size=1
         --steps nan
         --out pipe
         extra

@@ -93,6 +93,11 @@ def test_the_more_often_an_image_was_seen_the_smaller_the_spread(in_digits):
     assert picture_of("run", "samples-repeats").std() > 3
 
 
+def test_the_numbers_of_repeats_can_be_chosen(in_digits):
+    run("repeat", "run", "--set-size", "1", "--repeats", "3,480-482")
+    assert values_of("run", "samples-repeats")["seen"] == [3, 480, 481, 482]
+
+
 def test_files_that_cannot_be_read_are_skipped_on_request(in_digits, tmp_path):
     good, bad = in_digits.resolve().parent / "support" / "2" / "2-00.png", tmp_path / "bad.png"
     (tmp_path / "good.png").write_bytes(good.read_bytes())
@@ -139,6 +144,8 @@ def test_a_mistake_names_the_option_and_its_value(in_digits, arguments, message)
         (["--given", "support/2", "--set-size", "5"], r"`--given` .*omit --set-size"),
         (["--given", "support/2", "--split", "test"], r"`--given` .*omit --split"),
         (["--temperature", "-1"], r"`--temperature` .*at least 0; got -1"),
+        (["--repeats", "0,1"], r"`repeats` .*got \(0, 1\)"),
+        (["--repeats", "5-2"], r"`--repeats` .*got '5-2'"),
     ],
 )
 def test_a_mistake_in_repeating_names_the_option_and_its_value(in_digits, arguments, message):

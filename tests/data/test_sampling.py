@@ -158,9 +158,16 @@ def test_outliers_are_of_other_classes_and_have_the_given_rate(examples):
         assert not set(row[flags].tolist()) & set(kept.tolist())
 
 
+def test_contaminated_sets_can_be_of_one_class(examples):
+    x, outlier = SetSampler(examples).contaminated(100, 4, 0.3, seeded(), of=2)
+    classes = x[:, :, 0, 0, 0].long() // 20
+    assert torch.equal(classes != 2, outlier)
+
+
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
+        (lambda s: s.contaminated(2, 3, 0.1, seeded(), of=5), r"`of` .*from 0 to 4; got 5"),
         (lambda s: s.sets(2, 5, seeded()), r"`n` .*from 1 to 4.*'a'.*got 5"),
         (lambda s: s.episodes(2, 3, 4, seeded()), r"`shot \+ 1` .*from 1 to 4.*got 5"),
         (lambda s: s.episodes(2, 6, 1, seeded()), r"`way` .*from 2 to .*5.*got 6"),

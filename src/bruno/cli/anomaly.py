@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bruno.cli.options import DataOptions, ModelOptions, ReadingOptions, check_number, reject
+from bruno.cli.options import DataOptions, ModelOptions, ReadingOptions, Rotations, check_number, reject
 from bruno.cli.output import console, progress_bar, show, show_all, to_stderr
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class DecisionOptions:
 
 @dataclass(frozen=True)
 class SetOptions:
-    """Which elements form a set."""
+    """Which elements form a set: of files, or of a synthetic stream."""
 
     one_set: Annotated[
         bool, typer.Option("--one-set", help="All rows are one set, though the model was trained on groups.")
@@ -73,6 +73,20 @@ class SetOptions:
     group: Annotated[
         str | None, typer.Option(help="The column that names the set of a row; as in training by default.")
     ] = None
+    classes: Annotated[
+        str | None, typer.Option(help="Of a synthetic stream: only these classes, such as 1,7.")
+    ] = None
+    set_class: Annotated[
+        str | None, typer.Option(help="Of a synthetic stream: the class of the set; others are outliers.")
+    ] = None
+
+    @property
+    def synthetic(self) -> dict[str, Any]:
+        """The arguments of a synthetic stream."""
+        return {
+            "classes": None if self.classes is None else self.classes.split(","),
+            "set_class": self.set_class,
+        }
 
     @property
     def sets(self) -> dict[str, Any]:
@@ -254,6 +268,7 @@ def measure(
     data: DataOptions,
     sets: Annotated[int, typer.Option(help="Contaminated sets to measure on.")] = _SETS,
     set_size: Annotated[int, typer.Option(help="Elements in a set.")] = _SET_SIZE,
+    rotations: Rotations = None,
 ) -> None:
     """Measure how well outliers are found in contaminated sets, compared with other methods."""
     check_number("--sets", sets, 2)
@@ -261,7 +276,12 @@ def measure(
     trained = model.open()
     with progress_bar("sets") as progress:
         outcome = trained.measure_anomaly(
-            sets=sets, set_size=set_size, seed=model.seed, progress=progress, **data.selection
+            sets=sets,
+            set_size=set_size,
+            rotations=rotations,
+            seed=model.seed,
+            progress=progress,
+            **data.selection,
         )
     show(trained, outcome, model.seed)
 
@@ -271,7 +291,8 @@ def _elements(
 ) -> Any:
     """Paths, lines of standard input, or a synthetic stream."""
     if not stream:
-        return trained.synthetic_stream(seed=seed)
+        return trained.synthetic_stream(seed=seed, **sets.synthetic)
+    reject("a synthetic stream has no files;", {"--classes": sets.classes, "--set-class": sets.set_class})
     if "-" not in stream:
         return stream
     if stream != ["-"]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bruno.cli.options import DataOptions, ModelOptions, check_number, parse_numbers
+from bruno.cli.options import DataOptions, ModelOptions, Rotations, check_number, parse_numbers
 from bruno.cli.output import progress_bar, show
 
 
@@ -24,9 +24,7 @@ def fewshot(
     noise: Annotated[
         bool, typer.Option(help="Dequantise with fresh noise, as the protocol does, or with ½.")
     ] = True,
-    rotations: Annotated[
-        bool | None, typer.Option(help="Count rotated classes as classes; as in training by default.")
-    ] = None,
+    rotations: Rotations = None,
     rotated_decoys: Annotated[
         bool,
         typer.Option("--rotated-decoys", help="Other classes may be rotations of the query's class."),

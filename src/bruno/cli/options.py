@@ -46,6 +46,9 @@ Invert = Annotated[
         help="Your images: turn dark ink on bright paper into bright ink; as in training by default.",
     ),
 ]
+Rotations = Annotated[
+    bool | None, typer.Option(help="Count rotated classes as classes; as in training by default.")
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip files and rows that cannot be read.")]
 Temperature = Annotated[float, typer.Option(help="Below 1, samples are closer to the mean of the latents.")]
 Settings = Annotated[

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from bruno.cli.options import DataOptions, ModelOptions, SkipBad, Temperature, check_number, reject
+from bruno.cli.options import (
+    DataOptions,
+    ModelOptions,
+    SkipBad,
+    Temperature,
+    check_number,
+    parse_numbers,
+    reject,
+)
 from bruno.cli.output import show
 
 
@@ -17,6 +25,9 @@ def repeat(
     given: Annotated[
         list[Path] | None, typer.Option(help="Your own images or rows, or a folder of them; may be repeated.")
     ] = None,
+    repeats: Annotated[
+        str, typer.Option(help="How often an element is seen, such as 1,5 or 480-500; 1 to 20 by default.")
+    ] = "",
     samples: Annotated[int, typer.Option(help="Samples for each number of repeats.")] = 8,
     set_size: Annotated[
         int | None, typer.Option(help="Elements to draw from the data; 8 by default.")
@@ -24,7 +35,7 @@ def repeat(
     temperature: Temperature = 1.0,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Sample after the same element was seen 1 to 20 times: the more often, the smaller the spread."""
+    """Sample after the same element was seen several times: the more often, the smaller the spread."""
     if given:
         reject(
             "`--given` are the elements to repeat;",
@@ -35,6 +46,7 @@ def repeat(
     trained = model.open()
     outcome = trained.sample_repeats(
         given,
+        repeats=parse_numbers("--repeats", repeats) if repeats else None,
         samples=samples,
         set_size=set_size,
         temperature=temperature,

@@ -16,6 +16,10 @@ def study(
     out: Annotated[Path, typer.Option(help="The folder of the results.")] = Path("runs/study"),
     data: Annotated[str, typer.Option(help="Datasets to train on, such as digits,fashion-mnist.")] = "digits",
     steps: Annotated[int, typer.Option(help="Training steps of each of the twelve models.")] = 500,
+    full_size: Annotated[
+        bool,
+        typer.Option("--full-size", help="The paper's network and batch size, not small ones: on a GPU."),
+    ] = False,
     data_dir: DataDir = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -23,7 +27,7 @@ def study(
     """Train Student-t and Gaussian processes under stress, as in appendix G of the paper."""
     from bruno.devices import resolve_device
     from bruno.reporting.summaries import summarise
-    from bruno.tasks.stability import StabilityStudy, stability_study
+    from bruno.tasks import stability
 
     check_number("--steps", steps, 1)
     if out.exists() and not out.is_dir():
@@ -33,8 +37,16 @@ def study(
     datasets = {name: bruno.data.load_examples(name, data_dir=data_dir) for name in data.split(",")}
     for name, examples in datasets.items():
         with progress_bar("steps") as progress:
-            curves = stability_study(examples, steps=steps, seeds=(seed,), device=device, progress=progress)
-        study = StabilityStudy(Path(name).stem, steps, tuple(curves))
+            curves = stability.stability_study(
+                examples,
+                steps=steps,
+                seeds=(seed,),
+                flow=stability.FULL_FLOW if full_size else stability.STUDY_FLOW,
+                train=stability.FULL_TRAIN if full_size else stability.STUDY_TRAIN,
+                device=device,
+                progress=progress,
+            )
+        study = stability.StabilityStudy(Path(name).stem, steps, tuple(curves))
         result = summarise(study)
         path = result.write(out, config=study.config, seed=seed)
         print_result(result)

@@ -126,8 +126,13 @@ class SetSampler:
         index = self.distinct(classes.flatten(), n, generator).view(batch, way, n)
         return self.rotated(self.elements[index], self._turns((batch, way), generator))
 
-    def contaminated(self, batch: int, n: int, rate: float, generator: Generator) -> ContaminatedSets:
-        """Draw sets in which each element is, with probability `rate`, replaced by one of another class."""
+    def contaminated(
+        self, batch: int, n: int, rate: float, generator: Generator, *, of: int | None = None
+    ) -> ContaminatedSets:
+        """Draw sets in which each element is, with probability `rate`, replaced by one of another class.
+
+        All sets are of class number `of`; by default, each is of a random class.
+        """
         if not 0 <= rate < 1:
             raise ValueError(f"`rate` must be at least 0 and below 1; got {rate}.")
         if len(self.counts) < 2:
@@ -135,7 +140,11 @@ class SetSampler:
         self.check_set_size(n, "n")
         self.check_draw("batch", batch, n, elements=True)
         device = self.counts.device
-        classes = torch.randint(len(self.counts), (batch,), generator=generator, device=device)
+        if of is None:
+            classes = torch.randint(len(self.counts), (batch,), generator=generator, device=device)
+        else:
+            classes = torch.full((batch,), of, device=device)
+            _check_indices("of", classes, len(self.counts))
         index = self.distinct(classes, n, generator)
         outlier = torch.rand((batch, n), generator=generator, device=device) < rate
         step = torch.randint(1, len(self.counts), (batch, n), generator=generator, device=device)

@@ -16,6 +16,8 @@ from bruno.config import check_at_least, check_count
 from bruno.model import Bruno, Posterior, Samples
 from bruno.process import Evidence
 
+REPEATS = (1, 2, 5, 10, 20)  # how often an element is seen
+
 
 @dataclass(frozen=True, eq=False)
 class SetSamples(NumpyResult):
@@ -161,7 +163,7 @@ def posterior_by_prefix(
 def spread_by_repeats(
     model: Bruno,
     x: ArrayLike,
-    repeats: Sequence[int] = (1, 2, 5, 10, 20),
+    repeats: Sequence[int] = REPEATS,
     *,
     samples: int = 100,
     generator: Generator | None = None,

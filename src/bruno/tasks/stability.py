@@ -1,4 +1,4 @@
-"""Stability of training: small models under stress, with a Student-t and with a Gaussian process."""
+"""Stability of training: models under stress, with a Student-t and with a Gaussian process."""
 
 from __future__ import annotations
 
@@ -66,6 +66,8 @@ STUDY_FLOW = FlowConfig(filters=16, blocks=1, couplings=2, units=64)
 STUDY_TRAIN = TrainConfig(
     optimiser="rmsprop", process_rate=1.0, warmup=0.0, decay="none", batch=8, precision="float32"
 )
+# The network and the batch size of the paper: for a GPU.
+FULL_FLOW, FULL_TRAIN = FlowConfig(), evolve(STUDY_TRAIN, batch=32)
 
 
 @dataclass(frozen=True)

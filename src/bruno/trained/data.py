@@ -311,10 +311,15 @@ class TrainedData:
     def _available(self, data: str | None) -> str | None:
         """The data asked for, None for the model's own.
 
-        A pretrained model can be tried without its dataset: built-in characters take its place.
+        A pretrained model of drawings can be tried without its dataset: built-in characters take its place.
         """
         if data is None and self.lacks_its_data and self.recipe:
             name = self.recipe.data.name
+            if self.has_no_sets:
+                raise ValueError(
+                    f"`data` must be given: {name} is not on this machine. Use --data {name} to download it, "
+                    "or --data-dir to name its folder."
+                )
             _log.info(
                 "%s is not on this machine; using the built-in characters (drawn). Use --data %s to "
                 "download it, or --data-dir to name its folder.",
@@ -323,6 +328,11 @@ class TrainedData:
             )
             return "drawn"
         return data
+
+    @property
+    def has_no_sets(self) -> bool:
+        """Whether there are no sets to try the model on: its dataset is missing, and nothing replaces it."""
+        return self.lacks_its_data and not (self.recipe and self.recipe.data.drawings)
 
     @property
     def lacks_its_data(self) -> bool:

@@ -267,14 +267,28 @@ class DetectionJobs(CalibrationJobs):
         split: str | None = None,
         data: str | None = None,
         classes: Sequence[str] | None = None,
+        set_class: str | None = None,
         invert: bool | None = None,
         seed: int = 0,
     ) -> list[Element]:
-        """A set of one class in which a tenth of the elements are of other classes."""
+        """A set of one class in which a tenth of the elements are of other classes.
+
+        Args:
+            split: split of the data; test by default.
+            data: a dataset or the path of user data, instead of the model's own data.
+            classes: use only these classes, for the set and its outliers.
+            set_class: the class of the set; a random one by default.
+            invert: turn dark ink into bright ink in user images; as in training by default.
+            seed: seed of the stream.
+        """
         selected = self._select(split, data, classes, invert, min_classes=2)
+        names = selected.examples.names
+        if set_class is not None and set_class not in names:
+            raise ValueError(f"`set_class` must be one of {', '.join(names[:20])}; got {set_class!r}.")
         sampler = SetSampler(selected.examples, device=self.device)
         size = min(_SYNTHETIC_LENGTH, sampler.min_count)
-        sets = sampler.contaminated(1, size, _SYNTHETIC_OUTLIERS, self._generator(seed))
+        of = None if set_class is None else names.index(set_class)
+        sets = sampler.contaminated(1, size, _SYNTHETIC_OUTLIERS, self._generator(seed), of=of)
         return [
             Element(f"{i}, of another class" if outlier else str(i), x)
             for i, (x, outlier) in enumerate(zip(sets.x[0], sets.outlier[0].tolist(), strict=True), start=1)
@@ -285,6 +299,7 @@ class DetectionJobs(CalibrationJobs):
         *,
         sets: int = _SETS,
         set_size: int = _SET_SIZE,
+        rotations: bool | None = None,
         split: str | None = None,
         data: str | None = None,
         classes: Sequence[str] | None = None,
@@ -292,14 +307,26 @@ class DetectionJobs(CalibrationJobs):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> AnomalyEvaluation:
-        """Area under ROC and average precision on contaminated sets, compared with other methods."""
+        """Area under ROC and average precision on contaminated sets, compared with other methods.
+
+        Args:
+            sets: number of contaminated sets for each rate.
+            set_size: elements in a set; fewer if the smallest class has fewer.
+            rotations: count rotated classes as classes; as in training by default.
+            split: split of the data; test by default.
+            data: a dataset or the path of user data, instead of the model's own data.
+            classes: use only these classes, for sets and outliers.
+            invert: turn dark ink into bright ink in user images; as in training by default.
+            seed: seed of the sets.
+            progress: called as progress(done, total), in sets.
+        """
         selected = self._select(split, data, classes, invert, min_classes=2)
         found = measure_anomaly(
             self.model,
             selected.examples,
             set_size=available_set_size(selected.examples, set_size, least=2),
             sets=sets,
-            rotations=self.rotations,
+            rotations=self.rotations if rotations is None else rotations,
             generator=self._generator(seed),
             progress=progress,
         )

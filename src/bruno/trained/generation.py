@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from bruno.files import inside
 from bruno.model import Samples
 from bruno.tasks import Progress
 from bruno.tasks.generation import (
+    REPEATS,
     SetSamples,
     SpreadByRepeats,
     draw_in_parts,
@@ -28,6 +30,7 @@ from bruno.tasks.specks import SpeckResult, measure_specks
 from bruno.trained.data import Source, TrainedData
 from bruno.trained.sample_files import FirstSamples, write_parts
 
+_log = logging.getLogger(__name__)
 _SAMPLED_SET_SIZE = 8  # of sets to condition samples on
 _SAMPLES_FOR_VARIANCE = 100  # at least, over all repeated elements
 
@@ -114,6 +117,7 @@ class GenerationJobs(TrainedData):
         self,
         given: Source | None = None,
         *,
+        repeats: Sequence[int] | None = None,
         samples: int = 8,
         set_size: int | None = None,
         temperature: float = 1.0,
@@ -124,15 +128,21 @@ class GenerationJobs(TrainedData):
         skip_bad: bool = False,
         seed: int = 0,
     ) -> SpreadByRepeats:
-        """Samples after the same element was seen 1 to 20 times, for each of some elements.
+        """Samples after the same element was seen a number of times, for each of some elements.
 
-        At least as many samples are drawn as a variance needs. The arguments are those of `sample`.
+        At least as many samples are drawn as a variance needs. `repeats` are the numbers of times, by default
+        from 1 to 20; the other arguments are those of `sample`.
         """
         generator = self._generator(seed)
         (x,) = self._sets(given, 1, set_size, split, data, classes, invert, skip_bad, generator)
         enough = -(-_SAMPLES_FOR_VARIANCE // len(x))
         return spread_by_repeats(
-            self.model, x, samples=max(samples, enough, 2), generator=generator, temperature=temperature
+            self.model,
+            x,
+            REPEATS if repeats is None else repeats,
+            samples=max(samples, enough, 2),
+            generator=generator,
+            temperature=temperature,
         )
 
     def sample_classes(
@@ -237,10 +247,21 @@ class GenerationJobs(TrainedData):
     ) -> WrittenSamples:
         """Write any number of samples to files, in parts as they are drawn: the memory is bounded.
 
-        The samples are those of `sample` or, with `prior`, of `sample_prior`, with the same arguments.
-        `progress` is called as progress(done, total), in samples.
+        The samples are those of `sample` or, with `prior`, of `sample_prior`, with the same arguments. If no
+        set is described at all and the dataset of a pretrained model is not on this machine, they are those
+        of the prior. `progress` is called as progress(done, total), in samples.
         """
         generator = self._generator(seed)
+        about_sets = (given, prefixes, set_size, split, data, classes)
+        described = sets > 1 or any(part is not None for part in about_sets)
+        if not (prior or described) and self.has_no_sets and self.recipe:
+            _log.info(
+                "%s is not on this machine; sampling from the prior. To sample given its images, use --data "
+                "%s to download it, or --data-dir to name its folder.",
+                self.recipe.data.name,
+                self.recipe.data.name,
+            )
+            prior = True
         arrays: dict[str, Any] = {"seen": (0,)}
         posterior = self.model.prior()
         if not prior:
