@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 import bruno
 from bruno import Trained
 from cli.commandline import SMALL, run, values_of
