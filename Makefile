@@ -4,7 +4,7 @@ BIN    := .venv/bin
 
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo page test test-fast test-long fuzz lint format bench omniglot clean
+.PHONY: demo page test test-fast test-long fuzz lint format bench omniglot paper clean
 
 demo: .venv/.ready ## install, train on digits and show the results
 	@$(BIN)/python -m bruno demo
@@ -46,6 +46,9 @@ bench: .venv/.ready ## measure the tables of results/ on this machine
 
 omniglot: .venv/.ready ## reproduce results/omniglot/ with BRUNO_DATA=DIR: hours, on a GPU
 	$(BIN)/python benchmarks/omniglot.py
+
+paper: .venv/.ready ## reproduce results/paper/ with BRUNO_DATA=DIR: hours, on a GPU
+	$(BIN)/python benchmarks/paper.py
 
 # constraints.txt pins the version of every package, so that all machines install the same ones.
 .venv/.ready: pyproject.toml constraints.txt

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from statistics import mean
@@ -17,6 +18,7 @@ from bruno.training.run import Run
 
 ROOT = Path(__file__).parents[1]
 WEIGHTS = ROOT / "src" / "bruno" / "weights"
+GAUSSIAN = ["--set", "process.kind=gaussian"]
 POINTS = 100  # maximum number of points of a learning curve
 
 
@@ -41,11 +43,17 @@ def train(runs: Mapping[Path, Sequence[str]]) -> None:
         raise SystemExit(f"failed: {failed}")
 
 
+def run(*command: str) -> None:
+    """Run a command of `bruno`; exit if it fails."""
+    if start(*command).wait():
+        raise SystemExit(f"failed: {command}")
+
+
 def measure(commands: Iterable[tuple[Path, Sequence[str]]]) -> None:
     """Run commands one after another, except those whose file exists."""
     for file, command in commands:
-        if not file.exists() and start(*command).wait():
-            raise SystemExit(f"failed: {command}")
+        if not file.exists():
+            run(*command)
 
 
 def write_learning_curve(run: Path, to: Path) -> None:
@@ -70,6 +78,13 @@ def _points(log: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             known = [line[key] for line in log[begin:end] if line[key] is not None]
             point[key] = mean(known) if known else None
         yield point
+
+
+def add_to_package(name: str, file: Path, card: Callable[[str], str]) -> None:
+    """Copy a model into the package, and write its card, which may refer to the copy."""
+    WEIGHTS.mkdir(exist_ok=True)
+    shutil.copy(file, WEIGHTS / f"{name}.safetensors")
+    (WEIGHTS / f"{name}.md").write_text(card(name))
 
 
 def values(file: Path) -> Any:

@@ -20,7 +20,7 @@ from math import nan
 from pathlib import Path
 
 import experiments
-from experiments import ROOT, WEIGHTS, markdown, read_learning_curve
+from experiments import GAUSSIAN, ROOT, WEIGHTS, markdown, read_learning_curve
 
 from bruno.checkpoint import read_about
 from bruno.reporting.plots import line_plot
@@ -29,7 +29,6 @@ RESULTS = ROOT / "results" / "omniglot"
 PAGE = ROOT / "docs" / "omniglot.md"  # the page with the table
 BUDGET = ["--minutes", "22.5"]
 HARDWARE = "one NVIDIA H200, which three runs shared"  # for the cards of the pretrained models
-GAUSSIAN = ["--set", "process.kind=gaussian"]
 RUNS = {
     "omniglot": ["omniglot", *BUDGET],
     "omniglot-density": ["omniglot-density", *BUDGET],
@@ -126,13 +125,6 @@ def gather(name: str, folder: Path) -> None:
     experiments.write_learning_curve(run, to / "learning.json")
 
 
-def add_to_package(name: str, folder: Path) -> None:
-    """Copy a run's model into the package, and write its card."""
-    WEIGHTS.mkdir(exist_ok=True)
-    shutil.copy(folder / name / "half.safetensors", WEIGHTS / f"{name}.safetensors")
-    (WEIGHTS / f"{name}.md").write_text(card(name))
-
-
 def card(name: str) -> str:
     """The card of a pretrained model: how it was trained, its numbers and its limits."""
     whole, rounded = (cells([numbers(name, to)]) for to in (RESULTS / name, RESULTS / name / "half"))
@@ -220,7 +212,7 @@ def main() -> None:
             experiments.measure(measurements(name, arguments.folder))
             gather(name, arguments.folder)
             if name in PRETRAINED:
-                add_to_package(name, arguments.folder)
+                experiments.add_to_package(name, arguments.folder / name / "half.safetensors", card)
     if not arguments.train_only:
         plot_learning()
         write_table()

@@ -16,6 +16,7 @@ from bruno.cli.main import COMMANDS, app
 from bruno.cli.options import parse_settings
 from bruno.config import Recipe, from_dict, load_recipe
 from bruno.fit import with_settings
+from bruno.weights import pretrained_names
 
 ROOT = Path(__file__).parents[1]
 README, COMMAND_LINE = ROOT / "README.md", ROOT / "docs" / "command-line.md"
@@ -198,11 +199,15 @@ def test_the_command_line_page_names_every_option_of_a_command(name):
 # --- numbers ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def omniglot():
+def script(name):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path, str(ROOT / "benchmarks")])  # as for a script
-        return runpy.run_path(str(ROOT / "benchmarks" / "omniglot.py"))
+        return runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"))
+
+
+@pytest.fixture(scope="module")
+def omniglot():
+    return script("omniglot")
 
 
 def test_the_table_of_omniglot_matches_the_results(omniglot):
@@ -222,6 +227,27 @@ def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize("name", ["omniglot", "omniglot-small"])
+@pytest.mark.parametrize("name", pretrained_names())
 def test_cards_of_pretrained_models_match_the_results(omniglot, name):
-    assert (ROOT / "src" / "bruno" / "weights" / f"{name}.md").read_text("utf-8") == omniglot["card"](name)
+    card = (omniglot if name in omniglot["PRETRAINED"] else script("paper_tables"))["card"]
+    assert (ROOT / "src" / "bruno" / "weights" / f"{name}.md").read_text("utf-8") == card(name)
+
+
+def test_the_tables_of_the_paper_match_the_results():
+    page = (ROOT / "docs" / "paper.md").read_text("utf-8")
+    for table in script("paper_tables")["tables"]():
+        assert table in page
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_paper_are_valid():
+    paper = script("paper")
+    assert sorted(name for names in paper["TOGETHER"] for name in names) == sorted(paper["RUNS"])
+    for words in paper["RUNS"].values():
+        _, parameters = parse(["train", *words])
+        with_settings(load_recipe(parameters["preset"]), parse_settings(parameters["settings"] or []))
+    for name in (*paper["RUNS"], "omniglot"):
+        kept = [one.kept for one in paper["measurements"](name)]
+        assert len(set(kept)) == len(kept) > 0
+        for one in paper["measurements"](name):
+            parse(one.command.split())

@@ -1,0 +1,244 @@
+"""Reproduce the paper's experiments on MNIST, Fashion-MNIST and CIFAR-10: `make paper BRUNO_DATA=DIR`.
+
+Trains the models of `RUNS` on a GPU, measures each on test images, and draws the figures of the paper's
+appendices E to H. A run that was stopped is resumed, and finished work is not repeated. Numbers and pictures
+go to results/paper/, tables into docs/paper.md. The models of `PRETRAINED` become part of the package, with
+their cards.
+
+Omniglot has its own script: `make omniglot`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import experiments
+import paper_tables
+from experiments import GAUSSIAN
+from paper_tables import PRETRAINED, RESULTS
+from PIL import Image
+
+from bruno.trained.files import results_folder
+
+EVEN, ODD = "0,2,4,6,8", "1,3,5,7,9"
+SEVEN = ["--set", 'data.classes=["0","1","3","4","6","7","9"]']  # trained on
+UNSEEN = "2,5,8"  # by the runs of seven classes
+MODEL = "model.safetensors"  # in the folder of a run
+SETS = "--sets 1000"  # to measure bits/dim on
+MOST_BYTES = 300_000  # of a PNG
+MINUTES = {"cifar10": "25", "fashion-mnist": "20", "mnist": "15", "mnist-even": "15", "mnist-dense": "6"}
+
+
+def settings(text: str) -> list[str]:
+    """Options of `bruno train` from settings between spaces."""
+    return [part for setting in text.split() for part in ("--set", setting)]
+
+
+# Seven classes are few to generalise from: each counts four times, and every set is distorted as a whole.
+TO_CLASSIFY = settings(
+    "data.rotations=true train.mirror=true train.slant=0.2 train.warp=0.05 train.fade=0.3 train.shared=true "
+    "train.discriminative=1.0 train.onset=0.3 train.episodes=4 train.way=7 train.shot=1 train.queries=19"
+)
+SMALL = {  # networks that are small enough to be part of the package
+    "mnist": settings("flow.filters=32 flow.blocks=2 flow.couplings=4 flow.units=160"),
+    "fashion-mnist": settings(
+        "flow.mixing=true flow.depth=4 flow.blocks=2 flow.couplings=4 flow.units=192 flow.filters=48"
+    ),
+    "cifar10": settings("flow.filters=40"),
+}
+RUNS = {
+    **{name: [name, "--minutes", minutes] for name, minutes in MINUTES.items()},
+    **{f"{name}-gaussian": [name, "--minutes", minutes, *GAUSSIAN] for name, minutes in MINUTES.items()},
+    **{f"{name}-small": [name, "--minutes", MINUTES[name], *changes] for name, changes in SMALL.items()},
+}
+for name in ("mnist", "fashion-mnist"):
+    RUNS[f"{name}-seven"] = [name, "--minutes", "8", *SEVEN, *TO_CLASSIFY]
+    RUNS[f"{name}-seven-density"] = [name, "--minutes", "5", *SEVEN]
+TOGETHER = (  # trained at the same time on one GPU
+    ("cifar10", "cifar10-gaussian"),
+    ("cifar10-small", "fashion-mnist-small", "mnist-small"),
+    ("fashion-mnist", "mnist", "mnist-even"),
+    ("fashion-mnist-gaussian", "mnist-gaussian", "mnist-even-gaussian"),
+    ("mnist-dense", "mnist-dense-gaussian"),
+    ("mnist-seven", "fashion-mnist-seven", "mnist-seven-density", "fashion-mnist-seven-density"),
+)
+
+
+class Measurement(NamedTuple):
+    """A command on a model: it writes the result `result`, which is kept as `kept` in results/paper/."""
+
+    kept: str
+    result: str
+    command: str
+
+
+def after_20(sets: int) -> Measurement:
+    """Samples after each of 20 images, of several classes."""
+    size = "--set-size 20 --prefixes 0-20 --samples 4"
+    return Measurement("samples-20", "samples", f"sample MODEL --sets {sets} {size}")
+
+
+def after_500(classes: str = "") -> Measurement:
+    """Samples after 480 to 500 images of a class, for two classes."""
+    size = "--sets 2 --set-size 500 --prefixes 480-500 --samples 4"
+    return Measurement("samples-500", "samples", f"sample MODEL {size} {classes}")
+
+
+def repeated(kept: str, repeats: str, options: str = "") -> Measurement:
+    """Samples after the same image was seen several times, and their spread."""
+    return Measurement(kept, "samples-repeats", f"repeat MODEL --set-size 1 --repeats {repeats} {options}")
+
+
+def stream(inlier: str, outlier: str) -> Measurement:
+    """Scores in a stream of one digit with some of another."""
+    digits = f"--classes {inlier},{outlier} --set-class {inlier}"
+    return Measurement(
+        f"stream-{inlier}-{outlier}", "anomaly", f"anomaly watch MODEL --threshold 0 --count-all {digits}"
+    )
+
+
+PRIOR = Measurement("samples-prior", "samples-prior", "sample MODEL --prior --samples 64")
+DRAWN = "--data drawn"  # pictures of Omniglot's characters are not published
+FIGURES = {
+    "omniglot": [
+        repeated("repeats-20", "1-20", DRAWN),
+        PRIOR,
+        Measurement("toy-comparison", "toy-comparison", f"inspect MODEL {DRAWN}"),
+    ],
+    "cifar10": [
+        after_20(4),
+        after_500(),
+        repeated("repeats-20", "1-20"),
+        repeated("repeats-500", "480-500"),
+        PRIOR,
+    ],
+    "fashion-mnist": [after_20(8), repeated("repeats-20", "1-20"), PRIOR],
+    "mnist-even": [
+        after_500("--classes 1,4"),
+        repeated("repeats-500", "480-500", "--classes 1"),
+        PRIOR,
+        stream("1", "7"),
+        stream("9", "5"),
+    ],
+    "mnist-dense": [after_20(10)],
+    "mnist": [after_20(10), repeated("repeats-20", "1-20"), PRIOR],
+}
+INSPECTED = {"omniglot": DRAWN, "cifar10": "", "mnist-dense": "", "mnist": "", "fashion-mnist": ""}
+
+
+def few_shot(data: str, options: str = "") -> Measurement:
+    """Accuracy on the unseen classes."""
+    name = f"few-shot-{data}-{UNSEEN.replace(',', '-')}-without-noise"
+    episodes = f"--classes {UNSEEN} --way 3 --trials 500 --no-noise --no-rotations"
+    return Measurement("few-shot", name, f"fewshot MODEL {episodes} {options}")
+
+
+def outliers(classes: str) -> Measurement:
+    """How well outliers are found in sets of classes that the model was not trained on."""
+    name = f"anomaly-quality-test-{classes.replace(',', '-')}"
+    return Measurement("outliers", name, f"anomaly measure MODEL --classes {classes} --no-rotations")
+
+
+def measurements(name: str) -> Iterator[Measurement]:
+    """What to measure on a model."""
+    if name == "omniglot":
+        yield few_shot("mnist-test", "--data mnist")
+    elif "-seven" in name:
+        yield few_shot("test")
+        yield outliers(UNSEEN)
+    elif name.startswith("mnist-even"):
+        bits = f"evaluate MODEL {SETS} --classes {EVEN}"
+        yield Measurement("bits", f"bits-test-{EVEN.replace(',', '-')}", bits)
+    else:
+        yield Measurement("bits", "bits-test", f"evaluate MODEL {SETS}")
+    if name == "mnist-even":
+        yield outliers(ODD)
+    if name in INSPECTED:
+        for result in ("correlations", "degrees-of-freedom", "gain-by-position"):
+            yield Measurement(result, result, f"inspect MODEL {INSPECTED[name]}")
+    yield from FIGURES.get(name, [])
+
+
+def measure(name: str, model: str) -> None:
+    """Run the commands on a model whose results are not kept yet, and keep them."""
+    to, done = RESULTS / name, []
+    to.mkdir(parents=True, exist_ok=True)
+    for kept, result, command in measurements(name):
+        if (to / f"{kept}.json").is_file():
+            continue
+        words = [model if word == "MODEL" else word for word in command.split()]
+        if words not in done:  # one command may write several results
+            experiments.run(*words)
+            done.append(words)
+        keep(results_folder(model) / "results" / f"{result}.json", to / f"{kept}.json")
+
+
+def keep(result: Path, to: Path) -> None:
+    """Copy a result and its picture; photographs become WebP, which takes a tenth of the space."""
+    shutil.copy(result, to)
+    picture = result.with_suffix(".png")
+    if not picture.is_file():
+        return
+    if picture.stat().st_size <= MOST_BYTES:
+        shutil.copy(picture, to.with_suffix(".png"))
+        return
+    with Image.open(io.BytesIO(picture.read_bytes())) as image:
+        image.convert("RGB").save(to.with_suffix(".webp"), quality=90, method=6)
+
+
+def measured_half(run: Path) -> Path:
+    """The model of a run in half precision, as it is published; its bits/dim are measured too."""
+    half = run / "half.safetensors"
+    if not half.is_file():
+        experiments.run("export", str(run / MODEL), str(half), "--half")
+    if not (RESULTS / run.name / "bits-half.json").is_file():
+        experiments.run("evaluate", str(half), *SETS.split())
+        keep(results_folder(half) / "results" / "bits-test.json", RESULTS / run.name / "bits-half.json")
+    return half
+
+
+def study(folder: Path) -> None:
+    """Train both processes under stress, with the paper's network."""
+    if not (RESULTS / "study.json").is_file():
+        size = ["--full-size", "--steps", "1000"]
+        experiments.run("study", "--data", "fashion-mnist", *size, "--out", str(folder / "study"))
+        keep(folder / "study" / "results" / "study-fashion-mnist.json", RESULTS / "study.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    every = [*RUNS, "omniglot", "study"]
+    parser.add_argument("--folder", type=Path, default=Path("runs/paper"), help="the folder of the runs")
+    parser.add_argument("--only", nargs="*", choices=every, default=every, help="only these")
+    parser.add_argument("--train-only", action="store_true", help="train, but do not measure")
+    parser.add_argument("--measure-only", action="store_true", help="measure the runs that are there")
+    arguments = parser.parse_args()
+    for together in TOGETHER:
+        runs = {arguments.folder / name: RUNS[name] for name in together if name in arguments.only}
+        if not arguments.measure_only:
+            experiments.train(runs)
+        for run in runs:
+            if (run / MODEL).is_file() and not arguments.train_only:
+                measure(run.name, str(run / MODEL))
+                experiments.write_learning_curve(run, RESULTS / run.name / "learning.json")
+    if arguments.train_only:
+        return
+    if "omniglot" in arguments.only:
+        measure("omniglot", "omniglot")
+    if "study" in arguments.only:
+        study(arguments.folder)
+    for name, run_name in PRETRAINED.items():
+        if run_name in arguments.only and (arguments.folder / run_name / MODEL).is_file():
+            half = measured_half(arguments.folder / run_name)
+            experiments.add_to_package(name, half, paper_tables.card)
+    paper_tables.write_pictures()
+    paper_tables.write_tables()
+
+
+if __name__ == "__main__":
+    main()
