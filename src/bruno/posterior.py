@@ -101,6 +101,14 @@ class Posterior:
     @torch.no_grad()
     def sample(self, n: int = 1, *, generator: Generator | None = None, temperature: float = 1.0) -> Samples:
         """n samples of the next element, (n, *batch, *shape); temperature scales the spread of latents."""
+        z = self.sample_latents(n, generator=generator, temperature=temperature)
+        return self.model.decode_samples(z)
+
+    @torch.no_grad()
+    def sample_latents(
+        self, n: int = 1, *, generator: Generator | None = None, temperature: float = 1.0
+    ) -> Float[Tensor, "n *batch dim"]:
+        """Latents of n samples of the next element, for `Bruno.decode`."""
         try:
             n = operator.index(n)
         except TypeError:
@@ -109,8 +117,7 @@ class Posterior:
         check_at_least("temperature", temperature, 0)
         predictive = self.model.process.predictive(self.evidence)
         z = predictive.sample((n,), generator=generator)
-        z = predictive.mean + temperature * (z - predictive.mean) if temperature != 1.0 else z
-        return self.model.decode_samples(z)
+        return predictive.mean + temperature * (z - predictive.mean) if temperature != 1.0 else z
 
     def update(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
         """Add one element to each set, (*batch, *shape), or several, (*batch, n, *shape)."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bruno.streams import store as module
-from bruno.streams.store import KeptOut, Mark, Store
+from bruno.streams.store import Answer, KeptOut, Mark, Store
 
 MODEL = "0123456789abcdef"
 
@@ -113,24 +113,57 @@ def test_other_settings_are_refused(path):
 
 def test_an_older_store_is_migrated(path, monkeypatch):
     filled(path).close()
-    monkeypatch.setattr(module, "SCHEMA", 3)
+    monkeypatch.setattr(module, "SCHEMA", module.SCHEMA + 2)
     steps = {
-        1: "ALTER TABLE sets ADD COLUMN colour TEXT",
-        2: "CREATE TABLE more (x); INSERT INTO more VALUES (7)",
+        module.SCHEMA - 2: "ALTER TABLE sets ADD COLUMN colour TEXT",
+        module.SCHEMA - 1: "CREATE TABLE more (x); INSERT INTO more VALUES (7)",
     }
     monkeypatch.setattr(module, "MIGRATIONS", steps)
     store = opened(path)
-    assert store._db.execute("PRAGMA user_version").fetchone() == (3,)
+    assert store._db.execute("PRAGMA user_version").fetchone() == (module.SCHEMA,)
     assert store._db.execute("SELECT x FROM more").fetchone() == (7,)
     assert store.states(["a"]) == {"a": b"1"}
     store.close()
     opened(path).close()
 
 
+def test_a_store_of_version_1_has_no_answers_and_gets_some(path):
+    store = filled(path)
+    store._db.execute("DROP TABLE answers")
+    store._db.execute("PRAGMA user_version = 1")
+    store.close()
+    store = opened(path)
+    assert store.answer("key") is None
+    store.put_answer("key", Answer(b"digest", "{}"))
+    store.commit()
+    assert store.answer("key") == (b"digest", "{}")
+    assert store.states(["a"]) == {"a": b"1"}
+
+
+def test_only_the_latest_answers_stay(path, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_ANSWERS", 3)
+    store = opened(path)
+    for i in range(10):
+        store.put_answer(str(i), Answer(b"", str(i)))
+    assert [store.answer(str(i)) is not None for i in range(10)] == [False] * 7 + [True] * 3
+
+
+def test_a_set_is_removed_with_all_that_belongs_to_it(path):
+    store = filled(path)
+    store.drop("a")
+    assert list(store.names()) == ["b", "\udcff"]
+    assert (store.elements("a", -1), store.count_kept_out()) == ([], 1)
+
+
+def test_names_are_listed_in_parts(path):
+    store = filled(path)
+    assert (list(store.names(limit=2)), list(store.names("b"))) == (["a", "b"], ["\udcff"])
+
+
 def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
     filled(path).close()
-    monkeypatch.setattr(module, "SCHEMA", 2)
-    monkeypatch.setattr(module, "MIGRATIONS", {1: "DROP TABLE sources; DROP TABLE sources"})
+    monkeypatch.setattr(module, "SCHEMA", module.SCHEMA + 1)
+    monkeypatch.setattr(module, "MIGRATIONS", {module.SCHEMA - 1: "DROP TABLE sources; DROP TABLE sources"})
     with pytest.raises(ValueError, match="no such table"):
         opened(path)
     monkeypatch.undo()
@@ -138,10 +171,10 @@ def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
 
 
 def test_a_newer_store_is_refused(path, monkeypatch):
-    monkeypatch.setattr(module, "SCHEMA", 2)
+    monkeypatch.setattr(module, "SCHEMA", module.SCHEMA + 1)
     filled(path).close()
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"version 1 .*got 2"):
+    with pytest.raises(ValueError, match=rf"version {module.SCHEMA} .*got {module.SCHEMA + 1}"):
         opened(path)
 
 

@@ -75,9 +75,9 @@ def prefix_grid(
     return np.concatenate([top, between, below])
 
 
-def png(pixels: UInt8[np.ndarray, "rows columns channels"]) -> bytes:
-    """PNG of pixels, enlarged by a whole factor so that every pixel stays a square."""
-    return _encoded(_enlarged(pixels, max(1, _WIDTH // max(pixels.shape[:2]))))
+def png(pixels: UInt8[np.ndarray, "rows columns channels"], width: int = _WIDTH) -> bytes:
+    """PNG of pixels, enlarged up to a width by a whole factor so that every pixel stays a square."""
+    return _encoded(_enlarged(pixels, max(1, width // max(pixels.shape[:2]))))
 
 
 def prefix_sheet(

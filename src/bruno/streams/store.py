@@ -1,4 +1,4 @@
-"""The store of streams in SQLite: the states of sets, how far the input was read, and what did not count.
+"""The store of sets in SQLite: their states, how far the input was read, what did not count, and answers.
 
 All of it changes in one transaction. A process that is killed, or loses power, leaves the last transaction
 that was committed. One process at a time has a store open.
@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 from bruno.files import check_regular
 
-SCHEMA = 1  # the version of the tables
+SCHEMA = 2  # the version of the tables
 MEMORY = ":memory:"  # the name of a store without a file
 
 _APPLICATION = 0x4252554E  # "BRUN" in the header of the file
 _HEADER_SIZE = 100
 _MOST_KEPT_OUT = 100_000  # elements that can still be accepted
+_MOST_ANSWERS = 100_000  # requests that can still be repeated
 _AT_A_TIME = 500  # keys of a query
 
 _TABLES = """
@@ -33,8 +34,13 @@ CREATE INDEX kept_out_by_id ON kept_out (id);
 CREATE INDEX kept_out_by_name ON kept_out (name);
 CREATE TABLE sources (name BLOB PRIMARY KEY, offset INTEGER NOT NULL, mark INTEGER NOT NULL) WITHOUT ROWID;
 """
+_ANSWERS = """
+CREATE TABLE answers (
+    number INTEGER PRIMARY KEY, request BLOB NOT NULL UNIQUE, digest BLOB NOT NULL, answer TEXT NOT NULL
+);
+"""
 # Statements that turn a store of each earlier version into the next one.
-MIGRATIONS: dict[int, str] = {}
+MIGRATIONS: dict[int, str] = {1: _ANSWERS}
 
 
 class Mark(NamedTuple):
@@ -50,6 +56,13 @@ class KeptOut(NamedTuple):
     id: str
     name: str
     z: bytes
+
+
+class Answer(NamedTuple):
+    """The answer to a request that changed a set, and a digest that recognises the request."""
+
+    digest: bytes
+    text: str
 
 
 class Store:
@@ -104,7 +117,9 @@ class Store:
         execute("PRAGMA journal_mode = WAL")
 
     def _create(self, about: dict[str, Any]) -> None:
-        self._run(f"{_TABLES} PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {SCHEMA}")
+        self._run(
+            f"{_TABLES} {_ANSWERS} PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {SCHEMA}"
+        )
         rows = [(name, json.dumps(value)) for name, value in about.items()]
         self._db.executemany("INSERT INTO about VALUES (?, ?)", rows)
 
@@ -163,10 +178,11 @@ class Store:
         with self._translated():
             return int(self._db.execute("SELECT count(*) FROM sets").fetchone()[0])
 
-    def names(self) -> Iterator[str]:
-        """Yield the names of all sets, in order."""
+    def names(self, after: str = "", limit: int = -1) -> Iterator[str]:
+        """Yield the names of all sets, or of some of those after a name, in order."""
         with self._translated():
-            for (name,) in self._db.execute("SELECT name FROM sets ORDER BY name"):
+            query = "SELECT name FROM sets WHERE name > ? ORDER BY name LIMIT ?"
+            for (name,) in self._db.execute(query, (_blob(after), limit)):
                 yield _text(name)
 
     def states(self, names: Sequence[str]) -> dict[str, bytes]:
@@ -222,12 +238,31 @@ class Store:
         with self._translated():
             return int(self._db.execute("SELECT count(*) FROM kept_out").fetchone()[0])
 
+    def answer(self, request: str) -> Answer | None:
+        """The answer that was given to a request, by its key."""
+        with self._translated():
+            query = "SELECT digest, answer FROM answers WHERE request = ?"
+            row = self._db.execute(query, (_blob(request),)).fetchone()
+        return None if row is None else Answer(bytes(row[0]), row[1])
+
     # --- writing -----------------------------------------------------------------------------------------
 
     def put(self, states: Iterable[tuple[str, bytes]]) -> None:
         """Replace the states of sets."""
         rows = ((_blob(name), state) for name, state in states)
         self._write("INSERT OR REPLACE INTO sets VALUES (?, ?)", rows)
+
+    def drop(self, name: str) -> None:
+        """Remove a set, with its elements and those that did not count."""
+        for table in ("sets", "elements", "kept_out"):
+            self._write(f"DELETE FROM {table} WHERE name = ?", [(_blob(name),)])
+
+    def put_answer(self, request: str, answer: Answer) -> None:
+        """Add the answer to a request, by its key; only the latest 100,000 stay."""
+        rows = [(_blob(request), *answer)]
+        self._write("INSERT INTO answers (request, digest, answer) VALUES (?, ?, ?)", rows)
+        limit = "SELECT max(number) - ? FROM answers"
+        self._write(f"DELETE FROM answers WHERE number <= ({limit})", [(_MOST_ANSWERS,)])
 
     def put_elements(self, elements: Iterable[tuple[str, int, bytes]]) -> None:
         """Add elements to windows: set, number and latents."""

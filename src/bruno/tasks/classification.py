@@ -132,7 +132,7 @@ def classify(
         raise ValueError(f"`names` must have one for each of {len(queries)} queries; got {len(names)}.")
     if not temperature > 0:
         raise ValueError(f"`temperature` must be above 0; got {temperature}.")
-    log_prior = _log_prior(prior, len(named))
+    log_prior = log_prior_of(prior, len(named))
     device, dimensions = model.device, dimensions_above(model, threshold)
 
     known = [model.latents(x, generator, batch_size=batch_size) for x in named.values()]
@@ -140,7 +140,7 @@ def classify(
     size = max(1, min(batch_size, part_size(len(named) * model.dim, device)))
     scored = [_scores(classes, x, dimensions, generator, len(named)) for x in queries.to(device).split(size)]
     log_scores, before, log_prob = (torch.cat(some) for some in zip(*scored, strict=True))
-    probabilities = (log_scores.double() / temperature + log_prior.to(device)).softmax(1).to(log_scores.dtype)
+    probabilities = class_probabilities(log_scores, log_prior, temperature)
     return Classification(
         probabilities,
         log_scores,
@@ -155,6 +155,14 @@ def classify(
         kind=kind,
         examples=tuple(x[:MAX_EXAMPLES].cpu() for x in named.values()),
     )
+
+
+def class_probabilities(
+    log_scores: Float[Tensor, "queries classes"], log_prior: Float[Tensor, " classes"], temperature: float
+) -> Float[Tensor, "queries classes"]:
+    """softmax_c of log p(query | support_c)/T + log prior_c, for each query."""
+    powers = log_scores.double() / temperature + log_prior.to(log_scores.device)
+    return powers.softmax(1).to(log_scores.dtype)
 
 
 def _scores(
@@ -287,7 +295,8 @@ def best_temperature(
     return math.exp(-(low + high) / 2)
 
 
-def _log_prior(prior: Sequence[float] | None, classes: int) -> Float[Tensor, " classes"]:
+def log_prior_of(prior: Sequence[float] | None, classes: int) -> Float[Tensor, " classes"]:
+    """The log of a prior of classes, uniform by default; raises ValueError if it is not positive."""
     weights = torch.as_tensor([1.0] * classes if prior is None else prior, dtype=torch.double)
     if weights.shape != (classes,) or not (weights > 0).all() or not weights.isfinite().all():
         raise ValueError(

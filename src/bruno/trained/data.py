@@ -211,7 +211,7 @@ class TrainedData:
         elif isinstance(source, list) and source and isinstance(source[0], Element):
             read = source
         else:
-            x = self._converted(cast(ArrayLike, source), invert)
+            x = self.convert(cast(ArrayLike, source), invert=invert)
             return Elements(x, tuple(map(str, range(1, len(x) + 1))), ("",) * len(x))
         names, xs, groups = zip(*read, strict=True)
         return Elements(torch.stack(xs).cpu(), names, groups)
@@ -223,8 +223,11 @@ class TrainedData:
             return reader.read_frame(source)
         return reader.read([source] if isinstance(source, str | Path) else source)
 
-    def _converted(self, source: ArrayLike, invert: bool | None) -> Tensor:
-        """Elements (n, *shape) on the CPU from an array of one or several, or from PIL images."""
+    def convert(self, source: ArrayLike, *, invert: bool | None = None) -> Tensor:
+        """Elements (n, *shape) on the CPU from an array of one or several, or from PIL images.
+
+        As `read`, but without a comparison with training.
+        """
         shape, kind = self.model.shape, self.model.kind
         first = source[0] if isinstance(source, list | tuple) and source else source
         if is_pil_image(first) and self.normalises:
