@@ -56,6 +56,10 @@ LAYOUT = """
     bruno.reporting.summaries.explanation bruno.reporting.summaries.outliers
     bruno.reporting.summaries.retrieval
     bruno.reporting.summaries.analysis bruno.reporting.summaries
+    bruno.serving.settings bruno.serving.steps bruno.serving.batching bruno.serving.sets bruno.serving.jobs
+    bruno.serving.elements bruno.serving.metrics bruno.serving.service bruno.serving.schemas
+    bruno.serving.guard bruno.serving.http bruno.serving.documentation bruno.serving.pages
+    bruno.serving.routes bruno.serving.app bruno.serving.server bruno.serving
     bruno.cli bruno.cli.options bruno.cli.output
     bruno.cli.anomaly bruno.cli.calibrate bruno.cli.classify bruno.cli.data bruno.cli.demo
     bruno.cli.evaluate bruno.cli.export bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect

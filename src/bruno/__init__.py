@@ -52,6 +52,7 @@ _PACKAGES = (
     "process",
     "reporting",
     "river",
+    "serving",
     "sklearn",
     "streams",
     "tasks",

@@ -1,0 +1,19 @@
+"""A service over HTTP: score, sample, classify and rank by several models, and sets that are kept.
+
+It needs the extra `serve`: pip install "bruno[serve]".
+"""
+
+try:
+    import fastapi as _fastapi  # noqa: F401
+    import prometheus_client as _prometheus_client  # noqa: F401
+    import uvicorn as _uvicorn  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"`bruno.serving` needs {error.name}; pip install 'bruno[serve]' installs it."
+    ) from error
+
+from bruno.serving.app import create_app
+from bruno.serving.server import serve
+from bruno.serving.settings import Limits
+
+__all__ = ["Limits", "create_app", "serve"]

@@ -1,0 +1,123 @@
+"""Elements of requests: PNG images, as they are or in base64, and arrays; checked before they are decoded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from bruno.data.archives import READ_ERRORS
+from bruno.serving.settings import Limits, RequestError
+from bruno.streams.rows import check_numbers
+from bruno.trained import Trained
+
+_DATA_URL = "data:image/png;base64,"
+
+
+def read_elements(trained: Trained, given: Sequence[Any], limits: Limits, name: str = "elements") -> Tensor:
+    """Elements of a request as a tensor (n, *shape).
+
+    Args:
+        trained: the model; its images are normalised as it does with images of others.
+        given: for each element, a PNG as bytes or as text in base64, or nested lists of numbers.
+        limits: the limits of the service.
+        name: the field to name in an error.
+
+    Raises:
+        RequestError: 422 if an element does not fit the model, 413 if an image or their number is too large.
+    """
+    if not given:
+        raise RequestError(422, f"`{name}` must hold at least one element; got none.")
+    check_number_of(len(given), limits, name)
+    if not trained.model.kind.is_images:
+        return _rows(trained, given, name)
+    return torch.cat([_image(trained, one, limits, f"{name}[{i}]") for i, one in enumerate(given)])
+
+
+def check_number_of(elements: int, limits: Limits, name: str) -> None:
+    """Raise 413 if a request has too many elements."""
+    if elements > limits.elements:
+        raise RequestError(
+            413, f"`{name}` must be at most {limits.elements} elements; got {elements}. Send them in parts."
+        )
+
+
+def _rows(trained: Trained, given: Sequence[Any], name: str) -> Tensor:
+    """Rows of numbers; null is a missing one, if the model can impute it."""
+    dim = trained.model.dim
+    rows = _numbers(given)
+    if rows is None or rows.shape != (len(given), dim):
+        raise RequestError(422, f"`{name}` must be rows of {dim} numbers; got {_shortened(given[0])}.")
+    rows = rows.astype(np.float64)
+    try:
+        check_numbers(rows, trained.model.imputer is not None)
+    except ValueError as error:
+        raise RequestError(422, str(error).replace("`x`", f"`{name}`")) from error
+    return torch.from_numpy(rows)
+
+
+def _numbers(given: Any) -> NDArray[Any] | None:
+    """Nested lists of numbers as an array, null as NaN; None if they are something else."""
+    try:
+        array = np.asarray(given)
+    except ValueError:  # of different lengths
+        return None
+    if array.dtype == object:
+        if not all(one is None or type(one) in (int, float) for one in array.flat):
+            return None
+        try:
+            array = array.astype(np.float64)
+        except OverflowError:  # an integer beyond all floats
+            return None
+    return array if array.dtype.kind in "iuf" else None
+
+
+def _image(trained: Trained, given: Any, limits: Limits, name: str) -> Tensor:
+    if isinstance(given, bytes):
+        return _png(trained, given, limits, name)
+    if isinstance(given, str):
+        try:
+            content = base64.b64decode(given.removeprefix(_DATA_URL), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise RequestError(422, f"`{name}` must be a PNG in base64; got other text.") from error
+        return _png(trained, content, limits, name)
+    pixels = _numbers(given)
+    if pixels is None or pixels.dtype.kind not in "iu" or pixels.ndim not in (2, 3):
+        raise RequestError(
+            422,
+            f"`{name}` must be a PNG in base64, or pixels as nested lists of whole numbers; got "
+            f"{_shortened(given)}.",
+        )
+    try:
+        return trained.convert(pixels)
+    except (ValueError, TypeError) as error:
+        problem = str(error).replace("`source`", f"`{name}`").replace("`x`", f"`{name}`")
+        raise RequestError(422, problem) from error
+
+
+def _png(trained: Trained, content: bytes, limits: Limits, name: str) -> Tensor:
+    """An image of a PNG; other formats are not decoded."""
+    try:
+        with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+            size = image.width * image.height
+            if size > limits.pixels:
+                raise RequestError(
+                    413, f"`{name}` must have at most {limits.pixels} pixels; got {size}. Resize it."
+                )
+            image.load()
+            return trained.convert([image])
+    except (*READ_ERRORS, OSError, ValueError, Image.DecompressionBombError) as error:
+        raise RequestError(422, f"`{name}` must be a PNG; it cannot be decoded.") from error
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

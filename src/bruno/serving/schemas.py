@@ -1,0 +1,178 @@
+"""The JSON of requests and responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+_NUMBERS: dict[str, Any] = {"type": "array", "items": {}}
+Element = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "title": "Element",
+            "anyOf": [{"type": "string", "format": "byte"}, _NUMBERS],
+            "description": "An image: a PNG in base64, or its pixels as nested lists of whole numbers. Or a "
+            "row: a list of numbers, with null for a missing one.",
+        }
+    ),
+]
+Elements = Annotated[list[Element], Field(description="One or several elements.")]
+SetId = Annotated[str, Field(description="The id of a set that exists.")]
+Given = Annotated[Elements | None, Field(description="The elements of a set, instead of the id of one.")]
+_Temperature = Annotated[float, Field(ge=0, le=100, description="Scales the spread of the latents.")]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ScoreRequest(_Request):
+    """Elements, and the set to score them by: `set`, `given`, or neither for the prior."""
+
+    elements: Elements
+    set: SetId | None = None
+    given: Given = None
+
+
+class RankRequest(ScoreRequest):
+    """Elements to rank by how well they fit a set."""
+
+    top: Annotated[int | None, Field(ge=1, description="How many to return; all by default.")] = None
+
+
+class SampleRequest(_Request):
+    """The set to sample more of: `set`, `given`, or neither for the prior."""
+
+    set: SetId | None = None
+    given: Given = None
+    samples: Annotated[int, Field(ge=1)] = 8
+    temperature: _Temperature = 1.0
+    seed: Annotated[
+        int | None, Field(ge=0, lt=2**63, description="For the same samples again; random by default.")
+    ] = None
+
+
+class ClassifyRequest(_Request):
+    """Elements to classify, and for each class the id of a set or some elements."""
+
+    elements: Elements
+    support: dict[str, SetId | Elements]
+    prior: Annotated[
+        dict[str, float] | None,
+        Field(description="Probability of each class, in any unit; equal by default."),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        Field(gt=0, le=1e6, description="Divides the log-probabilities; by default that of the calibration."),
+    ] = None
+    none_rate: Annotated[
+        float, Field(gt=0, lt=1, description="How often an element of a class may be called none of these.")
+    ] = 0.01
+
+
+class ElementsRequest(_Request):
+    """Elements to add to a set, or to remove from it."""
+
+    elements: Elements
+
+
+class Failure(BaseModel):
+    """Why a request was refused."""
+
+    error: str
+
+
+class ModelDescription(BaseModel):
+    """A model of the service."""
+
+    name: str
+    kind: Annotated[str, Field(description="images or rows")]
+    shape: list[int]
+    levels: Annotated[int, Field(description="Number of values of a pixel; 0 for rows.")]
+    columns: list[str]
+    fingerprint: str
+    calibrated: bool
+
+
+class ModelList(BaseModel):
+    """The models; the first is used if a request names none."""
+
+    models: list[ModelDescription]
+
+
+class ScoreResponse(BaseModel):
+    """Scores in nats, in the order of the elements."""
+
+    scores: Annotated[list[float], Field(description="log p(x | set) − log p(x)")]
+    log_probs: Annotated[list[float], Field(description="log p(x | set)")]
+    seen: Annotated[int, Field(description="Number of elements of the set.")]
+    warnings: list[str] = []
+
+
+class RankResponse(BaseModel):
+    """The places of elements in the request, the best first, and their scores."""
+
+    order: list[int]
+    scores: list[float]
+    seen: int
+    warnings: list[str] = []
+
+
+class SampleResponse(BaseModel):
+    """Samples: images as PNG in base64, rows as lists of numbers."""
+
+    samples: list[Element]
+    warnings: list[str] = []
+
+
+class ClassifyResponse(BaseModel):
+    """The most probable class of each element, and the probabilities of all classes."""
+
+    labels: list[str]
+    classes: list[str]
+    probabilities: list[list[float]]
+    scores: Annotated[list[list[float]], Field(description="log p(x | class) − log p(x)")]
+    temperature: float
+    p: Annotated[
+        list[list[float]] | None, Field(description="p-values of the classes; null if not calibrated.")
+    ] = None
+    none_of_these: list[bool] | None = None
+    warnings: list[str] = []
+
+
+class SetDescription(BaseModel):
+    """A set, with its number of elements."""
+
+    id: str
+    model: str
+    count: int
+
+
+class SetList(BaseModel):
+    """Ids of sets in order, from the one after `after`, and the number of all sets."""
+
+    model: str
+    ids: list[str]
+    count: int
+
+
+class Added(SetDescription):
+    """A set after elements were added."""
+
+    added: int
+    warnings: list[str] = []
+
+
+class Removed(SetDescription):
+    """A set after elements were removed."""
+
+    removed: int
+    warnings: list[str] = []
+
+
+class Health(BaseModel):
+    """Whether the service answers requests."""
+
+    status: str

@@ -1,0 +1,197 @@
+"""The server: where it listens, what a connection may do, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from bruno.serving.app import check_token, create_app
+from bruno.serving.service import Models
+from bruno.serving.settings import Limits
+
+_HEADERS = 2**16  # bytes of the headers of a request
+_BACKLOG = 128  # connections that are not accepted yet
+
+
+def serve(
+    models: Models,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    store: str | Path | None = None,
+    token: str | None = None,
+    hosts: Iterable[str] = (),
+    limits: Limits | None = None,
+    batching: bool = True,
+    checkpoint: str = "last",
+    device: str = "auto",
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve models over HTTP until SIGINT or SIGTERM; requests in progress are finished first.
+
+    Args:
+        models: as `create_app` takes them, like the other arguments.
+        host: the address to listen on; without a token, one of this machine only.
+        port: the port; 0 for any free one.
+        store: the folder for the sets of all models; by default that of each model.
+        token: the bearer token that requests must have.
+        hosts: names that the Host header may have, besides 127.0.0.1 and localhost.
+        limits: what is accepted.
+        batching: compute requests that wait at the same time together.
+        checkpoint: of run folders: "last", or "best" on validation.
+        device: "auto", "cpu", "cuda" or "cuda:NUMBER".
+        ready: called with the address, once connections are accepted.
+    """
+    limits = limits or Limits()
+    check_token(token)
+    if token is None and not _is_local(host):
+        raise ValueError(
+            f"`host` must be an address of this machine, such as 127.0.0.1, without a token; got {host!r}. "
+            "Set a token (`token`)."
+        )
+    with _listening(host, port) as listener:
+        app = create_app(
+            models,
+            store=store,
+            token=token,
+            hosts=(*hosts, _in_url(host)),
+            limits=limits,
+            batching=batching,
+            checkpoint=checkpoint,
+            device=device,
+        )
+        config = uvicorn.Config(
+            app,
+            http=_protocol_of(limits),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=round(max(1.0, limits.read_seconds)),
+            timeout_graceful_shutdown=round(max(1.0, limits.seconds)),
+            backlog=_BACKLOG,
+        )
+        address = f"http://{_in_url(host)}:{listener.getsockname()[1]}/"
+        _Server(config, address, ready).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """A server that reports when it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, address: str, ready: Callable[[str], None] | None) -> None:
+        super().__init__(config)
+        self._address, self._ready = address, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._ready:
+            self._ready(self._address)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that is bound to an address; raises ValueError if it cannot be."""
+    if not 0 <= port < 2**16:
+        raise ValueError(f"`port` must be from 0 to 65535; got {port}.")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"`host` must be an address of this machine; got {host!r}: {error}.") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ValueError(
+            f"`port` must be free, and `host` an address of this machine; {host} port {port}: "
+            f"{error.strerror}. Choose another one."
+        ) from error
+    return listener
+
+
+def _is_local(host: str) -> bool:
+    """Whether only this machine can connect to an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _protocol_of(limits: Limits) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol, with limits on connections, and on the size and time of headers."""
+
+    class Protocol(HttpToolsProtocol):
+        _timer: asyncio.TimerHandle | None = None
+        _header_bytes = 0
+        _in_headers = True
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                self._end("503 Service Unavailable", "too many connections. Try again later.", retry=True)
+            else:
+                self._start_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self.transport.is_closing():
+                return
+            if self._in_headers:
+                self._header_bytes += len(data)
+            super().data_received(data)
+            is_open = not self.transport.is_closing()
+            if is_open and self._in_headers and self._header_bytes > _HEADERS:
+                self._end(
+                    "431 Request Header Fields Too Large", f"headers must have at most {_HEADERS} bytes."
+                )
+
+        def on_message_begin(self) -> None:
+            self._in_headers = True
+            self._start_timer()
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._in_headers, self._header_bytes = False, 0
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._in_headers = True
+            self._stop_timer()
+            super().on_message_complete()
+
+        def _start_timer(self) -> None:
+            self._stop_timer()
+            self._timer = self.loop.call_later(limits.read_seconds, self._too_slow)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _too_slow(self) -> None:
+            self._end("408 Request Timeout", f"a request must arrive within {limits.read_seconds:g} seconds.")
+
+        def _end(self, status: str, reason: str, retry: bool = False) -> None:
+            """Answer without the application, and close the connection."""
+            body = f'{{"error": "{reason}"}}'
+            again = "retry-after: 1\r\n" * retry
+            self.transport.write(
+                f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{again}connection: close\r\n"
+                f"content-length: {len(body)}\r\n\r\n{body}".encode()
+            )
+            self.transport.close()
+
+    return Protocol

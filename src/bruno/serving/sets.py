@@ -1,0 +1,115 @@
+"""The sets of one model, in the store of its streams, and the answers to requests that changed them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from bruno.model import Bruno
+from bruno.process import Evidence
+from bruno.serving.settings import RequestError
+from bruno.streams.codec import SetRecord, decode, encode
+from bruno.streams.store import Answer, Store
+
+# Those of `KeyedDetector` by default: either can open a store of the other.
+_SETTINGS = {"window": None, "half_life": None, "within": False}
+
+
+class Sets:
+    """Sets by their ids, each with the evidence of its elements. Nothing is kept until `commit`.
+
+    Args:
+        model: the model whose latents they hold.
+        path: the file of the store, made if it does not exist, or ":memory:".
+    """
+
+    def __init__(self, model: Bruno, path: str | Path) -> None:
+        self._dim, self._fingerprint = model.dim, model.fingerprint()
+        self._store = Store(path, self._fingerprint, _SETTINGS)
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def ids(self, after: str, limit: int) -> list[str]:
+        """The ids of sets after one of them, in order."""
+        return list(self._store.names(after, limit))
+
+    def get(self, id: str) -> SetRecord | None:
+        """The state of a set; None if it does not exist."""
+        state = self._store.states([id]).get(id)
+        return None if state is None else decode(state, self._fingerprint, self._dim, id)
+
+    def __getitem__(self, id: str) -> SetRecord:
+        """The state of a set; raises 404 if it does not exist."""
+        record = self.get(id)
+        if record is None:
+            raise RequestError(404, f"`set` must exist; {id!r} does not. PUT elements into it first.")
+        return record
+
+    def add(self, id: str, z: Float[np.ndarray, "n dim"]) -> int:
+        """Add elements to a set, made if it does not exist, by their latents; returns its size."""
+        record = self.get(id) or SetRecord.of(Evidence.empty(self._dim))
+        after = record.evidence.add(torch.from_numpy(z))
+        return self._put(id, after, record.position + len(z), record.counted + len(z), record.offset)
+
+    def remove(self, id: str, z: Float[np.ndarray, "n dim"]) -> int:
+        """Remove elements from a set, by their latents; returns its size, or raises 409 for others."""
+        record = self[id]
+        try:
+            after = record.evidence.remove(torch.from_numpy(z))
+        except ValueError as error:
+            raise RequestError(409, str(error)) from error
+        return self._put(id, after, record.position, record.counted, record.offset)
+
+    def delete(self, id: str) -> None:
+        """Delete a set; raises 404 if it does not exist."""
+        self[id]
+        self._store.drop(id)
+
+    def once(self, key: str, digest: bytes, change: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The answer of a change that happens once for a key; a repeated request has the answer of the first.
+
+        Raises 422 if the key was used for another request.
+        """
+        if (before := self.answered(key, digest)) is not None:
+            return before
+        answer = change()
+        self._store.put_answer(key, Answer(digest, json.dumps(answer)))
+        return answer
+
+    def answered(self, key: str, digest: bytes) -> dict[str, Any] | None:
+        """The answer to a request that was made before; raises 422 if it was another one."""
+        before = self._store.answer(key)
+        if before is None:
+            return None
+        if before.digest != digest:
+            raise RequestError(
+                422,
+                f"`Idempotency-Key` must be new for a new request; {key!r} was used for another one. Repeat "
+                "that request unchanged, or choose another key.",
+            )
+        return dict(json.loads(before.text))
+
+    def commit(self) -> None:
+        """Keep all changes, in one transaction; if that fails, none of them happened."""
+        try:
+            self._store.commit()
+        except BaseException:
+            self._store.rollback()
+            raise
+
+    def close(self) -> None:
+        """Close the store, without what is not committed."""
+        self._store.close()
+
+    def _put(self, id: str, evidence: Evidence, position: int, counted: int, offset: int) -> int:
+        record = SetRecord.of(evidence)
+        record.position, record.counted, record.offset = position, counted, offset
+        self._store.put([(id, encode(record, self._fingerprint, id))])
+        return int(record.count)
