@@ -1,4 +1,4 @@
-"""Calibrate the pretrained models on characters that they were not trained on. Writes src/bruno/weights/.
+"""Calibrate the pretrained models of Omniglot on characters they were not trained on, in src/bruno/weights/.
 
 The models were trained on all of Omniglot's training and validation characters, so the test characters are
 the only unseen ones. Numbers on the test characters must not use these calibrations. The files have scores
@@ -37,7 +37,8 @@ def calibration(name: str, data_dir: Path | None, seed: int = 0) -> GroupCalibra
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=pretrained_names())
+    of_omniglot = [name for name in pretrained_names() if name.startswith("omniglot")]
+    parser.add_argument("names", nargs="*", default=of_omniglot)
     parser.add_argument("--data-dir", type=Path)
     arguments = parser.parse_args()
     for name in arguments.names:

@@ -48,23 +48,42 @@ def new(model):
     return ElementReader(model.shape, model.levels).read_all(paths)[0], [path.name[0] for path in paths]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_model_file_is_small_and_documented(name):
+@pytest.mark.parametrize("name", pretrained_names())
+def test_a_model_is_documented(name):
     path = pretrained_path(name)
-    assert path.stat().st_size <= 16e6
     card = path.with_suffix(".md").read_text()
     for what in ("**Data**", "**Training**", "**Numbers**", "**Limits**", "**Licence**", "bits/dim"):
         assert what in card
     about = read_about(path)
-    assert about["recipe"]["data"] | {"name": "omniglot", "split": "trainval"} == about["recipe"]["data"]
     assert f"bruno train {name} " in about["provenance"]["command"]
     assert {p.dtype for p in bruno.pretrained(name).parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_all_of_the_training_characters_are_used(name):
+    data = read_about(pretrained_path(name))["recipe"]["data"]
+    assert (data["name"], data["split"]) == ("omniglot", "trainval")
+
+
+def test_a_clone_stays_light():
+    assert sum(path.stat().st_size for path in pretrained_path("omniglot").parent.rglob("*")) < 36e6
+
+
 def test_other_names_are_errors():
-    assert pretrained_names() == NAMES
-    with pytest.raises(ValueError, match=r"`name` .*omniglot, omniglot-small; got 'mnist'"):
-        bruno.pretrained("mnist")
+    assert set(NAMES) <= set(pretrained_names())
+    with pytest.raises(ValueError, match=r"`name` .*omniglot, omniglot-small; got 'nobody'"):
+        bruno.pretrained("nobody")
+
+
+@pytest.mark.parametrize("name", sorted(set(pretrained_names()) - set(NAMES)))
+def test_samples_need_no_data(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BRUNO_CACHE", str(tmp_path))
+    monkeypatch.delenv("BRUNO_DATA", raising=False)
+    assert "sampling from the prior" in run("sample", name, "--samples", "4", "--device", "cpu")
+    with np.load(f"runs/pretrained-{name}/results/samples-prior.npz") as file:
+        assert file["samples"].shape[0] == 4
+        assert file["samples"].std() > 20
 
 
 def test_new_drawings_are_classified_and_retrieved(model, known, new):
