@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from visitor import ZIGZAG, draw, open_panel, updated
 
 import bruno
 from bruno import Evidence
@@ -20,10 +21,28 @@ STROKES = {
     "off centre": [[[0.05, 0.1], [0.05, 0.5], [0.3, 0.5]]],
 }
 
+# The drawings that were encoded, and the noise and temperature of the last samples.
+RECORD = """() => {
+    const post = Worker.prototype.postMessage;
+    window.asked = { images: [] };
+    Worker.prototype.postMessage = function (message) {
+        const { images = [], noise, temperature } = message.options;
+        asked.images.push(...images.map((image) => Array.from(image)));
+        if (noise) Object.assign(asked, { noise: Array.from(noise), temperature });
+        return post.call(this, message);
+    };
+}"""
+
 
 @pytest.fixture(scope="module")
 def model():
     return bruno.pretrained("omniglot-small")
+
+
+def use(page, name):
+    page.check(f"input[value={name}]")
+    page.wait_for_selector("#loading", state="hidden")
+    page.wait_for_selector("#more[aria-busy=false]")
 
 
 def in_browser(page, body, *arguments):
@@ -38,15 +57,19 @@ def assert_close(found, expected, tolerance=1e-4):
     assert np.allclose(np.asarray(found), np.asarray(expected), rtol=tolerance, atol=tolerance)
 
 
-def test_latents_scores_and_predictives_are_those_of_python(desktop, model):
+@pytest.mark.parametrize("name", ["omniglot-small", "omniglot"])
+def test_latents_scores_and_predictives_are_those_of_python(desktop, name):
     body = """
         const encoded = await model.encode(given[0]);
         const latents = encoded.map(({ z }) => z);
         const sets = [evidence.empty(784), evidence.of(latents.slice(0, 3), 784)];
         const { scores, logPrior } = await model.score(latents, sets);
-        const predictives = await model.predict(sets, 7);
+        const predictives = await model.predict(sets, [7, 9]);
         return [latents, encoded.map(({ logDet }) => logDet), scores, logPrior, predictives].map(plain);"""
+    model = bruno.pretrained(name)
+    use(desktop, name)
     z, log_det, scores, log_prior, predictives = in_browser(desktop, body, DRAWN.tolist())
+    use(desktop, "omniglot-small")
     encoded = model.encode(DRAWN.view(-1, 1, 28, 28))
     assert_close(z, encoded.z)
     assert_close(log_det, encoded.log_det)
@@ -55,21 +78,24 @@ def test_latents_scores_and_predictives_are_those_of_python(desktop, model):
     assert_close(scores, model.process.log_prob(encoded.z.unsqueeze(1), sets) - prior.unsqueeze(1))
     assert_close(log_prior, prior)
     predictive = model.process.predictive(sets)
-    assert_close(predictives, torch.stack([predictive.loc, predictive.scale, predictive.df], -1)[:, 7])
+    assert_close(predictives, torch.stack([predictive.loc, predictive.scale, predictive.df], -1)[:, [7, 9]])
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_samples_are_those_of_python_for_the_same_noise(desktop, model, temperature):
-    noise = torch.rand(2, 4, 1, 784).clamp(min=1e-6)
-    body = """
-        const latents = (await model.encode(given[0])).map(({ z }) => z);
-        const set = evidence.of(latents, 784);
-        return plain(await model.sample(set, Float32Array.from(given[1]), given[2]));"""
-    found = in_browser(desktop, body, DRAWN[:3].tolist(), noise.flatten().tolist(), temperature)
-    posterior = model.condition(DRAWN[:3].view(1, 3, 1, 28, 28))
-    with given_noise(noise):
-        samples = posterior.sample(4, temperature=temperature).images
-    levels = (torch.tensor(found) - samples.view(4, 784).long()).abs()
+def test_samples_are_those_of_python_for_the_same_drawings_and_noise(desktop, model):
+    """What is shown after two drawings by mouse; what the page asks of its worker is recorded."""
+    section = open_panel(desktop, "more")
+    desktop.evaluate(RECORD)
+    for i, points in enumerate((ZIGZAG, [(x + 0.03, y) for x, y in ZIGZAG])):
+        pad = section.locator(".pad canvas").nth(i)
+        updated(desktop, "more", lambda pad=pad, points=points: draw(desktop, pad, points))
+    shown = "(all) => all.map((one) => Array.from(one.pixels))"
+    found = torch.tensor(section.locator(".samples canvas").evaluate_all(shown))
+    images, noise, temperature = desktop.evaluate("[asked.images, asked.noise, asked.temperature]")
+    assert len(images) == 2
+    posterior = model.condition(torch.tensor(images).view(1, 2, 1, 28, 28))
+    with given_noise(torch.tensor(noise).view(2, 16, 1, 784)):
+        samples = posterior.sample(16, temperature=temperature).images
+    levels = (found - samples.view(16, 784).long()).abs()
     assert (levels <= 1).float().mean() >= 0.99
 
 
@@ -89,10 +115,13 @@ def test_evidence_is_added_and_removed_as_in_python(desktop):
 
 
 def test_densities_and_probabilities_are_those_of_python(desktop):
-    grid = torch.linspace(-40, 40, 4001, dtype=torch.double)
-    body = "return [evidence.densityOn(given[0], 0.5, 1.5, 7), evidence.probabilities([3, 1], 2)].map(plain);"
-    density, probabilities = in_browser(desktop, body, grid.tolist())
-    assert_close(density, StudentT(7.0, 0.5, 1.5).log_prob(grid).exp())
+    grid = torch.linspace(-40, 40, 101, dtype=torch.double)
+    body = """
+        const shape = given[0].map((x) => evidence.logShape(x, 0.5, 1.5, 7));
+        return [shape, evidence.probabilities([3, 1], 2)].map(plain);"""
+    shape, probabilities = in_browser(desktop, body, grid.tolist())
+    density = StudentT(7.0, 0.5, 1.5)
+    assert_close(shape, density.log_prob(grid) - density.log_prob(torch.tensor(0.5)))
     assert_close(probabilities, torch.tensor([3.0, 1, 2]).softmax(0))
 
 

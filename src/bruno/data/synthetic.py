@@ -35,7 +35,7 @@ def draw_characters(characters: int = 40, drawings: int = 20, *, size: int = 28,
     images = []
     for _ in range(characters):
         strokes = _new_character(random)
-        images += [_rasterise(_vary(strokes, random), size) for _ in range(drawings)]
+        images += [rasterise(vary_strokes(strokes, random), size) for _ in range(drawings)]
     labels = torch.arange(characters).repeat_interleave(drawings)
     names = tuple(f"drawn/character{i:02d}" for i in range(1, characters + 1))
     return Examples(np.stack(images)[:, None], labels, names)
@@ -74,7 +74,8 @@ def _random_walk(start: Points, random: np.random.Generator) -> Points:
     return np.array(points)
 
 
-def _vary(strokes: list[Points], random: np.random.Generator) -> list[Points]:
+def vary_strokes(strokes: list[Points], random: np.random.Generator) -> list[Points]:
+    """Return strokes as another drawing of the same character has them, in the unit square."""
     angle, shear = random.normal(0, 0.08), random.normal(0, 0.1)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     linear = rotation @ np.array([[1, shear], [0, 1]]) @ np.diag(random.normal(1, 0.08, 2))
@@ -84,16 +85,17 @@ def _vary(strokes: list[Points], random: np.random.Generator) -> list[Points]:
     ]
 
 
-def _rasterise(strokes: list[Points], size: int) -> NDArray[np.uint8]:
+def rasterise(strokes: list[Points], size: int) -> NDArray[np.uint8]:
+    """Return strokes in the unit square as an image (size, size), with the pen of Omniglot."""
     image = Image.new("L", (_CANVAS, _CANVAS), 0)
     pen = ImageDraw.Draw(image)
-    pixels = (np.concatenate([_smooth(points) for points in strokes]) * _CANVAS).round()
+    pixels = (np.concatenate([smooth_curve(points) for points in strokes]) * _CANVAS).round()
     for x, y in set(map(tuple, pixels.tolist())):
         pen.ellipse((x - _PEN, y - _PEN, x + _PEN, y + _PEN), fill=255)
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
-def _smooth(points: Points, steps: int = 100) -> Points:
+def smooth_curve(points: Points, steps: int = 100) -> Points:
     """Return a Catmull-Rom curve through the points, dense enough for a line of even width."""
     ends = np.concatenate([[2 * points[0] - points[1]], points, [2 * points[-1] - points[-2]]])
     t = np.linspace(0, 1, steps)[:, None]

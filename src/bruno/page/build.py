@@ -1,8 +1,9 @@
-"""Build the files that the page loads: the runtime from npm, the exported model, and examples."""
+"""Build the files that the page loads: the runtime from npm, the exported models, and examples."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import shutil
 import tempfile
@@ -14,61 +15,87 @@ import torch
 from bruno.data.synthetic import draw_characters
 from bruno.model import Bruno
 from bruno.onnx import WEIGHTS, export_onnx
-from bruno.page.files import BUILT, HERE
+from bruno.page.files import BUILT, CONTENTS, HERE, STATIC
+from bruno.page.symbols import as_images, as_lists, draw_symbols
 from bruno.weights import pretrained
 
 RUNTIME = HERE / "node_modules" / "onnxruntime-web" / "dist"
 FUNCTIONS = ("encode", "decode", "score_latents", "predict", "sample_latents")
-_SEED, _CHARACTERS, _DRAWINGS = 115, 5, 8  # of the examples that the page starts with
-_STRANGERS = 100  # characters to find the threshold of "none of these" with
+MODELS = {"omniglot-small": "Small and quick", "omniglot": "Large and finer"}  # the first is loaded at first
+_SCRIPT, _WASM = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
+_CANDIDATES = 12  # latent dimensions
+_SEED, _STRANGERS = 116, 100  # characters to find the threshold of "none of these" with
 
 
-def build(name: str = "omniglot-small", folder: Path = BUILT, runtime: Path = RUNTIME) -> Path:
-    """Write the runtime, a pretrained model and the examples to a folder; returns the folder.
+def build(folder: Path = BUILT, runtime: Path = RUNTIME, models: dict[str, str] = MODELS) -> Path:
+    """Write the runtime, pretrained models and examples to a folder; returns the folder.
 
     Files are gzipped, since static hosts may not compress; the page inflates them.
+
+    Args:
+        folder: the folder; replaced if it exists.
+        runtime: the folder of onnxruntime-web's files.
+        models: names of pretrained models, with their titles on the page.
     """
     if not runtime.is_dir():
         raise FileNotFoundError(f"{runtime} must hold onnxruntime-web. Install it with: make page")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    model = pretrained(name)
-    shutil.copy(runtime / "ort.wasm.bundle.min.mjs", folder)
-    files = {"runtime.wasm.gz": (runtime / "ort-wasm-simd-threaded.wasm").read_bytes()}
-    with tempfile.TemporaryDirectory() as beside:
-        for path in export_onnx(model, beside, functions=FUNCTIONS, half=True):
-            files[f"{path.name}.gz"] = path.read_bytes()
-    for file, contents in files.items():
-        (folder / file).write_bytes(gzip.compress(contents, mtime=0))
-    sizes = {file: (folder / file).stat().st_size for file in files}
-    (folder / "page.json").write_text(json.dumps(contents_of(name, model, sizes)))
+    shutil.copy(runtime / _SCRIPT, folder)
+    opened = {name: pretrained(name) for name in models}
+    contents = {
+        "page": [*sorted(path.name for path in STATIC.iterdir()), _SCRIPT],
+        "size": next(iter(opened.values())).shape[-1],
+        "weights": WEIGHTS,
+        "runtime": _compress(folder / "runtime.wasm.gz", (runtime / _WASM).read_bytes()),
+        "models": {name: describe(name, model, models[name], folder) for name, model in opened.items()},
+        "symbols": as_lists(draw_symbols()),
+    }
+    (folder / CONTENTS).write_text(json.dumps(contents))
     return folder
 
 
-def contents_of(name: str, model: Bruno, sizes: dict[str, int]) -> dict[str, Any]:
-    """What the page needs to know about its model, and the drawings that it starts with."""
-    drawn = draw_characters(_CHARACTERS, _DRAWINGS, size=model.shape[-1], seed=_SEED).elements
+def describe(name: str, model: Bruno, title: str, folder: Path) -> dict[str, Any]:
+    """Export a model to the folder; what the page needs to know about it."""
+    with tempfile.TemporaryDirectory() as beside:
+        paths = export_onnx(model, beside, functions=FUNCTIONS, half=True)
+        files = {path.name: _compress(folder / f"{name}.{path.name}.gz", path.read_bytes()) for path in paths}
     return {
-        "model": name,
-        "fingerprint": model.fingerprint(),
-        "size": model.shape[-1],
-        "levels": model.levels,
-        "functions": FUNCTIONS,
-        "weights": WEIGHTS,
-        "files": sizes,
-        "dimension": int(model.process.correlation.argmax()),
+        "title": title,
+        "files": files,
+        "dimensions": telling_dimensions(model),
         "none": none_of_these(model),
-        "examples": drawn.reshape(_CHARACTERS, _DRAWINGS, -1).tolist(),
     }
+
+
+def telling_dimensions(model: Bruno) -> list[int]:
+    """Of the most correlated latents, the two that tell the symbols apart best.
+
+    That is, those with the highest ratio of the variance between symbols to that within them.
+    """
+    images = as_images(draw_symbols(), model.shape[-1])
+    z = model.encode(images.flatten(0, 1)).z.view(*images.shape[:2], -1)
+    candidates = model.process.correlation.topk(_CANDIDATES).indices
+    ratio = z.mean(1).var(0) / z.var(1).mean(0)
+    best: list[int] = candidates[ratio[candidates].topk(2).indices].tolist()
+    return best
 
 
 def none_of_these(model: Bruno) -> float:
     """The score that 95 % of drawings stay below, given one example each of four other characters."""
-    drawn = draw_characters(_STRANGERS, 2, size=model.shape[-1], seed=_SEED + 1).elements
+    drawn = draw_characters(_STRANGERS, 2, size=model.shape[-1], seed=_SEED).elements
     support, queries = drawn.view(_STRANGERS, 2, *model.shape).unbind(1)
     scores = model.condition(support.unsqueeze(1)).score(queries.unsqueeze(1))
     four = torch.stack([scores.roll(-i, 1).diag() for i in range(1, 5)], 1)
     return four.amax(1).quantile(0.95).item()
+
+
+def _compress(path: Path, contents: bytes) -> dict[str, Any]:
+    """Write a file gzipped; return its size, and an address that names its contents, for caches."""
+    compressed = gzip.compress(contents, mtime=0)
+    path.write_bytes(compressed)
+    digest = hashlib.sha256(compressed).hexdigest()[:12]
+    return {"address": f"{path.name}?{digest}", "bytes": len(compressed)}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 STATIC, BUILT = HERE / "static", HERE / "built"
-_CONTENTS = "page.json"  # written last by the build
+CONTENTS = "page.json"  # written last by the build
 
 
 def write_page(out: str | Path) -> Path:
@@ -24,7 +24,7 @@ def write_page(out: str | Path) -> Path:
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"`out` must be a folder; got the file {out}.")
-    if not (BUILT / _CONTENTS).is_file():
+    if not (BUILT / CONTENTS).is_file():
         raise FileNotFoundError(
             "the page is not built in this installation. Build it in the source folder with: make page"
         )
@@ -44,7 +44,7 @@ def serve_page(
         open: open the page in the browser.
         ready: called with the address.
     """
-    handler = partial(_Handler, directory=str(folder))
+    handler = partial(PageHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         address = f"http://127.0.0.1:{server.server_port}/"
         if ready:
@@ -57,12 +57,19 @@ def serve_page(
             return
 
 
-class _Handler(SimpleHTTPRequestHandler):
+class PageHandler(SimpleHTTPRequestHandler):
+    """Answers requests for the files of the page."""
+
     extensions_map = SimpleHTTPRequestHandler.extensions_map | {
         ".mjs": "text/javascript",
         ".js": "text/javascript",
         ".gz": "application/octet-stream",  # inflated by the page, not by the browser
     }
+
+    def end_headers(self) -> None:
+        """Have browsers ask again: the page may have been rebuilt."""
+        self.send_header("Cache-Control", "no-cache")
+        super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""

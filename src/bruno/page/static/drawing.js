@@ -74,11 +74,3 @@ export function reduced(image, from, to) {
 export function pixelsOf(strokes, size) {
   return strokes.length ? reduced(rasterised(framed(strokes)), SIDE, size) : null;
 }
-
-export function paint(canvas, pixels, size) {
-  canvas.width = canvas.height = size;
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(size, size);
-  pixels.forEach((value, i) => image.data.set([0, 0, 0, value], 4 * i));
-  context.putImageData(image, 0, 0);
-}

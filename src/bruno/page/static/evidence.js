@@ -34,13 +34,8 @@ export function probabilities(scores, none) {
   return powers.map((p) => p / total);
 }
 
-// Student-t density on a grid, normalised by its sum: (1 + t²/ν)^(−(ν+1)/2).
-export function densityOn(grid, location, scale, dof) {
-  const shape = grid.map((x) => {
-    const t = (x - location) / scale;
-    return Math.exp((-(dof + 1) / 2) * Math.log1p((t * t) / dof));
-  });
-  const step = grid[1] - grid[0];
-  const total = shape.reduce((a, b) => a + b) * step;
-  return shape.map((p) => p / total);
+// Logarithm of the Student-t density, relative to its highest value: −(ν + 1)/2 · log(1 + t²/ν).
+export function logShape(x, location, scale, dof) {
+  const t = (x - location) / scale;
+  return (-(dof + 1) / 2) * Math.log1p((t * t) / dof);
 }

@@ -1,16 +1,20 @@
-// Runs the model in a worker: downloads and inflates its files, then answers calls by name.
+// Runs the models in a worker: downloads and inflates their files, then answers calls by name.
 
 import * as ort from "./ort.wasm.bundle.min.mjs";
 
-let about;
-const sessions = {};
+const CACHE = "bruno-models";
+const loaded = {}; // sessions of each model, by function
+let sessions; // of the model in use
+let size; // of its images, in pixels
 
 const calls = {
-  load,
+  use({ page, name }) {
+    size = page.size;
+    sessions = loaded[name];
+  },
 
   // pixels of n drawings, integers -> their latents, and the log-det of each
   async encode({ images }) {
-    const { size } = about;
     const x = Float32Array.from(images.flatMap((image) => Array.from(image)), (value) => value + 0.5);
     const { z, log_det } = await run("encode", { x: tensor(x, [images.length, 1, size, size]) });
     const dim = size * size;
@@ -19,7 +23,7 @@ const calls = {
 
   // n samples of the next element of a set, from given noise: uniform, (2, n, dim)
   async sample({ set, noise, temperature = 1 }) {
-    const dim = about.size ** 2;
+    const dim = size ** 2;
     const n = noise.length / (2 * dim);
     const { z } = await run("sample_latents", {
       ...evidenceTensors([set]),
@@ -35,7 +39,7 @@ const calls = {
   async score({ latents, sets }) {
     const z = Float32Array.from(latents.flatMap((latent) => Array.from(latent)));
     const found = await run("score_latents", {
-      z: tensor(z, [latents.length, about.size ** 2]),
+      z: tensor(z, [latents.length, size ** 2]),
       ...evidenceTensors(sets),
     });
     const rows = latents.map((_, i) =>
@@ -44,54 +48,69 @@ const calls = {
     return { scores: rows, logPrior: Array.from(found.log_prior.data) };
   },
 
-  // location, scale and degrees of freedom of one latent dimension, for each set
-  async predict({ sets, dimension }) {
+  // location, scale and degrees of freedom of some latent dimensions, for each set
+  async predict({ sets, dimensions }) {
     const found = await run("predict", evidenceTensors(sets));
-    const dim = about.size ** 2;
-    return sets.map((_, i) => {
-      const at = i * dim + dimension;
-      return [found.location.data[at], found.scale.data[at], found.dof.data[at]];
-    });
+    return sets.map((_, i) =>
+      dimensions.map((dimension) => {
+        const at = i * size ** 2 + dimension;
+        return [found.location.data[at], found.scale.data[at], found.dof.data[at]];
+      }),
+    );
   },
 };
 
-async function load({ onProgress }) {
-  about = await (await fetch("page.json")).json();
-  const names = Object.keys(about.files);
-  const total = Object.values(about.files).reduce((a, b) => a + b);
+// Download a model, and the runtime before the first one.
+async function prepare({ page, name }, onProgress) {
+  if (loaded[name]) return;
+  const { files } = page.models[name];
+  const wanted = [...(ort.env.wasm.wasmBinary ? [] : [page.runtime]), ...Object.values(files)];
+  const total = wanted.reduce((bytes, file) => bytes + file.bytes, 0);
   let done = 0;
-  const progress = (bytes) => onProgress((done += bytes) / total);
-  const parts = await Promise.all(names.map((name) => download(name, progress)));
-  const files = Object.fromEntries(names.map((name, i) => [name.replace(/\.gz$/, ""), parts[i]]));
+  const graphs = Object.keys(files).filter((file) => file.endsWith(".onnx"));
+  const progress = (bytes) => onProgress((0.7 * (done += bytes)) / total); // the rest is to start the graphs
+  const parts = await Promise.all(wanted.map((file) => download(file, progress)));
+  const contents = Object.fromEntries(wanted.map(({ address }, i) => [address, parts[i]]));
   ort.env.wasm.numThreads = 1;
-  ort.env.wasm.wasmBinary = files["runtime.wasm"].buffer;
-  for (const name of about.functions) {
-    sessions[name] = await ort.InferenceSession.create(files[`${name}.onnx`], {
+  ort.env.wasm.wasmBinary ??= contents[page.runtime.address].buffer;
+  const externalData = [{ path: page.weights, data: contents[files[page.weights].address] }];
+  const made = {};
+  for (const [i, file] of graphs.entries()) {
+    onProgress(0.7 + (0.3 * i) / graphs.length);
+    made[file.replace(".onnx", "")] = await ort.InferenceSession.create(contents[files[file].address], {
       executionProviders: ["wasm"],
-      externalData: [{ path: about.weights, data: files[about.weights] }],
+      externalData,
       graphOptimizationLevel: "disabled", // would take longer than it saves
     });
   }
-  return about;
+  loaded[name] = made;
 }
 
-// A gzipped file, inflated; kept in the browser's cache under the fingerprint of the model.
-async function download(name, progress) {
-  const cache = await self.caches?.open(`bruno-${about.fingerprint}`).catch(() => undefined);
-  let response = await cache?.match(name);
-  if (!response) {
-    response = await fetch(name);
-    if (!response.ok) throw new Error(`${name}: ${response.status}`);
-    await cache?.put(name, response.clone()).catch(() => undefined);
+// A gzipped file, inflated. It is kept in the browser's cache under an address that names its contents.
+async function download({ address, bytes }, progress) {
+  const cache = await self.caches?.open(CACHE).catch(() => undefined);
+  const kept = await cache?.match(address);
+  const response = kept ?? (await fetch(address));
+  if (!response.ok) throw new Error(`${address}: ${response.status}`);
+  const chunks = [];
+  let received = 0;
+  for await (const chunk of read(response.body)) {
+    chunks.push(chunk);
+    received += chunk.length;
+    progress(Math.min(received, bytes) - Math.min(received - chunk.length, bytes));
   }
-  const counted = new TransformStream({
-    transform(chunk, controller) {
-      progress(chunk.length);
-      controller.enqueue(chunk);
-    },
-  });
-  const stream = response.body.pipeThrough(counted).pipeThrough(new DecompressionStream("gzip"));
+  const blob = new Blob(chunks);
+  // A full disk or a private window must not stop the page.
+  if (!kept) await cache?.put(address, new Response(blob)).catch(() => undefined);
+  const isGzipped = chunks[0]?.[0] === 0x1f && chunks[0]?.[1] === 0x8b; // some hosts inflate .gz themselves
+  const stream = isGzipped ? blob.stream().pipeThrough(new DecompressionStream("gzip")) : blob.stream();
   return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// Safari's streams cannot be iterated.
+async function* read(stream) {
+  const reader = stream.getReader();
+  for (let part = await reader.read(); !part.done; part = await reader.read()) yield part.value;
 }
 
 function tensor(data, dims) {
@@ -100,7 +119,7 @@ function tensor(data, dims) {
 }
 
 function evidenceTensors(sets) {
-  const dim = about.size ** 2;
+  const dim = size ** 2;
   const joined = (field) => {
     const all = new Float64Array(sets.length * dim);
     sets.forEach((set, i) => all.set(set[field], i * dim));
@@ -112,15 +131,17 @@ function evidenceTensors(sets) {
 
 const run = (name, inputs) => sessions[name].run(inputs);
 
-// One call at a time, in order: a session cannot run twice at once.
+async function answer(id, work) {
+  try {
+    self.postMessage({ id, result: await work() });
+  } catch (error) {
+    self.postMessage({ id, error: String(error?.message ?? error) });
+  }
+}
+
+// One call at a time, in order: a session cannot run twice at once. Only downloads run beside the others.
 let last = Promise.resolve();
 self.onmessage = ({ data: { id, name, options } }) => {
-  last = last.then(async () => {
-    try {
-      const onProgress = (fraction) => self.postMessage({ id, progress: fraction });
-      self.postMessage({ id, result: await calls[name]({ ...options, onProgress }) });
-    } catch (error) {
-      self.postMessage({ id, error: String(error?.message ?? error) });
-    }
-  });
+  if (name === "prepare") answer(id, () => prepare(options, (fraction) => self.postMessage({ id, progress: fraction })));
+  else last = last.then(() => answer(id, () => calls[name](options)));
 };

@@ -1,0 +1,68 @@
+"""The first visit, and visits without a network."""
+
+import threading
+
+import pytest
+from visitor import opened, served, wait_until
+
+from bruno.page.files import PageHandler
+
+pytestmark = pytest.mark.slow
+WEIGHTS = "/omniglot-small.weights.bin.gz"
+
+
+@pytest.fixture
+def slow_host(written):
+    """A host that stops halfway through the weights, and has the browser inflate one of the graphs."""
+    go_on, asked = threading.Event(), []
+
+    class Handler(PageHandler):
+        def copyfile(self, source, outputfile):
+            if self.path.startswith(WEIGHTS):
+                outputfile.write(source.read(1_000_000))
+                outputfile.flush()
+                go_on.wait(timeout=120)
+            super().copyfile(source, outputfile)
+
+        def end_headers(self):
+            asked.append(self.path)
+            if "encode.onnx" in self.path:
+                self.send_header("Content-Encoding", "gzip")
+            super().end_headers()
+
+    with served(written, Handler) as address:
+        yield address, go_on, asked
+        go_on.set()
+
+
+def test_the_page_shows_its_progress_and_then_works_offline(browser, slow_host):
+    address, go_on, asked = slow_host
+    page = opened(browser, address, reduced_motion="reduce")
+    progress = "document.querySelector('#loading progress').value"
+    wait_until(page, f"{progress} > 0.5")
+    assert page.evaluate(progress) < 0.7
+    assert page.locator("#more .pad canvas").first.is_visible()  # the visitor may draw meanwhile
+    go_on.set()
+    page.wait_for_selector("#more[aria-busy=false]")
+    page.wait_for_selector("#offline", state="visible")
+    count = len(asked)
+    page.context.set_offline(True)
+    page.reload()
+    page.wait_for_selector("#more[aria-busy=false]")
+    assert page.locator(".samples canvas").count() >= 16
+    page.context.set_offline(False)
+    page.reload()
+    page.wait_for_selector("#more[aria-busy=false]")
+    assert not any(".gz" in path for path in asked[count:])  # models come from the cache
+    page.context.close()
+
+
+def test_a_missing_model_is_reported(browser, written):
+    class Handler(PageHandler):
+        def do_GET(self):  # noqa: N802
+            self.send_error(404) if self.path.startswith(WEIGHTS) else super().do_GET()
+
+    with served(written, Handler) as address:
+        page = opened(browser, address)
+        wait_until(page, "document.getElementById('loading').textContent.includes('404')")
+        page.context.close()
