@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bruno.files import atomic_write, inside, parse_json
+from bruno.files import atomic_write, check_replaceable, inside, parse_json
 
 KILLED = """
 import os, sys
@@ -73,3 +73,15 @@ def test_folders_pipes_and_devices_are_not_replaced(tmp_path):
         ):
             beside.write_text("new")
         assert path.stat().st_ino == before
+
+
+def test_only_files_of_the_same_kind_are_replaced(tmp_path):
+    page, table = tmp_path / "page.html", tmp_path / "rows.csv"
+    check_replaceable(page, b"<html", "a page")
+    page.write_text("<html>")
+    table.write_text("a,b\n1,2\n")
+    check_replaceable(page, b"<html", "a page")
+    with pytest.raises(ValueError, match=r"`out` .*rows\.csv"):
+        check_replaceable(table, b"<html", "a page")
+    table.write_bytes(b"")
+    check_replaceable(table, b"<html", "a page")

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from bruno import known_models
 from bruno.config import ModelConfig, from_dict, to_dict
 from bruno.data.archives import reason
-from bruno.files import atomic_write, parse_json, raw_bytes
+from bruno.files import atomic_write, check_regular, parse_json, raw_bytes
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
 from bruno.text import is_utf8
@@ -274,14 +274,15 @@ def read(
     path: Path, device: torch.device | str, *, unchecked: bool = False
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors and the header that `write` wrote; `unchecked` also accepts a file without a checksum."""
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"`path` must be a file that bruno.save wrote; {path} does not exist.")
+    check_regular(path)
+    with path.open("rb"):  # the errors of safetensors do not name the file
+        pass
     try:
         with _opened(path) as name, safe_open(name, "pt", device=str(device)) as file:
             header = parse_json((file.metadata() or {}).get("bruno", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except OSError:
-        raise
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"`path` must be a file that bruno.save wrote; {path}: {error}.") from error
     if not isinstance(header, dict) or header.get("format") != _FORMAT:

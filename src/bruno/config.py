@@ -317,7 +317,9 @@ class DataConfig:
     skip_bad: bool = _setting(False, "skip files and rows that cannot be read")
 
     def __attrs_post_init__(self) -> None:
-        """Check that no column is named twice."""
+        """Check that the data are named, and no column twice."""
+        if not self.name.strip():
+            raise ValueError(f"`data.name` must be a dataset or a path; got {self.name!r}.")
         for name in self.columns:
             if self.columns.count(name) > 1:
                 raise ValueError(f"`data.columns` must all differ; got {name!r} twice.")

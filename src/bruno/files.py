@@ -89,6 +89,25 @@ def check_regular(path: Path) -> int:
     return status.st_size
 
 
+def check_replaceable(path: Path, start: bytes, kind: str) -> None:
+    """Raise ValueError unless `path` is new, or a file of the kind that is to replace it.
+
+    Args:
+        path: the file to write.
+        start: a pattern of the first 256 bytes of files of this kind.
+        kind: what these files are called.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"`out` must be a file in an existing folder; got {path}.")
+    if not path.exists() or check_regular(path) == 0:
+        return
+    with path.open("rb") as file:
+        if not re.match(start, file.read(256), re.DOTALL):
+            raise ValueError(
+                f"`out` must be a new file or {kind}; {path} is another file. Choose another name."
+            )
+
+
 def read_regular(path: Path) -> bytes:
     """The content of a regular file of at most `limits.FILE`."""
     limits.FILE.check(check_regular(path), "it")

@@ -37,6 +37,8 @@ WITH_MODEL = {
     "inspect": "inspect run",
 }
 BAD_MODELS = [
+    "''",
+    "/proc/self/mem",
     "LONG",
     "loops/self",
     "nowhere",
@@ -58,6 +60,7 @@ BAD_MODEL_OPTIONS = [
     "--seed １",  # a full-width digit
     "--seed x",
     "--data-dir nowhere",
+    "--data-dir ''",
     "--data-dir text.txt",
     "--drawings=yes",
     "--data-dir loops/self",
@@ -65,6 +68,7 @@ BAD_MODEL_OPTIONS = [
     "--no-such-option",
 ]
 BAD_DATA = [
+    "--data ''",
     "--data nowhere",
     "--data text.txt",
     "--data pipe",
@@ -105,6 +109,15 @@ BARE = [
 OTHERS = {
     "train": """
         digits --no-verdict --steps 0
+        ''
+        digits --out ''
+        digits --data ''
+        digits --set data.name=
+        digits --data ' '
+        digits --group g
+        digits --set data.columns=['a']
+        digits --set data.format=semicolon
+        images --data images --group g
         digits --data nowhere
         digits --data pipe
         table --data rows.csv --group nobody
@@ -241,6 +254,7 @@ OTHERS = {
     """,
     "sample": """
         run --given images/a/bad.png --skip-bad
+        run --given ''
         run --given text.txt --skip-bad
         run --samples -1
         run --temperature inf
@@ -328,6 +342,13 @@ OTHERS = {
         run --set-class 2 --classes 5,8
         run images/a --set-class 2 --threshold 0
         run images/a --within
+        run ''
+        run '' --skip-bad --threshold 0
+        run images/a --typical ''
+        run images/a --state ''
+        run images/a --store ''
+        run images/a --store loops/self
+        run images/a --store dangling
         run images/a --within --count-all --threshold 0
         run images/a --within --count-all --data images
         run images/a --count-all=1
@@ -534,6 +555,9 @@ OTHERS = {
     "report": """
         run --out pipe
         run --out /dev/null
+        run --out rows.csv
+        run --out run/model.safetensors
+        run --out ''
         loops/self
         pipe
         run --out loops/self/page.html
@@ -551,6 +575,9 @@ OTHERS = {
     """,
     "export": """
         run text.txt --onnx
+        run text.txt
+        run rows.csv
+        run ''
         run new --half=1
         run pipe
         run /dev/null
@@ -604,6 +631,7 @@ def prepared(tiny_run, tmp_path_factory):
         Path("loops/a/0.png").write_bytes(Path("images/a/0.png").read_bytes())
         Path("loops/a/again").symlink_to("..")
         Path("loops/self").symlink_to("self")
+        Path("dangling").symlink_to("not-there")
         Path("text.txt").write_text("not a model, an image or a table")
         Path("torn.zip").write_bytes(b"PK\x03\x04 torn")
         Path("odd-run/recipe.json").write_text(json.dumps([1, 2]))

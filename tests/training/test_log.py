@@ -75,3 +75,20 @@ def test_tensorboard_gets_the_numbers_of_the_log(tmp_path):
     assert [event.step for event in scalars] == [1, 2, 3]
     assert [event.value for event in scalars] == pytest.approx([2.0, 1.0, 2 / 3])
     assert "accuracy" not in events.Tags()["scalars"]
+
+
+def test_a_long_line_is_not_an_entry_and_hides_no_other(tmp_path):
+    log = Log(tmp_path)
+    with without_tensorboard():
+        log.append(entry(1))
+        with (tmp_path / "log.jsonl").open("ab") as file:
+            file.write(b'{"index": 9, "seconds": 1, "note": "' + b"x" * 100_000 + b'"}\n')
+        log.append(entry(2))
+    assert [one["index"] for one in log.read()] == [1, 2]
+
+
+def test_a_log_larger_than_memory_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "log.jsonl").write_bytes(b"\n" * 1000)
+    monkeypatch.setenv("BRUNO_MAX_MEMORY", "2000")
+    with pytest.raises(ValueError, match=r"log\.jsonl.*BRUNO_MAX_MEMORY"):
+        Log(tmp_path).read()

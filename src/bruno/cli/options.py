@@ -174,7 +174,7 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
                 parameters.append((field.name, own[field.name], default))
         else:
             parameters.append((parameter.name, hints[parameter.name], parameter.default))
-    parameters = [(name, _with_strict_numbers(hint), default) for name, hint, default in parameters]
+    parameters = [(name, _with_strict_values(hint), default) for name, hint, default in parameters]
     # Arguments without a default come first, in the order they are written.
     parameters.sort(key=lambda one: one[2] is not inspect.Parameter.empty)
 
@@ -197,14 +197,20 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
     return flat
 
 
-def _with_strict_numbers(hint: Any) -> Any:
-    """The type of an option; its numbers are parsed by `_whole` or `_real`, stricter than Python."""
-    kinds = [kind for kind in (get_args(get_args(hint)[0]) or get_args(hint)[:1]) if kind in (int, float)]
+def _with_strict_values(hint: Any) -> Any:
+    """The type of an option; its numbers and paths are parsed by functions stricter than Python's."""
+    kinds = _kinds_in(get_args(hint)[0]) & _PARSERS.keys()
     if not kinds:
         return hint
     option = copy.copy(hint.__metadata__[0])
-    option.parser, option.metavar = (_whole, "INTEGER") if kinds == [int] else (_real, "FLOAT")
+    option.parser, metavar = _PARSERS[kinds.pop()]
+    option.metavar = option.metavar or metavar
     return Annotated[get_args(hint)[0], option]
+
+
+def _kinds_in(hint: Any) -> set[Any]:
+    """The types that a type consists of: `list[Path] | None` of list, Path and None."""
+    return {hint}.union(*map(_kinds_in, get_args(hint)))
 
 
 def _whole(value: Any) -> int:
@@ -222,6 +228,20 @@ def _real(value: Any) -> float:
         return float(value)
     except ValueError:
         raise typer.BadParameter(f"{value!r} is not a valid float.") from None
+
+
+def _path(value: Any) -> Path:
+    """A path; unlike `Path`, an empty one is not the current folder."""
+    if not str(value):
+        raise typer.BadParameter("it is empty. The current folder is `.`.")
+    return Path(value)
+
+
+_PARSERS: dict[Any, tuple[Callable[[Any], Any], str]] = {
+    int: (_whole, "INTEGER"),
+    float: (_real, "FLOAT"),
+    Path: (_path, "PATH"),
+}
 
 
 def parse_numbers(option: str, text: str) -> tuple[int, ...]:

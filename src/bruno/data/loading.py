@@ -71,11 +71,14 @@ def load_examples(
         drawings: normalise line drawings, `original` ones too; see `bruno.data.drawings.normalise_drawing`.
         invert: for drawings: whether ink is darker than paper; by default found out.
     """
+    if not name:
+        raise ValueError(f"`name` must be one of {', '.join(DATASETS)}, or a path; got {name!r}.")
     if split not in SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
     if name in DATASETS:
         if size:
             raise ValueError(f"`size` must be omitted for {name}, which has a fixed size; got {size}.")
+        _check_not_a_table(name, group, columns, table_format)
         source, folder = DATASETS[name], None if data_dir is None else Path(data_dir)
         parsed = _parsed(name, source, folder, download, original)
         part = parsed if split == "all" else source.split(parsed, split)
@@ -144,11 +147,20 @@ def load_path(
                 missing=missing,
             ),
         )
+    _check_not_a_table(str(path), group, columns, table_format)
     return _cached(
         f"{path.resolve()} {size} {grey} {skip_bad}" + f" drawings {invert}" * drawings,
         file_stamp(path),
         lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad, drawings=drawings, invert=invert),
     )
+
+
+def _check_not_a_table(name: str, group: str, columns: Sequence[str], table_format: str) -> None:
+    """Raise if an argument that describes a table is given for other data."""
+    given = {"group": group, "columns": tuple(columns), "format": table_format}
+    for argument, value in given.items():
+        if value:
+            raise ValueError(f"`{argument}` must be omitted for {name}, which is not a table; got {value!r}.")
 
 
 def _normalised(examples: Examples, invert: bool | None) -> Examples:

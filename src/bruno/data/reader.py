@@ -275,7 +275,10 @@ class ElementReader:
 
     def read(self, paths: Iterable[str | Path]) -> Iterator[Element]:
         """Yield each image file and each row of a table; the files of a folder are sorted by name."""
-        for path in map(Path, paths):
+        for given in paths:
+            if not str(given):
+                raise ValueError("`paths` must not be empty; got ''. The current folder is '.'.")
+            path = Path(given)
             if path.is_dir():
                 for file in self.files(path):
                     yield from self._read_file(file)

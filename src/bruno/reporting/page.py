@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bruno.files import atomic_write
+from bruno.files import atomic_write, check_replaceable
 from bruno.reporting.plots import learning_curve
 from bruno.reporting.results import Result, mark_outdated, read_results
 
@@ -64,8 +64,7 @@ def report(folder: Path | str, out: Path | str | None = None) -> Path:
     path = folder / "report.html" if out is None else Path(out)
     if not folder.is_dir():
         raise ValueError(f"`folder` must be a run folder; {folder} does not exist.")
-    if not path.parent.is_dir() or path.is_dir():
-        raise ValueError(f"`out` must be a file in an existing folder; got {path}.")
+    check_replaceable(path, rb"\s*(?i:<!doctype html|<html)", "an HTML page")
     run = Run(folder)
     results, log = mark_outdated(read_results(folder), _fingerprints(run)), run.read_log()
     if not results and not log:

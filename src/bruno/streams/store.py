@@ -335,6 +335,10 @@ class Store:
                 raise ValueError(
                     f"{self.path}: must not be in use; another process has it open. Stop it, or wait."
                 ) from error
+            if "unable to open" in str(error) or "readonly" in str(error):
+                raise ValueError(
+                    f"`store` must be a file that can be written; got {self.path}: {error}."
+                ) from error
             if "malformed" in str(error) or "no such" in str(error):
                 raise ValueError(f"{self.path}: is damaged: {error}.") from error
             raise OSError(f"{self.path}: {error}") from error
@@ -346,6 +350,8 @@ def _check_file(path: Path) -> None:
     """Raise ValueError unless a file is a store or can become one."""
     if not path.parent.is_dir():
         raise ValueError(f"`store` must be a file in an existing folder; {path.parent} does not exist.")
+    if path.is_symlink() and not path.exists():
+        raise ValueError(f"`store` must be a file that can be written; got a broken link, {path}.")
     if not path.exists() or check_regular(path) == 0:
         return
     if path.with_name(f"{path.name}-journal").exists():  # its making was interrupted: SQLite undoes it

@@ -349,6 +349,8 @@ class TrainedData:
         """Examples of other data than the model's own, if they have the model's shape."""
         if data == "drawn" and not (self.recipe and self.recipe.data.name == data):
             split = "all"  # the model has seen none of them
+        if not data:
+            raise ValueError(f"`data` must be a dataset or a path; got {data!r}.")
         if is_path(data):
             examples = self._user_examples(Path(data), invert)
         else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from bruno.checkpoint import load_with_metadata, save
 from bruno.config import Recipe, from_dict
 from bruno.devices import resolve_device
+from bruno.files import check_regular, check_replaceable
 from bruno.trained.jobs import Trained
 from bruno.training import Run
 from bruno.weights import pretrained_names, pretrained_path
@@ -31,7 +32,7 @@ def open(
     """
     if data_dir is not None and not Path(data_dir).is_dir():
         raise ValueError(f"`data_dir` must be an existing folder; got {str(data_dir)!r}.")
-    name, device, folder = str(path), resolve_device(device), results_folder(path)
+    name, folder, device = _checked_name(path), results_folder(path), resolve_device(device)
     if _is_run(name):
         run = Run(folder)
         model = run.model(checkpoint, device)
@@ -63,12 +64,11 @@ def export(
         checkpoint: of a run folder: "last", or "best" on validation.
         onnx: write the functions encode, decode and score as ONNX graphs; see `Trained.export_onnx`.
     """
-    name, out = str(path), Path(out)
+    name, out = _checked_name(path), Path(out)
     if onnx:
         open(path, checkpoint=checkpoint, device="cpu").export_onnx(out, half=half)
         return out
-    if out.is_dir() or not out.parent.is_dir():
-        raise ValueError(f"`out` must be a file in an existing folder; got {out}.")
+    check_replaceable(out, rb".{8}\{", "a model file")
     if _is_run(name):
         Run(name).export(out, checkpoint, half=half)
     else:
@@ -79,13 +79,22 @@ def export(
 
 def results_folder(path: str | Path) -> Path:
     """Where the results of a model go: its run folder, or a folder beside its file."""
-    name = str(path)
+    name = _checked_name(path)
     if _is_pretrained(name):
         return Path("runs") / f"pretrained-{name}"
     path = Path(path) if Path(path).name else Path(path).resolve()  # "." has no name
     if not path.is_file():
         return path
     return path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-results")
+
+
+def _checked_name(path: str | Path) -> str:
+    """The path or name of a model; an empty one is not the current folder."""
+    if not str(path):
+        raise ValueError(
+            "`path` must be a run folder, a model file or a pretrained model; got ''. This folder is '.'."
+        )
+    return str(path)
 
 
 def _is_run(name: str) -> bool:
@@ -99,12 +108,13 @@ def _is_pretrained(name: str) -> bool:
 
 def _model_file(name: str, checkpoint: str) -> Path:
     path = pretrained_path(name) if _is_pretrained(name) else Path(name)
-    if not path.is_file():
+    if not path.exists():
         known = ", ".join(pretrained_names()) or "none"
         raise ValueError(
             f"`path` must be a run folder, a model file or a pretrained model ({known}); "
             f"{name} does not exist."
         )
+    check_regular(path)
     if checkpoint != "last":
         raise ValueError(f"`checkpoint` is for run folders; {name} is one model. Omit it.")
     return path

@@ -233,10 +233,19 @@ def grouped_elements(
     paths = [source] if isinstance(source, str | Path) else list(cast(Sequence[str], source))
     if not reader.skip_bad:
         for path in paths:
-            if not Path(path).exists():
-                raise FileNotFoundError(f"{path}: no such file or folder.")
+            _check_readable(path, reader)
     elements = reader.read(paths)
     return elements if one_set else _with_groups(trained, elements, reader)
+
+
+def _check_readable(path: str | Path, reader: ElementReader) -> None:
+    """Raise if a stream cannot be read at all: before the calibration, which may take long."""
+    if not str(path) or not Path(path).exists():
+        raise FileNotFoundError(f"{str(path)!r}: no such file or folder.")
+    if Path(path).is_dir():
+        reader.files(Path(path))
+    else:
+        check_regular(Path(path))
 
 
 def _with_groups(

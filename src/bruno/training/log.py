@@ -7,14 +7,18 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bruno.files import inside, parse_json
+from bruno import limits
+from bruno.files import check_regular, inside, parse_json
 from bruno.text import is_utf8
 
 _LARGEST = 1e30  # larger numbers are not those of a training
+_LONGEST_LINE = 2**16  # bytes; the rest of a longer line is not an entry
+_ENTRY_PER_LINE = 4  # memory of an entry, as a multiple of its line
 _LOG, _BOARD = "log.jsonl", "tensorboard"
 
 
@@ -85,8 +89,12 @@ class Log:
     def read(self) -> list[dict[str, Any]]:
         """Entries as dicts, without truncated lines and without steps that were later repeated."""
         path = inside(self._folder, _LOG)
-        lines = path.read_bytes().split(b"\n") if path.is_file() else []
-        return drop_repeated(entry for line in lines if (entry := _parse(line)) is not None)
+        if not path.exists():
+            return []
+        limits.MEMORY.check(_ENTRY_PER_LINE * check_regular(path), f"{path}: its entries")
+        with path.open("rb") as file:
+            lines = iter(partial(file.readline, _LONGEST_LINE), b"")
+            return drop_repeated(entry for line in lines if (entry := _parse(line)) is not None)
 
     def close(self) -> None:
         """Close TensorBoard's file; the next entry opens a new one."""
