@@ -27,7 +27,7 @@ LAYOUT = """
     bruno.process.step_density bruno.process.processes bruno.process
     bruno.components bruno.known_models bruno.posterior bruno.model bruno.checkpoint bruno.weights
     bruno.onnx.formulas bruno.onnx.functions bruno.onnx.export bruno.onnx bruno.page.files
-    bruno.page.build bruno.page
+    bruno.page.symbols bruno.page.build bruno.page
     bruno.training.distributed bruno.training.cuda_graph bruno.training.schedule bruno.training.objective
     bruno.training.trainer bruno.training.pace bruno.training.log bruno.training.checkpoints
     bruno.training.clock

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from bruno.data import load_examples
-from bruno.data.synthetic import FAULTS, SENSORS, _rasterise, draw_characters, simulate_machines
+from bruno.data.synthetic import FAULTS, SENSORS, draw_characters, rasterise, simulate_machines
 
 
 def test_drawings_of_a_character_differ():
@@ -50,7 +50,7 @@ def test_drawn_is_a_named_dataset():
 
 
 def test_a_long_line_has_the_width_of_the_pen_everywhere():
-    line = _rasterise([np.array([[0.1, 0.2], [0.9, 0.3]])], 105)
+    line = rasterise([np.array([[0.1, 0.2], [0.9, 0.3]])], 105)
     assert (line[:, 20:85] > 0).sum(0).min() == 5  # no gaps between the dots
 
 
