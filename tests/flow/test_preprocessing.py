@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import pytest
 import torch
@@ -15,6 +16,17 @@ def drawings(n: int) -> torch.Tensor:
 @pytest.fixture(params=["logit", "gaussianise"])
 def pixels(request):
     return Logit() if request.param == "logit" else Gaussianise().fit(drawings(500))
+
+
+def test_channels_in_any_order_of_memory_are_inverted_without_a_warning(pixels):
+    z = torch.randn(2, 8, 8, 3, generator=torch.Generator().manual_seed(0)).permute(0, 3, 1, 2)
+    torch.set_warn_always(True)  # otherwise torch warns once in a process
+    try:
+        with warnings.catch_warnings(action="error"):
+            x, _ = pixels.inverse(z)
+    finally:
+        torch.set_warn_always(False)
+    assert torch.equal(x, pixels.inverse(z.contiguous())[0])
 
 
 def test_noise_stays_within_its_integer():

@@ -122,7 +122,7 @@ class Gaussianise(Pixels):
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
         z, dtype = z.double(), z.dtype
         p, below = (torch.special.ndtr(z) - self.alpha) / (1 - 2 * self.alpha), self._below()
-        level = (torch.searchsorted(below, p, right=True) - 1).clamp(0, self.levels - 1)
+        level = (torch.searchsorted(below, p.contiguous(), right=True) - 1).clamp(0, self.levels - 1)
         x = level + (p - below[level]) / self.shares[level]
         return x.to(dtype), -self._log_det(level, z).to(dtype)
 
