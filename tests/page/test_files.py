@@ -1,10 +1,20 @@
 """Writing the page, and the message where it was not built."""
 
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from bruno.cli.main import app
 from bruno.page import write_page
+from bruno.page.files import BUILT, STATIC
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_page_that_is_not_built_says_how(tmp_path, monkeypatch):
@@ -16,12 +26,36 @@ def test_a_page_that_is_not_built_says_how(tmp_path, monkeypatch):
 def test_the_command_writes_the_page_with_all_that_was_built(tmp_path, monkeypatch):
     built = tmp_path / "built"
     built.mkdir()
-    (built / "page.json").write_text("{}")
+    (built / "page.json").write_text(json.dumps({"page": [path.name for path in STATIC.iterdir()]}))
     monkeypatch.setattr("bruno.page.files.BUILT", built)
     outcome = CliRunner().invoke(app, ["page", "--out", str(tmp_path / "out")])
     assert outcome.exit_code == 0
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"index.html", "main.js", "worker.js", "style.css", "page.json"} <= names
+
+
+def test_a_page_of_another_version_says_how(tmp_path, monkeypatch):
+    (tmp_path / "page.json").write_text(json.dumps({"page": ["index.html"]}))
+    monkeypatch.setattr("bruno.page.files.BUILT", tmp_path)
+    with pytest.raises(FileNotFoundError, match="make page"):
+        write_page(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_wheel_contains_the_page(tmp_path):
+    if not BUILT.is_dir():
+        pytest.skip("the page is not built. Build it with: make page")
+    shutil.copytree(
+        ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("node_modules", "*.egg-info")
+    )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, check=True)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in (STATIC, BUILT):
+        assert {f"bruno/page/{folder.name}/{path.name}" for path in folder.iterdir()} <= names
 
 
 def test_a_file_is_not_a_folder(tmp_path):

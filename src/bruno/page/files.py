@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import webbrowser
 from collections.abc import Callable
@@ -24,13 +25,20 @@ def write_page(out: str | Path) -> Path:
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"`out` must be a folder; got the file {out}.")
-    if not (BUILT / CONTENTS).is_file():
-        raise FileNotFoundError(
-            "the page is not built in this installation. Build it in the source folder with: make page"
-        )
+    check_built()
     for source in (STATIC, BUILT):
         shutil.copytree(source, out, dirs_exist_ok=True)
     return out / "index.html"
+
+
+def check_built() -> None:
+    """Raise if the page is not built, or was built for other static files than these."""
+    how = "Build it in the source folder with: make page"
+    if not (BUILT / CONTENTS).is_file():
+        raise FileNotFoundError(f"the page is not built in this installation. {how}")
+    listed = json.loads((BUILT / CONTENTS).read_text("utf-8")).get("page", [])
+    if not {path.name for path in STATIC.iterdir()} <= set(listed):
+        raise FileNotFoundError(f"the page was built for another version. {how}")
 
 
 def serve_page(
