@@ -25,7 +25,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 # All shell lines are parsed. Lines with a placeholder or standard input, and these, are not run:
 PLACEHOLDER = re.compile(r"\b(DIR|FOLDER|FILE|IMAGE)\b")
-SLOW = ("demo", "study", "anomaly measure", "fewshot omniglot", "page --open")
+SLOW = ("demo", "study", "anomaly measure", "fewshot omniglot", "page --open", "serve")
 # Of the lines that use a pretrained model, the first of each command is run.
 PRETRAINED = {"omniglot", "omniglot-small"}
 CHEAPER = {  # appended to a line that is run; the last of two equal options counts
@@ -115,6 +115,8 @@ def test_shell_lines_are_valid(line):
     words = shlex.split(line, comments=True)
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    elif words[0] == "curl":
+        assert line in (ROOT / "docs" / "service.md").read_text("utf-8")  # where they run: tests/serving
     elif words[0] == "pip":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
         assert words == ["pip", "install", "-e", ".[all]"]

@@ -64,7 +64,8 @@ LAYOUT = """
     bruno.cli.anomaly bruno.cli.calibrate bruno.cli.classify bruno.cli.data bruno.cli.demo
     bruno.cli.evaluate bruno.cli.export bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect
     bruno.cli.page bruno.cli.presets bruno.cli.repeat bruno.cli.report bruno.cli.retrieve bruno.cli.sample
-    bruno.cli.specks bruno.cli.study bruno.cli.train bruno.cli.verdict bruno.cli.main bruno.__main__
+    bruno.cli.serve bruno.cli.specks bruno.cli.study bruno.cli.train bruno.cli.verdict
+    bruno.cli.main bruno.__main__
 """
 ORDER = LAYOUT.split()
 
@@ -114,7 +115,7 @@ def test_torch_is_imported_only_to_compute(command):
     code = [sys.executable, "-X", "importtime", *command]
     loaded = subprocess.run(code, capture_output=True, text=True, check=True).stderr
     modules = {line.split("|")[-1].strip() for line in loaded.splitlines()}
-    assert not modules & {"torch", "numpy", "matplotlib", "sklearn", "PIL"}
+    assert not modules & {"torch", "numpy", "matplotlib", "sklearn", "PIL", "fastapi", "uvicorn"}
 
 
 @pytest.mark.slow

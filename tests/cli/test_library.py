@@ -12,6 +12,7 @@ from bruno import Trained
 from bruno.cli.main import COMMANDS, app
 from bruno.page import serve_page, write_page
 from bruno.reporting.page import report
+from bruno.serving import Limits, serve
 from bruno.tasks.stability import stability_study
 from bruno.trained import export
 
@@ -45,6 +46,7 @@ CALLS = {
     "report": (report,),
     "export": (export,),
     "page": (write_page, serve_page),
+    "serve": (serve, Limits),
 }
 RENAMED = {
     "model": "path",
@@ -54,6 +56,12 @@ RENAMED = {
     "elements": "batch",
     "way": "ways",
     "shot": "shots",
+    "allow_host": "hosts",
+    "token_file": "token",
+    "max_body": "body",
+    "max_elements": "elements",
+    "max_waiting": "waiting",
+    "timeout": "seconds",
 }
 RENDERED = {"as_json", "show", "help"}  # options about output
 OTHERWISE = {

@@ -104,6 +104,7 @@ BARE = [
     "inspect",
     "report",
     "export",
+    "serve",
 ]
 # Arguments, one line each.
 OTHERS = {
@@ -591,6 +592,42 @@ OTHERS = {
         text.txt new
         empty new
         posterior-run new
+    """,
+    "serve": """
+        nowhere
+        text.txt
+        empty
+        images
+        pipe
+        posterior-run
+        LONG
+        run run
+        run nowhere
+        run other=nowhere
+        b/c=run
+        run --host 0.0.0.0
+        run --host nobody.invalid
+        run --host ''
+        run --port 65536
+        run --port -1
+        run --port x
+        run --token-file nowhere
+        run --token-file text.txt
+        run --token-file pipe
+        run --token-file empty
+        run --allow-host 'a b' --port 0
+        run --allow-host a:80 --port 0
+        run --store text.txt --port 0
+        run --store text.txt/x --port 0
+        run --max-body 0
+        run --max-elements 0
+        run --max-waiting 1.5
+        run --timeout 0
+        run --timeout nan
+        run --batching=1
+        run --checkpoint worst --port 0
+        run --device tpu --port 0
+        run --no-such-option
     """,
     "presets": """
         pipe.toml

@@ -28,6 +28,7 @@ from bruno.cli import (
     report,
     retrieve,
     sample,
+    serve,
     specks,
     study,
     train,
@@ -99,6 +100,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "report": (report.report, "bruno report runs/omniglot"),
     "export": (export.export, "bruno export runs/omniglot omniglot.safetensors --half"),
     "page": (page.page, "bruno page --open"),
+    "serve": (serve.serve, "bruno serve omniglot runs/table --port 8000"),
     "presets": (presets.presets, "bruno presets omniglot"),
     "data": (data.data, "bruno data --data-dir DIR"),
 }

@@ -13,7 +13,7 @@ except ImportError as error:
     ) from error
 
 from bruno.serving.app import create_app
-from bruno.serving.server import serve
+from bruno.serving.server import read_token, running, serve
 from bruno.serving.settings import Limits
 
-__all__ = ["Limits", "create_app", "serve"]
+__all__ = ["Limits", "create_app", "read_token", "running", "serve"]

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 import bruno
 from bruno.serving import schemas
 from bruno.serving.documentation import documentation_page, documented_request
-from bruno.serving.guard import Guard
+from bruno.serving.guard import Guard, check_hosts
 from bruno.serving.http import failure
 from bruno.serving.pages import page_routes
 from bruno.serving.routes import Routes
@@ -52,7 +52,9 @@ def create_app(
         checkpoint: of run folders: "last", or "best" on validation.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
     """
+    hosts = tuple(hosts)
     check_token(token)
+    check_hosts(hosts)
     service = Service(
         models, store=store, limits=limits, batching=batching, checkpoint=checkpoint, device=device
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -37,6 +38,13 @@ class _Headers(NamedTuple):
 
 
 _LOOKED_AT = {name.replace("_", "-").encode(): name for name in _Headers._fields}
+
+
+def check_hosts(hosts: Iterable[str]) -> None:
+    """Raise ValueError unless these can be names of a host."""
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\]", host):
+            raise ValueError(f"`hosts` must be names or addresses, without a port; got {host!r}.")
 
 
 class Guard:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bruno.serving.app import check_token, create_app
+from bruno.files import read_regular
+from bruno.serving.app import create_app
 from bruno.serving.service import Models
 from bruno.serving.settings import Limits
 
@@ -48,50 +53,114 @@ def serve(
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
         ready: called with the address, once connections are accepted.
     """
-    limits = limits or Limits()
-    check_token(token)
+    with _prepared(
+        models,
+        host=host,
+        port=port,
+        store=store,
+        token=token,
+        hosts=hosts,
+        limits=limits,
+        batching=batching,
+        checkpoint=checkpoint,
+        device=device,
+        ready=ready,
+    ) as server:
+        server.run()
+
+
+@contextmanager
+def running(models: Models, *, host: str = "127.0.0.1", port: int = 0, **settings: Any) -> Iterator[str]:
+    """Serve models in a thread while the body runs; yields the address.
+
+    Args:
+        models: as `serve` takes them.
+        host: the address to listen on.
+        port: the port; 0 for any free one.
+        settings: other arguments of `serve`, except `ready`.
+    """
+    started = threading.Event()
+    with _prepared(models, host=host, port=port, ready=lambda _: started.set(), **settings) as server:
+        thread = threading.Thread(target=server.run, name="bruno-server", daemon=True)
+        thread.start()
+        while not started.wait(0.1):
+            if not thread.is_alive():
+                raise RuntimeError("the service could not be started.")
+        try:
+            yield server.address
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def _prepared(
+    models: Models,
+    *,
+    host: str,
+    port: int,
+    token: str | None = None,
+    hosts: Iterable[str] = (),
+    limits: Limits | None = None,
+    ready: Callable[[str], None] | None,
+    **settings: Any,
+) -> Iterator[_Server]:
+    """A server that is ready to run."""
     if token is None and not _is_local(host):
         raise ValueError(
             f"`host` must be an address of this machine, such as 127.0.0.1, without a token; got {host!r}. "
             "Set a token (`token`)."
         )
     with _listening(host, port) as listener:
-        app = create_app(
-            models,
-            store=store,
-            token=token,
-            hosts=(*hosts, _in_url(host)),
-            limits=limits,
-            batching=batching,
-            checkpoint=checkpoint,
-            device=device,
-        )
+        allowed = (*hosts, _in_url(host))
+        app = create_app(models, token=token, hosts=allowed, limits=limits, **settings)
+        address = f"http://{_in_url(host)}:{listener.getsockname()[1]}/"
+        yield _Server(app, limits or Limits(), listener, address, ready)
+
+
+def read_token(path: str | Path) -> str:
+    """The token in the first line of a file."""
+    lines = read_regular(Path(path)).decode(errors="replace").splitlines()
+    if not lines:
+        raise ValueError(f"`token` must be in the first line of {path}; the file is empty.")
+    return lines[0].strip()
+
+
+class _Server(uvicorn.Server):
+    """A server on a socket that reports when it accepts connections."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        limits: Limits,
+        listener: socket.socket,
+        address: str,
+        ready: Callable[[str], None] | None,
+    ) -> None:
         config = uvicorn.Config(
             app,
             http=_protocol_of(limits),
             ws="none",
             log_config=None,
+            log_level="error",
             access_log=False,
             server_header=False,
             timeout_keep_alive=round(max(1.0, limits.read_seconds)),
             timeout_graceful_shutdown=round(max(1.0, limits.seconds)),
             backlog=_BACKLOG,
         )
-        address = f"http://{_in_url(host)}:{listener.getsockname()[1]}/"
-        _Server(config, address, ready).run(sockets=[listener])
-
-
-class _Server(uvicorn.Server):
-    """A server that reports when it accepts connections."""
-
-    def __init__(self, config: uvicorn.Config, address: str, ready: Callable[[str], None] | None) -> None:
         super().__init__(config)
-        self._address, self._ready = address, ready
+        self.address, self._listener, self._ready = address, listener, ready
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal, or until `should_exit` is set."""
+        super().run(sockets or [self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
         await super().startup(sockets)
         if self.started and self._ready:
-            self._ready(self._address)
+            self._ready(self.address)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -135,7 +204,7 @@ def _protocol_of(limits: Limits) -> type[HttpToolsProtocol]:
         _header_bytes = 0
         _in_headers = True
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
                 self._end("503 Service Unavailable", "too many connections. Try again later.", retry=True)

@@ -57,12 +57,13 @@ class Service:
         self._models: dict[str, ServedModel] = {}
         self._batchers: dict[str, Batcher] = {}
         try:
-            for name, model in _named(models).items():
-                trained = (
-                    model
-                    if isinstance(model, Trained)
-                    else open_trained(model, checkpoint=checkpoint, device=device)
-                )
+            opened = {
+                name: model
+                if isinstance(model, Trained)
+                else open_trained(model, checkpoint=checkpoint, device=device)
+                for name, model in _named(models).items()
+            }
+            for name, trained in opened.items():
                 self._add(name, trained, _store_of(name, trained, store), batching)
         except BaseException:
             self.close()

@@ -1,0 +1,90 @@
+"""`bruno serve`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bruno.cli.options import Device
+from bruno.cli.output import console
+
+if TYPE_CHECKING:
+    from bruno.serving import Limits
+
+_TOKEN = "BRUNO_TOKEN"
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """What the service accepts."""
+
+    max_body: Annotated[int, typer.Option(help="Bytes of a request.")] = 4 * 2**20
+    max_elements: Annotated[int, typer.Option(help="Elements of a request.")] = 256
+    max_waiting: Annotated[int, typer.Option(help="Requests in progress; 503 beyond.")] = 256
+    timeout: Annotated[float, typer.Option(help="Seconds to answer a request; 503 beyond.")] = 60.0
+
+    @property
+    def limits(self) -> Limits:
+        """The limits, as `bruno.serving` takes them."""
+        from bruno.serving import Limits
+
+        return Limits(
+            body=self.max_body,
+            memory=max(Limits.memory, self.max_body),
+            elements=self.max_elements,
+            waiting=self.max_waiting,
+            seconds=self.timeout,
+        )
+
+
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...", help="Run folders, model files or pretrained models; NAME=MODEL names one."
+        ),
+    ],
+    limits: LimitOptions,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 for any free one.")] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the bearer token; $BRUNO_TOKEN by default.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name that clients use for this machine; may be repeated.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="The folder of the sets; by default, with each model.")
+    ] = None,
+    batching: Annotated[
+        bool, typer.Option("--batching/--no-batching", help="Compute requests together.")
+    ] = True,
+    checkpoint: Annotated[str, typer.Option(help="Of a run: last, or best on validation.")] = "last",
+    device: Device = "auto",
+) -> None:
+    """Serve models over HTTP: score, sample, classify, rank, and sets that are kept."""
+    from bruno.serving import read_token
+    from bruno.serving import serve as serve_models
+
+    token = os.environ.get(_TOKEN) or None
+    serve_models(
+        models,
+        host=host,
+        port=port,
+        store=store,
+        token=token if token_file is None else read_token(token_file),
+        hosts=allow_host or (),
+        limits=limits.limits,
+        batching=batching,
+        checkpoint=checkpoint,
+        device=device,
+        ready=_show_address,
+    )
+
+
+def _show_address(address: str) -> None:
+    console.print(f"{address}  (documentation: {address}docs; Ctrl-C to stop)", soft_wrap=True)
