@@ -20,7 +20,8 @@ def test_lines_with_curl_run(tmp_path):
     with running(["omniglot-small"], store=":memory:") as address:
         answers = []
         for line in LINES:
-            here = line.replace("localhost:8000/", address).replace("curl ", "curl -sS -m 120 --fail-with-body ", 1)
+            here = line.replace("localhost:8000/", address)
+            here = here.replace("curl ", "curl -sS -m 120 --fail-with-body ", 1)
             ended = subprocess.run(here, shell=True, cwd=tmp_path, capture_output=True, text=True)
             assert ended.returncode == 0, f"{line}\n{ended.stdout}{ended.stderr}"
             answers.append(ended.stdout)
