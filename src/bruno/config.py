@@ -7,6 +7,7 @@ dictionary, or directly in Python.
 import difflib
 import json
 import math
+import operator
 import sys
 import tomllib
 import typing
@@ -53,6 +54,15 @@ def check_at_least(name: str, value: float, least: float) -> None:
         raise ValueError(f"`{name}` must be at least {least}; got {value}.")
 
 
+def check_whole(name: str, value: int, least: int = 1) -> None:
+    """Raise unless a number is whole and has at least this value; 2.0 is not whole."""
+    try:
+        operator.index(value)
+    except TypeError:
+        raise TypeError(f"`{name}` must be a whole number; got {value!r}.") from None
+    check_at_least(name, value, least)
+
+
 def check_levels(levels: int) -> None:
     """Raise unless images can have this number of grey values; 0 stands for rows of real numbers."""
     if levels == 1 or not 0 <= levels <= _MOST_LEVELS:
@@ -63,7 +73,7 @@ def check_levels(levels: int) -> None:
 
 def check_count(name: str, value: int, least: int = 1) -> None:
     """Raise unless a number of things to draw or to measure is from `least` to `limits.COUNT`."""
-    check_at_least(name, value, least)
+    check_whole(name, value, least)
     limits.COUNT.check_argument(name, value, value)
 
 
@@ -103,6 +113,10 @@ _TO_ONE = partial(_check_range, rule="from 0 to 1", holds=lambda value: 0 <= val
 _ABOVE_ZERO = partial(
     _check_range, rule=f"above 0 and at most {_LARGEST:g}", holds=lambda value: 0 < value <= _LARGEST
 )
+_DOF = partial(
+    _check_range, rule=f"above 2 and at most {_LARGEST:g}", holds=lambda value: 2 < value <= _LARGEST
+)
+_ALPHA = partial(_check_range, rule="between 0 and 0.5", holds=lambda value: 0 < value < 0.5)
 _BINS = partial(_check_range, rule="from 2 to 128", holds=lambda value: 2 <= value <= 128)
 _SEED = partial(_check_range, rule="from 0 to 2**63 - 1", holds=lambda value: 0 <= value < 2**63)
 
@@ -184,13 +198,13 @@ class ProcessConfig:
     """The exchangeable process of the latents, and the initial values of its parameters."""
 
     kind: str = _choice("process", "student-t", "gaussian")
-    dof: float = _setting(1000.0, "initial degrees of freedom")
-    variance: float = _setting(1.0, "initial variance of a latent")
-    correlation: float = _setting(0.1, "initial correlation of two elements of a set")
+    dof: float = _setting(1000.0, "initial degrees of freedom", _DOF)
+    variance: float = _setting(1.0, "initial variance of a latent", _ABOVE_ZERO)
+    correlation: float = _setting(0.1, "initial correlation of two elements of a set", _UP_TO_ONE)
     leading: int = _setting(
         0, "number of leading dimensions: they start at another correlation", _from(0, sys.maxsize)
     )
-    leading_correlation: float = _setting(0.9, "initial correlation of the leading dimensions")
+    leading_correlation: float = _setting(0.9, "initial correlation of the leading dimensions", _UP_TO_ONE)
 
 
 @attrs.frozen(slots=False, field_transformer=_typed)
@@ -200,7 +214,7 @@ class ModelConfig:
     shape: tuple[int, ...] = _setting(attrs.NOTHING, "shape of an element: (1, 28, 28) or (7,)")
     levels: int = _setting(256, "values that a pixel can take; 0 for rows of real numbers")
     pixels: str = _choice("map of pixels to real numbers", "logit", "gaussianise")
-    alpha: float = _setting(1e-6, "margin of that map at both ends, as a fraction of its range")
+    alpha: float = _setting(1e-6, "margin of that map at both ends, as a fraction of its range", _ALPHA)
     flow: FlowConfig = attrs.field(factory=FlowConfig)
     process: ProcessConfig = attrs.field(factory=ProcessConfig)
     missing: str = _choice("missing numbers of rows", "reject", "impute")
@@ -331,7 +345,7 @@ class Recipe:
 
     data: DataConfig
     pixels: str = _choice("map of pixels to real numbers", "logit", "gaussianise")
-    alpha: float = _setting(1e-6, "margin of that map at both ends, as a fraction of its range")
+    alpha: float = _setting(1e-6, "margin of that map at both ends, as a fraction of its range", _ALPHA)
     missing: str = _choice("missing numbers of rows", "reject", "impute")
     scales: str = _choice("scales of columns: standardised, or chosen for each", "linear", "auto")
     flow: FlowConfig = attrs.field(factory=FlowConfig)

@@ -158,6 +158,8 @@ class Bruno(nn.Module):
             generator: draw the numbers from their distribution; without one, they are its means.
         """
         x = as_tensor(x, device=self.device)
+        if not self.kind.is_images and x.shape[1:] != self.shape:
+            raise ValueError(f"`x` must be rows (n, {self.dim}); got shape {tuple(x.shape)}.")
         if self.kind.is_images or not bool(x.isnan().any()):
             return x
         if self.imputer is None:
@@ -216,7 +218,10 @@ class Bruno(nn.Module):
 
     def decode(self, z: Float[Tensor, "*batch dim"] | Arrays) -> Float[Tensor, "*batch_and_shape"]:
         """Elements from latents, in the range of the data."""
-        return self.decode_samples(as_tensor(z, "z", device=self.device)).x
+        z = as_tensor(z, "z", device=self.device)
+        if z.shape[-1:] != (self.dim,):
+            raise ValueError(f"`z` must end in {self.dim} dimensions; got shape {tuple(z.shape)}.")
+        return self.decode_samples(z).x
 
     def log_prob(
         self, x: ArrayLike, generator: Generator | None = None, *, validate: bool = True

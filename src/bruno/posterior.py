@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,15 +110,13 @@ class Posterior:
         self, n: int = 1, *, generator: Generator | None = None, temperature: float = 1.0
     ) -> Float[Tensor, "n *batch dim"]:
         """Latents of n samples of the next element, for `Bruno.decode`."""
-        try:
-            n = operator.index(n)
-        except TypeError:
-            raise TypeError(f"`n` must be a whole number; got {n!r}.") from None
         check_count("n", n)
         check_at_least("temperature", temperature, 0)
+        if not temperature <= sys.float_info.max:
+            raise ValueError(f"`temperature` must be finite; got {temperature}.")
         predictive = self.model.process.predictive(self.evidence)
-        z = predictive.sample((n,), generator=generator)
-        return predictive.mean + temperature * (z - predictive.mean) if temperature != 1.0 else z
+        z = predictive.sample((operator.index(n),), generator=generator)
+        return predictive.mean + float(temperature) * (z - predictive.mean) if temperature != 1.0 else z
 
     def update(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
         """Add one element to each set, (*batch, *shape), or several, (*batch, n, *shape)."""
@@ -154,9 +153,10 @@ class Posterior:
         """Posteriors of one model, with the same batch shape, as one batch with a new first axis."""
         if not posteriors:
             raise ValueError("`posteriors` must be at least one; got none.")
-        first = posteriors[0].model
         for one in posteriors:
             check_type("posteriors", one, Posterior)
+        first = posteriors[0].model
+        for one in posteriors:
             if not first.is_same(one.model):
                 raise ValueError("`posteriors` must be of one model; got one of another model.")
         return Posterior(first, Evidence.stack([one.evidence for one in posteriors]))

@@ -148,9 +148,9 @@ class Examples:
         small = (f"{name} (only {has})" for name, has in zip(self.names, counts, strict=True) if has < count)
         return replace(kept, skipped=(*self.skipped, *small))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write a compressed npz without pickles, atomically."""
-        with atomic_write(path) as beside, beside.open("wb") as file:
+        with atomic_write(Path(path)) as beside, beside.open("wb") as file:
             np.savez_compressed(
                 file,
                 elements=self.elements.numpy(),
@@ -164,8 +164,9 @@ class Examples:
             )
 
     @classmethod
-    def load(cls, path: Path) -> Examples:
+    def load(cls, path: str | Path) -> Examples:
         """Read a file that `save` wrote; raises ValueError with its path if it is another file or damaged."""
+        path = Path(path)
         try:
             content = read_arrays(path, _FIELDS)
             return cls(

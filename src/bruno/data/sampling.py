@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from bruno import limits
 from bruno.arrays import Arrays, as_tensor
-from bruno.config import check_at_least
+from bruno.config import check_whole
 from bruno.data.examples import Examples
 
 _MAX_KEYS = 2**13  # largest class that is sampled with a random key for each element
@@ -116,7 +116,7 @@ class SetSampler:
 
         A task never contains two rotations of one class.
         """
-        check_at_least("batch", batch, 1)
+        check_whole("batch", batch)
         self.check_set_size(n, "n")
         if not 1 <= way <= len(self.counts):
             raise ValueError(f"`way` must be from 1 to {len(self.counts)}, the number of classes; got {way}.")
@@ -159,8 +159,8 @@ class SetSampler:
 
         `prefix` precedes the names of the arguments in messages.
         """
-        check_at_least(f"{prefix}shot", shot, 1)
-        check_at_least(f"{prefix}queries", queries, 1)
+        check_whole(f"{prefix}shot", shot)
+        check_whole(f"{prefix}queries", queries)
         self.check_set_size(shot + queries, f"{prefix}shot + {queries}")
         if not 2 <= way <= len(self.counts):
             raise ValueError(
@@ -209,7 +209,7 @@ class SetSampler:
 
         `name` is the name of the number of sets in the message; `elements` counts the elements.
         """
-        check_at_least(name, sets, 1)
+        check_whole(name, sets)
         keys = self.max_count if self.max_count <= _MAX_KEYS else n
         size = self.elements[:1].nbytes if elements else 8
         limits.MEMORY.check_argument(name, sets, sets * (8 * keys + n * size))
@@ -217,6 +217,8 @@ class SetSampler:
 
 def _check_indices(name: str, indices: Tensor, count: int) -> None:
     """Raise unless indices are from 0 to count − 1; on a GPU, torch checks them without waiting."""
+    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
+        raise TypeError(f"`{name}` must be whole numbers; got {indices.dtype}.")
     if indices.is_cuda or not indices.numel():
         return
     lowest, highest = int(indices.min()), int(indices.max())

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bruno.arrays import Arrays, as_tensor
+from bruno.config import check_whole
 from bruno.process.checks import check_devices, check_finite, check_observations, check_type, widened
 
 # Tolerance between removed and added observations: an element that is encoded again, in another batch,
@@ -62,6 +63,7 @@ class Evidence:
         device: torch.device | str | None = None,
     ) -> Evidence:
         """The evidence of no observations."""
+        check_whole("dim", dim)
         zero = torch.zeros((), dtype=torch.double, device=device)
         count = torch.zeros((), dtype=torch.long, device=device)
         return cls(count.expand(tuple(batch_shape)), *[zero.expand(*batch_shape, dim)] * 2)

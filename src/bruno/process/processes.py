@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bruno.arrays import Arrays, as_tensor
+from bruno.config import check_whole
 from bruno.process.checks import (
     check_devices,
     check_finite,
@@ -63,9 +65,8 @@ class ExchangeableProcess(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"`dim` must be at least 1; got {dim}.")
-        self.dim = dim
+        check_whole("dim", dim)
+        self.dim = operator.index(dim)
         self._device, self._dtype = device, dtype or torch.get_default_dtype()
         v = self._values("variance", variance)
         c = self._values("correlation", correlation)
@@ -141,7 +142,10 @@ class ExchangeableProcess(nn.Module):
 
         The first step of `step_log_prob`, with the same arguments.
         """
-        z = as_tensor(z, "z", device=self.mean.device).unsqueeze(-2)
+        z = as_tensor(z, "z", device=self.mean.device)
+        if not z.ndim:
+            raise ValueError(f"`z` must end in {self.dim} dimensions; got one number.")
+        z = z.unsqueeze(-2)
         steps = self.step_log_prob(z, evidence, dimensions=dimensions, validate=validate)
         return steps.squeeze(-1)
 

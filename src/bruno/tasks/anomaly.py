@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, as_tensor
-from bruno.config import check_at_least
+from bruno.config import check_whole
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
@@ -96,7 +96,7 @@ def _some_log_probs(
     model: Bruno, sampler: SetSampler, generator: Generator, elements: int
 ) -> Float[Tensor, " n"]:
     """log p(x) of at most `elements` random elements."""
-    check_at_least("elements", elements, 1)
+    check_whole("elements", elements)
     places = torch.randperm(len(sampler.elements), generator=generator, device=generator.device)[:elements]
     return torch.cat([_prior_log_prob(model, sampler.at(some)) for some in places.split(_ELEMENTS_AT_A_TIME)])
 
@@ -247,7 +247,7 @@ class Detector:
         except TypeError:
             raise TypeError(rule) from None
         check_rate("rate", self.rate)
-        check_at_least("warm_up", self.warm_up, 1)  # the first element has no evidence
+        check_whole("warm_up", self.warm_up)  # the first element has no evidence
         if math.isnan(self.floor) or self.floor == math.inf:
             raise ValueError(f"`floor` must be a number, or -inf for none; got {self.floor}.")
         if self.cutoffs is None and not self.count_all:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from bruno import limits
 from bruno.arrays import ArrayLike, NumpyResult, as_tensor
-from bruno.config import check_at_least, check_count
+from bruno.config import check_count, check_whole
 from bruno.model import Bruno, Posterior, Samples
 from bruno.process import Evidence
 
@@ -104,7 +104,7 @@ def draw_in_parts(
 
     The memory does not depend on the number of samples.
     """
-    check_at_least("samples", samples, 1)
+    check_whole("samples", samples)
     sets = posterior.evidence.reshape(-1)
     total = len(sets.count) * samples
     for begin in range(0, total, batch_size):

@@ -76,6 +76,8 @@ class KeyedDetector:
         check_at_least("commit_seconds", commit_seconds, 0)
         if cache is not None:
             check_count("cache", cache)
+        if wait is not None and not 0 <= wait < np.inf:
+            raise ValueError(f"`wait` must be at least 0 seconds and finite; got {wait}.")
         self._model, self._kind = trained.model, trained.model.kind
         self._commit_rows, self.commit_seconds = commit_rows, commit_seconds
         fingerprint = self._model.fingerprint()
@@ -346,9 +348,9 @@ class KeyedDetector:
         self.commit()
         yield from self.store.names()
 
-    def posterior(self, key: str) -> Posterior:
+    def posterior(self, key: str | int) -> Posterior:
         """The posterior of a set; the prior if it has no elements."""
-        record = self._sets.record(int(self._sets.slots([key])[0]))
+        record = self._sets.record(int(self._sets.slots(checked_keys([key]))[0]))
         return Posterior(self._model, record.evidence.to(self._model.device))
 
     def _posterior(self, slot: int) -> Posterior:

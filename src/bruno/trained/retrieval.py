@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bruno.arrays import NumpyResult
-from bruno.config import check_at_least
+from bruno.config import check_whole
 from bruno.kinds import Kind
 from bruno.tasks import Progress
 from bruno.tasks.retrieval import RetrievalResult, measure_retrieval, open_index, rank
@@ -73,7 +73,7 @@ class RetrievalJobs(TrainedData):
         """
         if not isinstance(collection, str | Path):
             raise TypeError(f"`collection` must be a folder or a CSV; got {type(collection).__name__}.")
-        check_at_least("top", top, 1)
+        check_whole("top", top)
         examples = self.read(query, invert=invert, skip_bad=skip_bad).x
         reader = self.reader(invert=invert, skip_bad=skip_bad)
         encoded, encoded_now = open_index(
