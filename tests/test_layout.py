@@ -50,7 +50,8 @@ LAYOUT = """
     bruno.trained.jobs bruno.trained.files bruno.trained bruno.fit bruno.finetuning bruno.fit_rows
     bruno.sklearn.base
     bruno.sklearn.sample bruno.sklearn.classifier bruno.sklearn.outliers bruno.sklearn.transformer
-    bruno.sklearn bruno.river bruno.reporting.summaries.base bruno.reporting.summaries.evaluation
+    bruno.sklearn bruno.river bruno.ray.evidence bruno.ray.workers bruno.ray.jobs bruno.ray
+    bruno.reporting.summaries.base bruno.reporting.summaries.evaluation
     bruno.reporting.summaries.generation
     bruno.reporting.summaries.classification bruno.reporting.summaries.detection
     bruno.reporting.summaries.explanation bruno.reporting.summaries.outliers

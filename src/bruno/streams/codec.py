@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -215,6 +216,71 @@ def encode_evidence(evidence: Evidence, fingerprint: str) -> bytes:
 def decode_evidence(data: bytes, fingerprint: str, dim: int) -> Evidence:
     """The evidence that `encode_evidence` wrote for the same model; raises ValueError for other bytes."""
     return decode(data, fingerprint, dim).evidence
+
+
+# --- many sets at once -------------------------------------------------------------------------------------
+
+
+_EVIDENCE = ("count", "mean", "scatter")
+
+
+class EvidenceArrays(NamedTuple):
+    """The evidence of many sets."""
+
+    counts: Float[np.ndarray, " sets"]
+    means: Float[np.ndarray, "sets dim"]
+    scatters: Float[np.ndarray, "sets dim"]
+
+
+def encode_all(evidence: EvidenceArrays, fingerprint: str, names: Sequence[str]) -> list[bytes]:
+    """Records as `encode` writes them, of sets with these names, all of whose elements count."""
+    dim = evidence.means.shape[1]
+    bodies = np.zeros(len(names), _plain_record(dim))
+    bodies["header"] = _plain_header(fingerprint, dim)
+    bodies["position"] = bodies["counted"] = evidence.counts
+    bodies["offset"] = NO_OFFSET
+    for field_name, values in zip(_EVIDENCE, evidence, strict=True):
+        bodies[field_name] = values
+    size, data = bodies.itemsize, bodies.tobytes()
+    parts = (data[i : i + size] for i in range(0, len(data), size))
+    return [body + _CHECKSUM.pack(_checksum(body, name)) for body, name in zip(parts, names, strict=True)]
+
+
+def decode_all(records: Sequence[bytes], fingerprint: str, dim: int, names: Sequence[str]) -> EvidenceArrays:
+    """The evidence in records of sets with these names; raises ValueError as `decode` does."""
+    kind, header = _plain_record(dim), _plain_header(fingerprint, dim)
+    size = kind.itemsize
+    fine = all(
+        len(data) == size + _CHECKSUM.size
+        and data.startswith(header)
+        and data[size:] == _CHECKSUM.pack(_checksum(data[:size], name))
+        for data, name in zip(records, names, strict=True)
+    )
+    if not fine:  # other records, such as those of a stream, or damaged ones
+        whole = [decode(data, fingerprint, dim, name) for data, name in zip(records, names, strict=True)]
+        return EvidenceArrays(
+            np.array([record.count for record in whole]),
+            np.stack([record.mean for record in whole]),
+            np.stack([record.scatter for record in whole]),
+        )
+    bodies = np.frombuffer(b"".join(data[:size] for data in records), kind)
+    found = EvidenceArrays(*(bodies[name].copy() for name in _EVIDENCE))
+    wrong = ~np.isfinite(found.means).all(1) | ~(np.isfinite(found.scatters) & (found.scatters >= 0)).all(1)
+    wrong |= ~((found.counts >= 0) & (found.counts <= _LARGEST))
+    for i in np.flatnonzero(wrong)[:1].tolist():
+        decode(records[i], fingerprint, dim, names[i])  # raises
+    return found
+
+
+def _plain_record(dim: int) -> np.dtype[Any]:
+    """The layout of a record without first elements and ranks."""
+    fields: list[Any] = [("header", f"S{_HEADER.size}")]
+    fields += [(name, "<i8") for name in ("position", "counted", "offset")]
+    return np.dtype([*fields, ("count", "<f8"), ("mean", "<f8", dim), ("scatter", "<f8", dim)])
+
+
+def _plain_header(fingerprint: str, dim: int) -> bytes:
+    return _HEADER.pack(_MAGIC, VERSION, 8, bytes.fromhex(fingerprint), dim, 0, 0, False)
 
 
 class _Reader:

@@ -80,18 +80,38 @@ class RowDensities:
         scatter: Float[np.ndarray, "n dim"],
     ) -> Float[np.ndarray, " n"]:
         """log p(z | evidence) of the next element of each set."""
+        offset, spread = self._location_and_spread(count, mean, scatter)
+        residual = z - self._mean - offset
+        if self._excess is None:
+            density = (np.log(spread) + residual * residual / spread).sum(1)
+            return np.asarray(-0.5 * (density + self.dim * math.log(2 * math.pi)))
+        dof = 2 + self._excess + count[:, None]
+        density = np.log(spread) - np.log(dof) + (dof + 1) * np.log1p(residual * residual / spread)
+        return np.asarray(self._constant(count) - 0.5 * density.sum(1))
+
+    def location_and_scale(
+        self,
+        count: Float[np.ndarray, " n"],
+        mean: Float[np.ndarray, "n dim"],
+        scatter: Float[np.ndarray, "n dim"],
+    ) -> tuple[Float[np.ndarray, "n dim"], Float[np.ndarray, "n dim"]]:
+        """Location and scale of the predictive of each set."""
+        offset, spread = self._location_and_spread(count, mean, scatter)
+        dof = 1.0 if self._excess is None else 2 + self._excess + count[:, None]
+        return self._mean + offset, np.sqrt(spread / dof)
+
+    def _location_and_spread(
+        self, count: Numbers, mean: Numbers, scatter: Numbers
+    ) -> tuple[Numbers, Numbers]:
+        """location − m0, and dof · scale²; of a Gaussian process, the variance."""
         n, r, e = count[:, None], self._r, self._e
         w = e + n * r
         shift = mean - self._mean
-        residual = z - self._mean - n * r / w * shift
+        offset = n * r / w * shift
         k = e * (w + r) / w
         if self._excess is None:
-            density = (np.log(k) + residual * residual / k).sum(1)
-            return np.asarray(-0.5 * (density + self.dim * math.log(2 * math.pi)))
-        dof = 2 + self._excess + n
-        spread = k * (self._excess + scatter / e + n / w * shift * shift)  # dof · scale²
-        density = np.log(spread) - np.log(dof) + (dof + 1) * np.log1p(residual * residual / spread)
-        return np.asarray(self._constant(count) - 0.5 * density.sum(1))
+            return offset, k
+        return offset, k * (self._excess + scatter / e + n / w * shift * shift)
 
     def _constant(self, count: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """`_constants`, from a table or by a series, chosen for each row alone."""
