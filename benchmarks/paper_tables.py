@@ -48,7 +48,7 @@ DETECTORS = {  # columns of the table of outliers: what, and the run
 }
 RATE = 0.05  # of the outliers in the table
 LEARNING = {"mnist-dense": 2.5, "mnist-even": 2.0, "mnist": 2.0, "fashion-mnist": 4.0, "cifar10": 5.0}
-CORRELATED = {"omniglot": "Omniglot", "cifar10": "CIFAR-10", "mnist-dense": "MNIST, dense couplings"}
+CORRELATED = {"omniglot": "Omniglot", "cifar10": "CIFAR-10", "mnist-dense": "MNIST, dense couplings", "mnist": "MNIST"}
 ABOUT = {  # for the cards
     "mnist": {
         "subject": "handwritten digits, 28 × 28 pixels with 256 grey levels",
