@@ -61,3 +61,17 @@ def in_digits(digits, monkeypatch) -> Path:
     """Work in the folder of `digits`; returns its run, as ./run."""
     monkeypatch.chdir(digits)
     return Path("run")
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory) -> Path:
+    """A run of two columns, heat and speed, of 16 machines."""
+    folder, random = tmp_path_factory.mktemp("keyed"), np.random.default_rng(0)
+    rows = random.normal(60, 5, (16, 1, 2)) + random.normal(0, 1, (16, 20, 2))
+    table = folder / "machines.csv"
+    table.write_text(
+        "machine,heat,speed\n" + "".join(f"m{m},{a},{b}\n" for m in range(16) for a, b in rows[m])
+    )
+    data = {"name": str(table), "group": "machine"}
+    bruno.train("table", folder / "run", data=data, steps=3, validation_sets=0, device="cpu")
+    return folder / "run"

@@ -18,19 +18,6 @@ HEADER = "time,machine,heat,speed\n"
 WATCH = ["anomaly", "watch", "run", "--threshold", "-5", "--store", "s.db", "--json"]
 
 
-@pytest.fixture(scope="module")
-def trained_once(tmp_path_factory) -> Path:
-    folder, random = tmp_path_factory.mktemp("keyed"), np.random.default_rng(0)
-    rows = random.normal(60, 5, (16, 1, 2)) + random.normal(0, 1, (16, 20, 2))
-    table = folder / "machines.csv"
-    table.write_text(
-        "machine,heat,speed\n" + "".join(f"m{m},{a},{b}\n" for m in range(16) for a, b in rows[m])
-    )
-    data = {"name": str(table), "group": "machine"}
-    bruno.train("table", folder / "run", data=data, steps=3, validation_sets=0, device="cpu")
-    return folder / "run"
-
-
 @pytest.fixture
 def stream(trained_once, workplace) -> list[str]:
     """Rows of three machines in random order, an outlier of m1 in line 72; run/ is the model."""
