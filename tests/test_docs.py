@@ -27,7 +27,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PLACEHOLDER = re.compile(r"\b(DIR|FOLDER|FILE|IMAGE)\b")
 SLOW = ("demo", "study", "anomaly measure", "fewshot omniglot", "page --open", "serve")
 # Of the lines that use a pretrained model, the first of each command is run.
-PRETRAINED = {"omniglot", "omniglot-small"}
+PRETRAINED = {"omniglot", "omniglot-small", "cifar10"}
 CHEAPER = {  # appended to a line that is run; the last of two equal options counts
     "train": "--steps 3 --validate 0 --out {new}",
     "finetune": "--steps 3 --trials 0 --out {new}",
