@@ -75,6 +75,7 @@ def test_other_names_are_errors():
         bruno.pretrained("nobody")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(pretrained_names()) - set(NAMES)))
 def test_samples_need_no_data(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
