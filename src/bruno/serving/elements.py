@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from bruno.serving.settings import Limits, RequestError
 from bruno.streams.rows import check_numbers
 from bruno.trained import Trained
 
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_SIZE = slice(16, 24)  # of width and height in a PNG
 _DATA_URL = "data:image/png;base64,"
 
 
@@ -66,6 +69,8 @@ def _rows(trained: Trained, given: Sequence[Any], name: str) -> Tensor:
 
 def _numbers(given: Any) -> NDArray[Any] | None:
     """Nested lists of numbers as an array, null as NaN; None if they are something else."""
+    if _has_booleans(given):
+        return None
     try:
         array = np.asarray(given)
     except ValueError:  # of different lengths
@@ -78,6 +83,11 @@ def _numbers(given: Any) -> NDArray[Any] | None:
         except OverflowError:  # an integer beyond all floats
             return None
     return array if array.dtype.kind in "iuf" else None
+
+
+def _has_booleans(given: Any) -> bool:
+    """Whether nested lists have true or false in them, which numpy takes as numbers."""
+    return any(map(_has_booleans, given)) if isinstance(given, list) else isinstance(given, bool)
 
 
 def _image(trained: Trained, given: Any, limits: Limits, name: str) -> Tensor:
@@ -105,16 +115,16 @@ def _image(trained: Trained, given: Any, limits: Limits, name: str) -> Tensor:
 
 def _png(trained: Trained, content: bytes, limits: Limits, name: str) -> Tensor:
     """An image of a PNG; other formats are not decoded."""
+    if content.startswith(_SIGNATURE) and len(content) >= _SIZE.stop:
+        width, height = struct.unpack(">II", content[_SIZE])
+        if width * height > limits.pixels:
+            raise RequestError(
+                413, f"`{name}` must have at most {limits.pixels} pixels; got {width * height}. Resize it."
+            )
     try:
         with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
-            size = image.width * image.height
-            if size > limits.pixels:
-                raise RequestError(
-                    413, f"`{name}` must have at most {limits.pixels} pixels; got {size}. Resize it."
-                )
-            image.load()
             return trained.convert([image])
-    except (*READ_ERRORS, OSError, ValueError, Image.DecompressionBombError) as error:
+    except (*READ_ERRORS, ValueError) as error:
         raise RequestError(422, f"`{name}` must be a PNG; it cannot be decoded.") from error
 
 
