@@ -43,8 +43,7 @@ def process_group(device: str) -> Iterator[None]:
     if "LOCAL_RANK" not in os.environ or distributed.is_initialized():
         yield
         return
-    for variable in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
-        _environment_number(variable)
+    _check_torchrun()
     # NCCL's watchdog must not query a stream while a step is captured there.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
@@ -53,6 +52,22 @@ def process_group(device: str) -> Iterator[None]:
     finally:
         distributed.destroy_process_group()
         gc.collect()
+
+
+def _check_torchrun() -> None:
+    """Raise unless the variables of torchrun are valid: a process might wait for others that never come."""
+    _environment_number("LOCAL_RANK")
+    rank, processes = _environment_number("RANK"), _environment_number("WORLD_SIZE")
+    if rank >= processes:
+        raise ValueError(
+            f"`RANK` must be below WORLD_SIZE, {processes}; got {rank}. Unset LOCAL_RANK to train in one "
+            "process."
+        )
+    if _environment_number("MASTER_PORT") >= 2**16 or not os.environ.get("MASTER_ADDR"):
+        raise ValueError(
+            f"`MASTER_ADDR` and `MASTER_PORT` must be an address and a port, as torchrun sets them; got "
+            f"{os.environ.get('MASTER_ADDR', '')!r} and {os.environ['MASTER_PORT']}."
+        )
 
 
 def _environment_number(variable: str) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from bruno.config import Recipe, check_count, check_same, to_dict
+from bruno.config import Recipe, check_choice, check_count, check_same, to_dict
 from bruno.data import Examples, SetSampler
+from bruno.data.datasets import SPLITS
 from bruno.devices import process_group
 from bruno.fit import run_training, with_planned_length, with_settings
 from bruno.model import Bruno
@@ -108,6 +109,8 @@ def finetune(
             on user data, resized to the model's shape.
     """
     check_count("trials", trials or 2, 2)  # to estimate a standard error
+    if split is not None:
+        check_choice("split", split, SPLITS)
     before = open_trained(trained) if isinstance(trained, str) else trained
     if before.recipe is None:
         raise ValueError(f"`trained` must have a recipe; {before.folder} has none.")

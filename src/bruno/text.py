@@ -14,6 +14,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def shortened(text: str, most: int = 2000) -> str:
+    """The text without its middle if it is longer than `most`: a message may quote a name of any length.
+
+    >>> shortened("0123456789", most=5)
+    '01 … 89'
+    """
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
+
+
 def is_utf8(text: str) -> bool:
     """Whether a name is valid UTF-8: names of files can be any bytes, and some packages reject them."""
     try:

@@ -228,6 +228,7 @@ OTHERS = {
         run --out new --trials 1
         run --out new --trials -1
         run --out new --split most
+        run --out new --split most --trials 0
         run --out new --set flow.units=99
         run --out new --steps 0
         run --out new --resume

@@ -139,14 +139,32 @@ def test_a_signal_at_any_time_is_an_exit_code_without_a_traceback(code, number):
     assert ended.stderr == ""
 
 
-@pytest.mark.parametrize("variable", ["LOCAL_RANK", "RANK", "WORLD_SIZE"])
-def test_a_bad_number_of_torchrun_is_named(workplace, monkeypatch, capsys, variable):
-    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
-        monkeypatch.setenv(name, "0")
-    monkeypatch.setenv(variable, "abc")
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("LOCAL_RANK", "abc"),
+        ("RANK", "abc"),
+        ("WORLD_SIZE", "abc"),
+        ("RANK", "1"),  # it would wait for the others for ever
+        ("MASTER_PORT", "abc"),
+        ("MASTER_PORT", "99999"),
+        ("MASTER_ADDR", ""),
+    ],
+)
+def test_a_bad_variable_of_torchrun_is_named(workplace, monkeypatch, capsys, variable, value):
+    valid = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    for name, number in {**valid, "MASTER_PORT": "29500", variable: value}.items():
+        monkeypatch.setenv(name, number)
     ended = run_main(capsys, "train", "digits", "--out", "run", "--device", "cpu", "--steps", "1")
     assert ended.code == 2
-    assert re.fullmatch(rf"error: `{variable}` .*got 'abc'.*\n", ended.errors)
+    assert re.fullmatch(rf"error: .*`{variable}` .*got .*{value}.*\n", ended.errors)
+
+
+def test_a_message_that_quotes_a_long_name_is_shortened(workplace, capsys):
+    ended = run_main(capsys, "train", "digits", "--data", "a" * 100_000)
+    assert ended.code == 2
+    assert len(ended.errors) < 3000
+    assert "…" in ended.errors
 
 
 def test_a_rank_that_is_not_a_number_does_not_silence_the_program():

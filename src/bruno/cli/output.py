@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from bruno.text import printable
+from bruno.text import printable, shortened
 
 if TYPE_CHECKING:
     from bruno.reporting.results import Result
@@ -40,8 +40,8 @@ class _Console(Console):
         super().print(*(printable(part) if isinstance(part, str) else part for part in objects), **options)
 
 
-_rank = os.environ.get("RANK", "0")
-# In a group of processes only the first one prints.
+_rank = os.environ.get("RANK", "0") if "LOCAL_RANK" in os.environ else "0"
+# In a group of processes of torchrun only the first one prints.
 console = _Console(quiet=_rank.isdecimal() and int(_rank) > 0, markup=False)
 
 
@@ -202,7 +202,7 @@ def print_warning(message: Warning | str, *where: Any, **further: Any) -> None:
 
 def print_message(kind: str, message: object, colour: str) -> None:
     """Print one line on standard error, with brackets printed literally."""
-    text = Text.assemble((f"{kind}:", colour), f" {printable(str(message))}")
+    text = Text.assemble((f"{kind}:", colour), f" {shortened(printable(str(message)))}")
     Console(stderr=True).print(text, soft_wrap=True)
 
 
