@@ -6,7 +6,9 @@ PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo page test test-fast test-long fuzz lint format bench omniglot paper clean
 
-demo: .venv/.ready ## install, train on digits and show the results
+BUILT := src/bruno/page/built/page.json
+demo: .venv/.ready ## install, train on digits and show what the models can do
+	@if [ ! -e $(BUILT) ] && command -v npm > /dev/null; then $(MAKE) -s page || true; fi
 	@$(BIN)/python -m bruno demo
 
 page: .venv/.ready ## build the page that runs a model in the browser; needs npm

@@ -62,9 +62,9 @@ LAYOUT = """
     bruno.serving.guard bruno.serving.http bruno.serving.documentation bruno.serving.pages
     bruno.serving.routes bruno.serving.app bruno.serving.server bruno.serving
     bruno.cli bruno.cli.options bruno.cli.output
-    bruno.cli.anomaly bruno.cli.calibrate bruno.cli.classify bruno.cli.data bruno.cli.demo
+    bruno.cli.anomaly bruno.cli.calibrate bruno.cli.classify bruno.cli.data bruno.cli.page bruno.cli.demo
     bruno.cli.evaluate bruno.cli.export bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect
-    bruno.cli.page bruno.cli.presets bruno.cli.repeat bruno.cli.report bruno.cli.retrieve bruno.cli.sample
+    bruno.cli.presets bruno.cli.repeat bruno.cli.report bruno.cli.retrieve bruno.cli.sample
     bruno.cli.serve bruno.cli.specks bruno.cli.study bruno.cli.train bruno.cli.verdict
     bruno.cli.main bruno.__main__
 """

@@ -1,5 +1,6 @@
 """`bruno demo`."""
 
+import json
 import os
 import re
 import signal
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import bruno
+from bruno.cli.demo import invite
+from bruno.page.files import STATIC
 from bruno.reporting.results import read_results
 from bruno.training.run import Run
 from bruno.training.trainer import Trainer
@@ -20,11 +23,27 @@ def test_the_demo_trains_and_writes_one_page_of_all_results(workplace):
     output = run("demo", "--no-show", "--steps", "2")
     assert "runs/demo-2/report.html" in output
     results = {result.name: result for result in read_results(Path("runs/demo-2"))}
+    assert list(results)[:3] == ["new-characters", "more-of-the-same", "odd-one-out"]
     assert {"samples-by-class", "bits-test"} < results.keys()
+    assert results["odd-one-out"].values["outliers"] == 1
+    assert min(scores := results["odd-one-out"].values["scores"]) == scores[5]
     assert any(name.startswith("few-shot-test") for name in results)
     assert all(result.picture for result in results.values())
     text = Path("runs/demo-2/report.html").read_text()
     assert all(result.title in text for result in results.values())
+
+
+@pytest.mark.parametrize(("built", "command"), [(True, "bruno page --open"), (False, "make page")])
+def test_the_demo_ends_with_the_way_to_the_page(built, command, tmp_path, monkeypatch, capsys):
+    if built:
+        names = [path.name for path in STATIC.iterdir()]
+        (tmp_path / "page.json").write_text(json.dumps({"page": names}))
+    monkeypatch.setattr("bruno.page.files.BUILT", tmp_path)
+    monkeypatch.setattr("bruno.page.serve_page", lambda folder, ready, **_: ready("http://0/"))
+    invite(show=False)
+    assert command in capsys.readouterr().out
+    invite(show=True)
+    assert ("http://0/" if built else command) in capsys.readouterr().out
 
 
 @pytest.mark.slow

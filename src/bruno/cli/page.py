@@ -17,17 +17,24 @@ def page(
     port: Annotated[int, typer.Option(help="With --open: the port; 0 for any free one.")] = 0,
 ) -> None:
     """Write or open a page to draw on: the model runs in the browser."""
-    from bruno.page import serve_page, write_page
+    from bruno.page import write_page
 
     if out is None and not open:
         raise typer.BadParameter("`--out` or `--open` must be given; got neither.")
+    if out:
+        console.print(f"written: {write_page(out)}", soft_wrap=True)
+    if open:
+        serve(out, port=port, open=open)
+
+
+def serve(folder: Path | None = None, *, port: int = 0, open: bool = False) -> None:
+    """Serve a written page, or one in a temporary folder, and print its address."""
+    from bruno.page import serve_page, write_page
+
     with tempfile.TemporaryDirectory() as beside:
-        folder = out or Path(beside)
-        index = write_page(folder)
-        if out:
-            console.print(f"written: {index}", soft_wrap=True)
-        if open:
-            serve_page(folder, port=port, open=open, ready=_show_address)
+        if folder is None:
+            write_page(beside)
+        serve_page(folder or beside, port=port, open=open, ready=_show_address)
 
 
 def _show_address(address: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bruno.data.examples import Examples
 from bruno.data.synthetic import Points, rasterise, smooth_curve, vary_strokes
 
 Stroke = tuple[tuple[float, float], ...]
@@ -52,7 +53,7 @@ SYMBOLS: dict[str, tuple[Stroke, ...]] = {
     ),
 }
 DRAWINGS = 8  # of each symbol
-_SEED, _STEPS = 3, 8  # points between two of a stroke
+_SEED, _STEPS = 6, 8  # points between two of a stroke
 
 
 def draw_symbols() -> list[list[list[Points]]]:
@@ -70,6 +71,13 @@ def as_lists(symbols: list[list[list[Points]]]) -> list[Any]:
         [[smooth_curve(points, _STEPS).round(3).tolist() for points in strokes] for strokes in drawings]
         for drawings in symbols
     ]
+
+
+def as_examples(symbols: list[list[list[Points]]], size: int) -> Examples:
+    """Drawings as examples, with a class for each symbol."""
+    images = as_images(symbols, size)
+    labels = torch.arange(len(images)).repeat_interleave(images.shape[1])
+    return Examples(images.flatten(0, 1), labels, tuple(SYMBOLS))
 
 
 def as_images(symbols: list[list[list[Points]]], size: int) -> Tensor:

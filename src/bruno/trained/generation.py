@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from bruno.data import SetSampler
+from bruno.data import Examples, SetSampler
 from bruno.files import inside
 from bruno.model import Samples
 from bruno.tasks import Progress
@@ -152,10 +152,12 @@ class GenerationJobs(TrainedData):
         samples: int = 6,
         temperature: float = 0.8,
         split: str = "test",
+        examples: Examples | None = None,
         seed: int = 0,
     ) -> SetSamples:
-        """Samples of every class of a split, given its first elements."""
-        examples, generator = self._select(split).examples, self._generator(seed)
+        """Samples of every class of a split, or of other examples, given its first elements."""
+        examples = self._select(split).examples if examples is None else examples
+        generator = self._generator(seed)
         sets = [examples.elements[examples.labels == label][:given] for label in range(len(examples.names))]
         x = torch.stack(sets).to(self.device)
         posterior = self.model.condition(x)

@@ -6,11 +6,12 @@ const DETAIL = 480; // pixels of the canvas
 const PEN = DETAIL / 25;
 const STEP = 0.04; // of the pad, for each press of an arrow key
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const PAUSE = 450; // milliseconds after a stroke: more strokes may follow
 const PACE = 12; // milliseconds for each point of an example that is drawn before the visitor's eyes
 
 export class Pad {
   // parent: the element to append to; size: pixels of a drawing; hint: shown where nothing is drawn;
-  // onChange: called after each stroke
+  // onChange: called after the last of several strokes, and at once when they are taken back
   constructor(parent, { size, label, hint = "", onChange }) {
     Object.assign(this, { size, onChange, onBegin() {}, strokes: [], past: [], cursor: null, isDown: false });
     this.isExample = false;
@@ -64,7 +65,7 @@ export class Pad {
     this.remember();
     Object.assign(this, { strokes: [], isExample: false });
     this.changed();
-    this.onChange();
+    this.tell(0);
   }
 
   // Take back the last change: a stroke, or all that was cleared or replaced.
@@ -73,15 +74,22 @@ export class Pad {
     if (!before) return;
     Object.assign(this, before);
     this.changed();
-    this.onChange();
+    this.tell(0);
   }
 
   remember() {
     this.past.push({ strokes: [...this.strokes], isExample: this.isExample });
   }
 
+  // Tell the panel of a change, unless another one follows first.
+  tell(milliseconds) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(this.onChange, milliseconds);
+  }
+
   // A new stroke from a point.
   start(point) {
+    clearTimeout(this.timer);
     this.onBegin();
     this.remember();
     if (this.isExample) Object.assign(this, { strokes: [], isExample: false });
@@ -108,7 +116,7 @@ export class Pad {
   end() {
     this.isDown = false;
     this.changed();
-    this.onChange();
+    this.tell(PAUSE);
   }
 
   press(event) {
@@ -133,7 +141,7 @@ export class Pad {
     if (!this.penByKey) return;
     this.penByKey = false;
     this.changed();
-    this.onChange();
+    this.tell(PAUSE);
   }
 
   move(direction) {
