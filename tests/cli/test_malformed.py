@@ -357,6 +357,7 @@ OTHERS = {
         run images/a --one-set=1
         run images/a --group
         run images/a --json=1
+        run images/a --explain=1
         run text.txt --skip-bad --threshold 0
         run images/a --invert=1
         run rows.csv --threshold 0

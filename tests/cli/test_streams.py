@@ -112,6 +112,31 @@ def test_p_values_are_included(stream):
     assert [line["p"] is None for line in lines] == [line["seen"] == 0 for line in lines]
 
 
+@pytest.mark.parametrize("store", [["--store", "s.db"], []], ids=["store", "state"])
+def test_outliers_are_explained_on_request(stream, store):
+    """Line 72 is far in both columns; line 73 in one."""
+    machine, *rest = stream[71].split(",")[1:]
+    Path("stream.csv").write_text(HEADER + "".join(stream[:71]) + f"71,{machine},{rest[0]},300\n")
+    command = ["anomaly", "watch", "run", "stream.csv", *store, "--threshold", "-5", "--explain"]
+    lines = [json.loads(line) for line in run(*command, "--json").splitlines() if line.startswith("{")]
+    explained = {line["element"]: line.get("contributions") for line in lines}
+    outliers = [line["element"] for line in lines if line["outlier"]]
+    assert [name for name, found in explained.items() if found is not None] == outliers
+    assert {"stream.csv, line 72", "stream.csv, line 73"} <= set(outliers)
+    both, one = explained["stream.csv, line 72"], explained["stream.csv, line 73"]
+    assert list(both) == ["heat", "speed"]
+    assert one["speed"] < one["heat"]
+    found = values_of("run", "explanation")
+    at = found["names"].index("stream.csv, line 73")
+    assert found["contributions"][at] == pytest.approx(list(one.values()))
+    score = next(line["score"] for line in lines if line["element"] == "stream.csv, line 73")
+    assert found["scores"][at] == pytest.approx(score, rel=1e-4, abs=1e-3)
+    total = found["scores"][at] - found["baseline"][at]
+    assert sum(found["contributions"][at]) == pytest.approx(total, abs=1e-5 * (1 + abs(total)))
+    Path("s.db").unlink(missing_ok=True)
+    assert "outlier: speed -" in run(*command)
+
+
 def test_all_rows_may_be_one_set(stream):
     found = judged("stream.csv", "--one-set", "--count-all")
     assert [line["seen"] for line in found] == list(range(80))

@@ -98,12 +98,13 @@ def keyed(store: object = ":memory:", **settings: object) -> KeyedDetector:
     return KeyedDetector(trained(), store, **settings)
 
 
+ARRAYS = [name for name in Judgements.__annotations__ if name != "evidence"]
+
+
 def in_steps(judge: KeyedDetector, keys: list[str], x: np.ndarray, size: int, **more: object) -> Judgements:
     """The judgements of all rows, in batches of `size`."""
     found = [judge.step(keys[i : i + size], x[i : i + size], **more) for i in range(0, len(keys), size)]
-    return Judgements(
-        *(np.concatenate([getattr(one, name) for one in found]) for name in Judgements.__annotations__)
-    )
+    return Judgements(*(np.concatenate([getattr(one, name) for one in found]) for name in ARRAYS))
 
 
 def assert_same(first: Judgements, second: Judgements) -> None:

@@ -303,3 +303,16 @@ def test_numbers_are_names_too():
 
 def test_the_calibration_of_the_test_supports_exact_p_values():
     assert calibration().stream().basis(5, 0.1) == "exact"
+
+
+def test_the_evidence_of_a_row_is_that_of_its_set_before_it():
+    found = keyed().step(KEYS, X, evidence=True)
+    for i in (0, 17, len(KEYS) - 1):
+        before = keyed()
+        if i:
+            before.step(KEYS[:i], X[:i])
+        expected = before.posterior(KEYS[i]).evidence
+        assert found.evidence.count[i] == expected.count
+        torch.testing.assert_close(found.evidence.mean[i], expected.mean)
+        torch.testing.assert_close(found.evidence.scatter[i], expected.scatter)
+    assert keyed().step(KEYS[:1], X[:1]).evidence is None

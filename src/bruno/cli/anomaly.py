@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bruno.trained import KeyedWatch, Trained, Watch
 
 _RATE, _SETS, _SET_SIZE = 0.01, 500, 20
+_NAMED = 2  # columns or patches that a line names
 
 _SOURCES = "Images, folders of them, a CSV, or - for standard input; synthetic data by default."
 
@@ -132,12 +133,25 @@ class StoreOptions:
             raise ValueError(f"`--store` must name a file for {' and '.join(names)}; got none.")
 
 
+@dataclass(frozen=True)
+class ReportOptions:
+    """What is reported of each element, and how."""
+
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Which columns, or patches of an image, make it an outlier.")
+    ] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line; everything else on standard error.")
+    ] = False
+
+
 def watch(
     model: ModelOptions,
     decisions: DecisionOptions,
     sets: SetOptions,
     files: ReadingOptions,
     keys: StoreOptions,
+    report: ReportOptions,
     stream: Annotated[list[str] | None, typer.Argument(metavar="STREAM", help=_SOURCES)] = None,
     within: Annotated[
         bool, typer.Option("--within", help="Judge by ranks within the set; needs --count-all.")
@@ -148,9 +162,6 @@ def watch(
     state: Annotated[
         Path | None, typer.Option(help="A file to resume from, if it exists, and to save the state to.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per line; everything else on standard error.")
-    ] = False,
 ) -> None:
     """Flag outliers in a stream: each element is scored by log p(x | those before it) − log p(x)."""
     if within:
@@ -162,7 +173,7 @@ def watch(
         reject("`--store` keeps the states;", {"--state": state, "--typical": typical})
         if not stream or ("-" in stream and stream != ["-"]):
             raise ValueError(f"`--store` needs files, or - alone; got {' '.join(stream or ['none'])}.")
-    with to_stderr(as_json):
+    with to_stderr(report.as_json):
         trained = model.open()
         with progress_bar("elements to calibrate on") as progress:
             detector = partial(
@@ -173,7 +184,7 @@ def watch(
                 progress=progress,
                 **decisions.decision,
             )
-            shared = {"within": within, **sets.sets, **files.reading}
+            shared = {"within": within, "explain": report.explain, **sets.sets, **files.reading}
             watched: Watch | KeyedWatch
             if keys.store is not None:
                 lines = _lines() if stream == ["-"] else stream or []
@@ -181,7 +192,7 @@ def watch(
             else:
                 elements = _elements(trained, stream, files, sets, model.seed)
                 watched = trained.watch(elements, detector, typical=typical, state=state, **shared)
-        _run(trained, watched, as_json, model.seed)
+        _run(trained, watched, report.as_json, model.seed)
 
 
 def _run(trained: Trained, watched: Any, as_json: bool, seed: int) -> None:
@@ -198,7 +209,8 @@ def _run(trained: Trained, watched: Any, as_json: bool, seed: int) -> None:
             raise
         ended_by = error
     if watched.summary.count:
-        show_all(trained, [watched, watched.outliers], seed)
+        explained = [found] if (found := watched.explanation) is not None else []
+        show_all(trained, [watched, watched.outliers, *explained], seed)
     else:
         console.print("no new rows")
     if isinstance(ended_by, KeyboardInterrupt):
@@ -313,9 +325,15 @@ def _print(name: str, group: str, judgement: Judgement, as_json: bool) -> None:
     from dataclasses import asdict
 
     if as_json:
-        print(json.dumps({"element": name, "group": group, **asdict(judgement)}), flush=True)
+        values = asdict(judgement)
+        if judgement.contributions is None:
+            del values["contributions"]
+        print(json.dumps({"element": name, "group": group, **values}), flush=True)
         return
     from bruno.reporting.summaries import p_value, verdict
 
     line = f"{judgement.score:+10.2f}  {p_value(judgement):>11}  {name}  {verdict(judgement)}".rstrip()
+    if judgement.contributions:
+        lowest = sorted(judgement.contributions.items(), key=lambda one: one[1])[:_NAMED]
+        line += ": " + ", ".join(f"{feature} {value:+.2f}" for feature, value in lowest)
     console.print(line, highlight=False, soft_wrap=True)

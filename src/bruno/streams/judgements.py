@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from bruno.process import Evidence
 from bruno.tasks.anomaly import Detector, Judgement
 from bruno.tasks.conformal import GroupScores
 
@@ -30,6 +31,7 @@ class Judgements:
         counts: whether the row counts as seen.
         skipped: whether the row was judged before, by its offset, and now changed nothing. Its other numbers
             are NaN or 0.
+        evidence: of the set of each row before the row, if asked for; counts are rounded.
     """
 
     score: Float[np.ndarray, " n"]
@@ -43,6 +45,7 @@ class Judgements:
     p_within: Float[np.ndarray, " n"]
     counts: Bool[np.ndarray, " n"]
     skipped: Bool[np.ndarray, " n"]
+    evidence: Evidence | None = None
 
     @classmethod
     def empty(cls, n: int) -> Judgements:

@@ -117,6 +117,7 @@ class Judgement:
         p: probability of a score at most this low for an element of a clean set; None if not calibrated.
         basis: of the p-value: "exact" or "estimated"; None without one.
         p_within: p-value within the set (`WithinSet`), for streams in which every element counts.
+        contributions: of each column, or patch of an image, to the score, if asked for; see `explain`.
     """
 
     score: float
@@ -127,6 +128,7 @@ class Judgement:
     p: float | None = None
     basis: Basis | None = None
     p_within: float | None = None
+    contributions: dict[str, float] | None = None
 
 
 def judge_batch(

@@ -215,6 +215,7 @@ class DetectionJobs(CalibrationJobs):
         one_set: bool = False,
         group: str | None = None,
         within: bool = False,
+        explain: bool = False,
         invert: bool | None = None,
         skip_bad: bool = False,
     ) -> Watch:
@@ -232,6 +233,7 @@ class DetectionJobs(CalibrationJobs):
             group: the group column, if it has another name than in training.
             within: judge by the rank of an element within its set. It needs a detector with `count_all`, and
                 a set that was not trained on.
+            explain: give the contributions of columns or patches to the scores of outliers.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
         """
@@ -245,6 +247,7 @@ class DetectionJobs(CalibrationJobs):
             one_set=one_set,
             group=group,
             within=within,
+            explain=explain,
             invert=invert,
             skip_bad=skip_bad,
         )

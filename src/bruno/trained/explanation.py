@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from bruno.data import Element
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
-from bruno.tasks.anomaly import Judgement
+from bruno.tasks.anomaly import Judgement, StreamSummary
 from bruno.tasks.explanation import Explanation, explain
 from bruno.tasks.progress import Progress
 from bruno.tasks.set_scores import Criterion
@@ -65,6 +67,39 @@ class ExplanationJobs(CalibrationJobs):
             seed=seed,
             progress=progress,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class StreamExplainer:
+    """Explains the outliers of a stream, each given its set before it.
+
+    Attributes:
+        columns: names of the columns.
+        reference: log p(x) of typical elements, as that of the detector.
+        seed: seed of the orders and draws.
+    """
+
+    columns: Sequence[str]
+    reference: float
+    seed: int = 0
+
+    def contributions(self, given: Posterior, x: Tensor) -> list[dict[str, float]]:
+        """The contributions to the scores of elements (n, *shape), given a batch of n sets."""
+        found = self._explain(given, x)
+        return [dict(zip(found.features, row, strict=True)) for row in found.contributions.tolist()]
+
+    def most_unusual(self, summary: StreamSummary) -> Explanation | None:
+        """Explain the most unusual elements of a summary; None if there are none."""
+        elements = [one for one in summary.most_unusual if one.given is not None][:_MOST]
+        if not elements:
+            return None
+        given = Posterior.stack([one.given for one in elements if one.given is not None])
+        x = torch.stack([one.x for one in elements])
+        return self._explain(given, x, [one.name for one in elements])
+
+    def _explain(self, given: Posterior, x: Tensor, names: Sequence[str] = ()) -> Explanation:
+        x = x.to(given.model.device)
+        return explain(given, x, reference=self.reference, features=self.columns, names=names, seed=self.seed)
 
 
 def explain_outliers(

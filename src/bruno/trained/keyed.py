@@ -119,6 +119,7 @@ class KeyedDetector:
         ids: Sequence[str] | None = None,
         offsets: Sequence[Any] | Int[np.ndarray, " n"] | None = None,
         sources: Mapping[str, Mark] | None = None,
+        evidence: bool = False,
     ) -> Judgements:
         """Judge the next rows, (n, *shape), of these sets; several rows of one set are judged in order.
 
@@ -129,6 +130,7 @@ class KeyedDetector:
             offsets: positions in the input, increasing for each key. A row whose offset is at most the last
                 one of its key is skipped: it was judged before.
             sources: how far sources were read, committed with these rows; see `source`.
+            evidence: return the evidence that each row was judged by.
         """
         names = checked_keys(keys)
         x = self._checked(x, len(names))
@@ -140,7 +142,7 @@ class KeyedDetector:
             slots = self._sets.slots(names)
             self._sets.begin_step(slots)
             try:
-                found, kept_out = self._judged(slots, x, given)
+                found, kept_out = self._judged(slots, x, given, evidence)
             except Exception:
                 self.undo()
                 raise
@@ -152,13 +154,14 @@ class KeyedDetector:
         return found
 
     def _judged(
-        self, slots: NDArray[np.intp], x: Any, offsets: NDArray[np.int64] | None
+        self, slots: NDArray[np.intp], x: Any, offsets: NDArray[np.int64] | None, evidence: bool
     ) -> tuple[Judgements, dict[int, NDArray[np.float64]]]:
         """The judgements of rows, and the latents of those that do not count."""
         found = Judgements.empty(len(slots))
         latents, complete = self._encoded(x)
         prior = self._updates.prior(latents.z)
         kept_out: dict[int, NDArray[np.float64]] = {}
+        before = [np.zeros_like(latents.z) for _ in range(2)] if evidence else []  # means and scatters
         for rows in rounds_of(slots):
             if offsets is not None:
                 rows = rows[offsets[rows] > self._sets.offset[slots[rows]]]
@@ -169,6 +172,8 @@ class KeyedDetector:
                 self._impute(rows[~complete[rows]], slots, x, latents, prior)
             whole = len(rows) == len(slots)
             some = slots if whole else slots[rows]
+            for kept, current in zip(before, (self._sets.mean, self._sets.scatter), strict=False):
+                kept[rows] = current[some]
             update = self._updates.advance(
                 some, *((a if whole else a[rows]) for a in (latents.z, latents.log_det, prior))
             )
@@ -179,6 +184,9 @@ class KeyedDetector:
                 found.p_within[rows] = update.p_within
             if not update.counts.all():
                 kept_out |= {int(i): latents.z[i] for i in rows[~update.counts]}
+        if evidence:
+            parts = [torch.from_numpy(part) for part in before]
+            found.evidence = Evidence(torch.from_numpy(found.seen).round().long(), *parts)
         self._rule.judge(found)
         if self._within:
             self._judge_within(found)

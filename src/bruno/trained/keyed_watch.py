@@ -7,6 +7,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -15,11 +16,15 @@ import torch
 
 from bruno.data import Element, ElementReader
 from bruno.data.reader import Place, Placed
+from bruno.model import Posterior
 from bruno.signals import StopSignal
+from bruno.streams.judgements import Judgements
 from bruno.streams.store import MEMORY, Mark, Store
-from bruno.tasks.anomaly import Detector, StreamSummary
+from bruno.tasks.anomaly import Detector, Judgement, StreamSummary
+from bruno.tasks.explanation import Explanation
 from bruno.trained.data import Source, are_paths, warn_of_unreadable
 from bruno.trained.detection import DetectionJobs
+from bruno.trained.explanation import StreamExplainer
 from bruno.trained.keyed import COMMIT_ROWS, COMMIT_SECONDS, KeyedDetector
 from bruno.trained.outliers import Outliers
 from bruno.trained.watch import Judged, calibration_command
@@ -55,6 +60,7 @@ class KeyedWatch:
         *,
         one_set: bool,
         replay: bool,
+        explain: bool,
     ) -> None:
         self._trained, self._stream, self._reader = trained, stream, reader
         self._one_set = one_set or trained.model.kind.is_images
@@ -64,6 +70,7 @@ class KeyedWatch:
         self.summary, self.kind = StreamSummary(), trained.kind
         self.advice = calibration_command(trained, stream)
         self.repeated = 0
+        self._explainer = StreamExplainer(trained.columns, self.detector.reference) if explain else None
 
     @property
     def detector(self) -> Detector:
@@ -74,6 +81,11 @@ class KeyedWatch:
     def outliers(self) -> Outliers:
         """The most unusual elements so far."""
         return Outliers.of("anomaly", self.summary, self.kind)
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """Why the most unusual elements are; None if that was not asked for, or if there are none."""
+        return self._explainer.most_unusual(self.summary) if self._explainer else None
 
     def __iter__(self) -> Iterator[Judged]:
         for source, elements in self._sources():
@@ -107,6 +119,7 @@ class KeyedWatch:
                 ids=names,
                 offsets=given or None,
                 sources=marks,
+                evidence=self._explainer is not None,
             )
         if stop.number:
             raise KeyboardInterrupt(stop.number)
@@ -114,15 +127,27 @@ class KeyedWatch:
             if found.skipped[i]:
                 self.repeated += 1
                 continue
-            judged = Judged(element._replace(name=names[i]), found[i])
-            self._add(judged)
+            judgement, before = self._explained(found, i, element)
+            judged = Judged(element._replace(name=names[i]), judgement)
+            self._add(judged, before)
             yield judged
 
-    def _add(self, judged: Judged) -> None:
+    def _explained(self, found: Judgements, i: int, element: Element) -> tuple[Judgement, Posterior | None]:
+        """The judgement of a row; of an outlier with contributions and its set before it, if asked for."""
+        judgement = found[i]
+        if self._explainer is None or not judgement.outlier:
+            return judgement, None
+        assert found.evidence is not None
+        model = self._trained.model
+        given = Posterior(model, found.evidence[i : i + 1].to(model.device))
+        (parts,) = self._explainer.contributions(given, element.x.unsqueeze(0))
+        return replace(judgement, contributions=parts), given[0]
+
+    def _add(self, judged: Judged, given: Posterior | None) -> None:
         group = "" if self._one_set else judged.element.group
         known = self.summary.groups
         group = group if group in known or len(known) < _MOST_SETS else _OTHERS
-        self.summary.add(judged.element.name, judged.element.x, judged.judgement, group)
+        self.summary.add(judged.element.name, judged.element.x, judged.judgement, group, given)
 
     # --- sources -----------------------------------------------------------------------------------------
 
@@ -202,6 +227,7 @@ class KeyedJobs(DetectionJobs):
         window: int | None = None,
         half_life: float | None = None,
         within: bool = False,
+        explain: bool = False,
         offset: str | None = None,
         replay: bool = False,
         commit_rows: int = COMMIT_ROWS,
@@ -222,6 +248,7 @@ class KeyedJobs(DetectionJobs):
             window: number of elements of a set, the latest that count; at least 20. By default, all are.
             half_life: elements fade: after this many, an element has half of its weight.
             within: judge by the rank of an element within its set; the detector must have `count_all`.
+            explain: give the contributions of columns or patches to the scores of outliers.
             offset: a column of whole numbers that increase for each key. Rows up to the last one of their key
                 are skipped: they were judged before.
             replay: the text file begins again with its first line. Lines that were judged before are skipped.
@@ -248,7 +275,7 @@ class KeyedJobs(DetectionJobs):
             )
 
         reader = self.reader(invert=invert, skip_bad=skip_bad, group=group, offset=offset or "")
-        return KeyedWatch(self, stream, make, reader, one_set=one_set, replay=replay)
+        return KeyedWatch(self, stream, make, reader, one_set=one_set, replay=replay, explain=explain)
 
     def accept_in_store(self, names: list[str], store: str | Path) -> int:
         """Count elements that did not count, by name: their alarms were none; returns how many are left.

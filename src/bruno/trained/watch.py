@@ -16,8 +16,10 @@ from bruno.files import check_regular
 from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.tasks.anomaly import Detector, Judgement, StreamSummary
+from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.trained.data import Source, TrainedData, are_paths, warn_of_unreadable
+from bruno.trained.explanation import StreamExplainer
 from bruno.trained.outliers import Outliers
 from bruno.trained.states import KeptOut, SetState, WatchState
 
@@ -57,6 +59,7 @@ class Watch:
         one_set: bool = False,
         group: str | None = None,
         within: bool = False,
+        explain: bool = False,
         invert: bool | None = None,
         skip_bad: bool = False,
     ) -> None:
@@ -78,6 +81,7 @@ class Watch:
             raise ValueError(
                 "`within` needs `count_all`: ranks within a set hold only if every element counts."
             )
+        self._explainer = StreamExplainer(trained.columns, self.detector.reference) if explain else None
         self.state = resumed or WatchState()
         if before is not None:
             self._condition_on(before)
@@ -100,12 +104,20 @@ class Watch:
         """The most unusual elements so far, with the columns that explain them."""
         return Outliers.of("anomaly", self.summary, self.kind)
 
+    @property
+    def explanation(self) -> Explanation | None:
+        """Why the most unusual elements are; None if that was not asked for, or if there are none."""
+        return self._explainer.most_unusual(self.summary) if self._explainer else None
+
     def __iter__(self) -> Iterator[Judged]:
         for element in self._elements:
             self._warn_of(element)
             given = self._posterior(element)
             element = self._complete(element)
             judgement = self._advance(element)
+            if self._explainer is not None and judgement.outlier:
+                (parts,) = self._explainer.contributions(Posterior.stack([given]), element.x.unsqueeze(0))
+                judgement = replace(judgement, contributions=parts)
             self.summary.add(element.name, element.x, judgement, self._set_of(element), given)
             yield Judged(element, judgement)
         warn_of_unreadable(self._reader)
