@@ -41,6 +41,16 @@ def test_a_page_of_another_version_says_how(tmp_path, monkeypatch):
         write_page(tmp_path / "out")
 
 
+def test_the_first_visit_downloads_at_most_12_megabytes():
+    if not BUILT.is_dir():
+        pytest.skip("the page is not built. Build it with: make page")
+    contents = json.loads((BUILT / "page.json").read_text())
+    first = next(iter(contents["models"].values()))
+    loaded = [contents["runtime"]["bytes"], *(file["bytes"] for file in first["files"].values())]
+    unpacked = [path for path in (*STATIC.iterdir(), *BUILT.iterdir()) if path.suffix != ".gz"]
+    assert 2e6 < sum(loaded) + sum(path.stat().st_size for path in unpacked) <= 12e6
+
+
 @pytest.mark.slow
 def test_a_wheel_contains_the_page(tmp_path):
     if not BUILT.is_dir():

@@ -45,15 +45,11 @@ def test_the_page_shows_its_progress_and_then_works_offline(browser, slow_host):
     go_on.set()
     page.wait_for_selector("#more[aria-busy=false]")
     page.wait_for_selector("#offline", state="visible")
-    count = len(asked)
+    assert sum(WEIGHTS in path for path in asked) == 1
     page.context.set_offline(True)
     page.reload()
     page.wait_for_selector("#more[aria-busy=false]")
-    assert page.locator(".samples canvas").count() >= 16
-    page.context.set_offline(False)
-    page.reload()
-    page.wait_for_selector("#more[aria-busy=false]")
-    assert not any(".gz" in path for path in asked[count:])  # models come from the cache
+    assert page.locator("#more .samples canvas").first.evaluate("(canvas) => canvas.pixels.some(Boolean)")
     page.context.close()
 
 

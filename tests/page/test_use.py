@@ -34,6 +34,7 @@ def highest(section):
 def test_sixteen_more_are_drawn_after_each_stroke(device, request):
     page = request.getfixturevalue(device)
     section = open_panel(page, "more")
+    updated(page, "more", section.locator(".other").click)
     before = pictures(section)
     assert len(before) == len(set(before)) == 16
     pads = section.locator(".pad canvas")
@@ -163,9 +164,8 @@ def test_the_keyboard_chooses_a_panel(desktop):
         assert desktop.evaluate("document.activeElement.dataset.panel") == panel
 
 
-def test_examples_come_one_after_the_other_unless_motion_is_reduced(phone):
-    phone.reload()
-    phone.click("[data-panel=forget]")
+def test_examples_come_one_after_the_other_where_motion_is_wanted(phone):
+    open_panel(phone, "forget")
     wait_until(phone, "document.querySelector('#forget input').value === '3'")
     assert phone.locator(".seen [aria-pressed=true]").count() == 3
 

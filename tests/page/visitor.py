@@ -25,7 +25,7 @@ CROSSED_CIRCLE = [
 def opened(browser, site, **context):
     """The page in a new window; its problems and requests are recorded."""
     page = browser.new_context(**context).new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(180_000)
     page.problems, page.addresses = [], []
     page.on("pageerror", lambda error: page.problems.append(error))
     page.on("console", lambda message: message.type == "error" and page.problems.append(message.text))
@@ -49,7 +49,7 @@ def open_panel(page, name):
     return page.locator(f"#{name}")
 
 
-def wait_until(page, condition, seconds=60):
+def wait_until(page, condition, seconds=180):
     """Wait for a JavaScript expression to hold; the page's own policy forbids Playwright's way."""
     for _ in range(20 * seconds):
         if page.evaluate(condition):
