@@ -168,7 +168,7 @@ def test_a_recipe_is_written_atomically(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", [b"{half", b"\xff"])
 def test_a_recipe_that_is_not_json_is_an_error(tmp_path, content):
     (tmp_path / "recipe.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"recipe.json: is not JSON"):
+    with pytest.raises(ValueError, match=r"recipe.json: must be JSON"):
         _ = Run(tmp_path).recipe
 
 

@@ -263,7 +263,7 @@ def accept(
         Path | None, typer.Option(help="The database of `bruno anomaly watch --store`, not in use.")
     ] = None,
 ) -> None:
-    """Add flagged elements to their sets in the state of a stream: their alarms were none."""
+    """Add elements that were flagged by mistake to their sets, in the state of a stream."""
     if (state is None) == (store is None):
         raise ValueError("`--state` or `--store` must name the states; give one of them.")
     trained = model.open()

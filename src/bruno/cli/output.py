@@ -79,7 +79,7 @@ def print_path(what: str, path: Path) -> None:
 
 
 def show_verdict(trained: Trained, seed: int, split: str | None = None) -> None:
-    """Save and print the verdict on a model; a training that ended well never fails by it."""
+    """Save and print the verdict on a model; a failure to measure it does not fail the training."""
     if console.quiet:  # one process is enough
         return
     try:

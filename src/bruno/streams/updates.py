@@ -216,7 +216,7 @@ class Updates:
         self._sets.scatter[slots] = found.scatter
 
     def end_of_start(self, slot: int) -> None:
-        """Stop to reconsider the first elements of a set: those that count do so for good."""
+        """Stop reconsidering the first elements of a set: those that count now count permanently."""
         first: First | None = self._sets.first.pop(slot, None)
         if first is not None and self._window is not None:
             self._window.add(slot, first.z[(first.flags & INSIDE) > 0])

@@ -44,7 +44,7 @@ class WithinSet:
 
     Attributes:
         evidence: of all elements.
-        sample: latents of at most `RANKS` elements, chosen whatever their values.
+        sample: latents of at most `RANKS` elements, chosen independently of their values.
     """
 
     evidence: Evidence

@@ -164,7 +164,7 @@ def open_index(
         raise ValueError(f"`path` must be in an existing folder; got {path}.")
     file = _default_path(collection, model) if path is None else Path(path)
     if file.exists():
-        check_regular(file)  # before the collection is encoded, which may take long
+        check_regular(file)  # before the collection is encoded, which may take a long time
         kept = _kept(file, model, required=path is not None)
         if kept and kept.source == source:
             return _with_folder(kept, folder), False

@@ -83,7 +83,7 @@ class CalibrationJobs(TrainedData):
             seed: seed of the random orders of the groups.
             progress: called as progress(done, total), in elements.
         """
-        path = self.calibration_path  # checked before the calibration, which may take long
+        path = self.calibration_path  # checked before the calibration, which may take a long time
         calibration = self._calibrated_on(data, invert, seed, progress)
         self.folder.mkdir(parents=True, exist_ok=True)
         calibration.save(path)

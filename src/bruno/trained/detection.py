@@ -253,7 +253,7 @@ class DetectionJobs(CalibrationJobs):
         )
 
     def accept(self, names: list[str], state: str | Path) -> WatchState:
-        """Add elements that did not count to their sets in a state file: their alarms were none.
+        """Add elements that were kept out by mistake to their sets in a state file.
 
         Args:
             names: names of the elements, as a stream reports them.

@@ -226,8 +226,8 @@ class KeyedDetector:
 
     def _warn_of_drift(self, slot: int, since: int) -> None:
         warnings.warn(
-            f"set {self._sets.name(slot)!r} has changed, since about its element {since + 1}. If it is to "
-            "stay so, begin a new set.",
+            f"set {self._sets.name(slot)!r} has changed, since about its element {since + 1}. If that "
+            "is permanent, begin a new set.",
             stacklevel=2,
         )
 
@@ -307,7 +307,7 @@ class KeyedDetector:
         return self._sources.get(name) or self.store.source(name)
 
     def accept(self, *ids: str) -> None:
-        """Count elements that did not count, by their ids, and commit: their alarms were none."""
+        """Count elements that were kept out by mistake, by their ids, and commit."""
         self.commit()
         elements = dict(map(self._element_kept_out, ids))
         if not elements:

@@ -196,7 +196,7 @@ class KeyedWatch:
     # --- the store ---------------------------------------------------------------------------------------
 
     def accept(self, *names: str) -> None:
-        """Count elements that did not count, by name: their alarms were none."""
+        """Count elements that were kept out by mistake, by name."""
         self.keyed.accept(*names)
 
     def __enter__(self) -> KeyedWatch:
@@ -278,7 +278,7 @@ class KeyedJobs(DetectionJobs):
         return KeyedWatch(self, stream, make, reader, one_set=one_set, replay=replay, explain=explain)
 
     def accept_in_store(self, names: list[str], store: str | Path) -> int:
-        """Count elements that did not count, by name: their alarms were none; returns how many are left.
+        """Count elements that were kept out by mistake, by name; returns how many others are kept out.
 
         Args:
             names: names of the elements, as a stream reports them.

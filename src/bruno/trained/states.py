@@ -62,7 +62,7 @@ class WatchState:
         return WatchState(self.sets, (*self.kept_out, element)[-_MOST_KEPT_OUT:])
 
     def accepting(self, names: list[str]) -> WatchState:
-        """The states after elements that did not count have been added to their sets: alarms that were none.
+        """The states after elements that were kept out by mistake are added to their sets.
 
         Raises:
             ValueError: if a name is not among the elements that did not count.

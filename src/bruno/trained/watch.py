@@ -131,7 +131,7 @@ class Watch:
         self.save()
 
     def accept(self, *names: str) -> None:
-        """Add elements that did not count to their sets, by name: their alarms were none."""
+        """Add elements that were kept out by mistake to their sets, by name."""
         self.state = self.state.accepting(list(names))
 
     def save(self) -> None:
@@ -189,7 +189,7 @@ class Watch:
     def _report_drift(self, element: Element, group: str, since: int) -> None:
         what = f"{self._trained.group} {group}" if group else "the stream"
         warnings.warn(
-            f"{element.name}: {what} has changed, since about its element {since + 1}. If it is to stay so, "
+            f"{element.name}: {what} has changed, since about its element {since + 1}. If that is permanent, "
             "begin a new set.",
             stacklevel=3,
         )
@@ -251,7 +251,7 @@ def grouped_elements(
 
 
 def _check_readable(path: str | Path, reader: ElementReader) -> None:
-    """Raise if a stream cannot be read at all: before the calibration, which may take long."""
+    """Raise if a stream cannot be read at all: before the calibration, which may take a long time."""
     if not str(path) or not Path(path).exists():
         raise FileNotFoundError(f"{str(path)!r}: no such file or folder.")
     if Path(path).is_dir():

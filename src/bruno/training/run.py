@@ -81,10 +81,11 @@ class Run:
             raise ValueError(f"`run` must be the folder of a training run; {self.folder} does not exist.")
         if not path.is_file():
             raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no {_RECIPE}.")
+        text = read_regular(inside(self.folder, _RECIPE))
         try:
-            values = parse_json(read_regular(inside(self.folder, _RECIPE)))
+            values = parse_json(text)
         except ValueError as error:
-            raise ValueError(f"{path}: is not JSON: {error}.") from error
+            raise ValueError(f"{path}: must be JSON; it is not: {error}.") from error
         return from_dict(Recipe, values)
 
     def model(self, which: str = "last", device: torch.device | str = "cpu") -> Bruno:
