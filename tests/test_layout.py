@@ -35,9 +35,11 @@ LAYOUT = """
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.few_shot
     bruno.tasks.conformal bruno.tasks.keep_out bruno.tasks.calibration bruno.tasks.classification
     bruno.tasks.references bruno.tasks.set_scores bruno.tasks.explanation bruno.tasks.generation
-    bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.attribution bruno.tasks.planted
-    bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.retrieval bruno.tasks.analysis
-    bruno.tasks.stability bruno.tasks bruno.streams.encoder bruno.streams.densities bruno.streams.codec
+    bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.stream_summary
+    bruno.tasks.attribution bruno.tasks.planted bruno.tasks.anomaly_benchmark
+    bruno.tasks.familiarity bruno.tasks.index
+    bruno.tasks.retrieval bruno.tasks.analysis bruno.tasks.stability bruno.tasks bruno.streams.encoder
+    bruno.streams.densities bruno.streams.codec
     bruno.streams.store bruno.streams.rows bruno.streams.sets bruno.streams.window bruno.streams.judgements
     bruno.streams.updates bruno.streams bruno.reporting bruno.reporting.results bruno.reporting.images
     bruno.reporting.figure bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines

@@ -25,7 +25,8 @@ from bruno.tasks.classification import classify
 from bruno.tasks.evaluation import measure_bits_per_dim
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.tasks.few_shot import FewShotProtocol, measure_few_shot
-from bruno.tasks.retrieval import Index, rank
+from bruno.tasks.index import Index
+from bruno.tasks.retrieval import rank
 from bruno.weights import pretrained_names, pretrained_path
 
 ROOT = Path(__file__).parents[1]

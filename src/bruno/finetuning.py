@@ -114,25 +114,9 @@ def finetune(
     before = open_trained(trained) if isinstance(trained, str) else trained
     if before.recipe is None:
         raise ValueError(f"`trained` must have a recipe; {before.folder} has none.")
-    plan: dict[str, Any] = {
-        "episodes": _EPISODES,
-        "way": _WAY,
-        "shot": shot,
-        "queries": 1,
-        "shared": False,
-    }
-    plan |= {"discriminative": 1.0, "onset": 0.0, "generative": generative, "minutes": 0.0, "seed": 0}
-    plan |= {"rate": _RATE * before.recipe.train.rate, "warmup": _WARMUP}
-    started, _ = with_settings(before.recipe, plan)
     given = {name: value for name, value in (("way", way), ("episodes", episodes)) if value is not None}
-    recipe, explicit = with_settings(started, {**settings, **given})
-    if before.drawings is not None and "data.drawings" not in explicit:
-        recipe = evolve(recipe, data=evolve(recipe.data, drawings=before.drawings))
-    if recipe.data.name != before.recipe.data.name:
-        recipe = _with_shape_of(before.model, recipe, explicit)
-    model_settings = ("pixels", "alpha", "missing", "scales", "flow", "process")
-    check_same(
-        str(before.folder), *({k: to_dict(r)[k] for k in model_settings} for r in (before.recipe, recipe))
+    recipe, explicit = _finetuning_recipe(
+        before, before.recipe, {"shot": shot, "generative": generative}, {**settings, **given}
     )
     run = Run(out or before.folder.with_name(f"{before.folder.name}-finetuned"))
     if resume:
@@ -164,6 +148,30 @@ def finetune(
         return FineTuned(after, None, unseen)
     comparison = _compared(before, after, held_out, split, trials, compare_progress)
     return FineTuned(after, comparison, unseen)
+
+
+def _finetuning_recipe(
+    before: Trained, original: Recipe, plan: dict[str, Any], settings: dict[str, Any]
+) -> tuple[Recipe, set[str]]:
+    """The recipe of a fine-tuning, and the names of the settings that override the original ones.
+
+    Args:
+        before: the model to start from.
+        original: its recipe.
+        plan: settings of training; others have the defaults of fine-tuning.
+        settings: override all of these.
+    """
+    defaults = {"episodes": _EPISODES, "way": _WAY, "queries": 1, "shared": False, "discriminative": 1.0}
+    defaults |= {"onset": 0.0, "minutes": 0.0, "seed": 0, "rate": _RATE * original.train.rate}
+    started, _ = with_settings(original, {**defaults, "warmup": _WARMUP, **plan})
+    recipe, explicit = with_settings(started, settings)
+    if before.drawings is not None and "data.drawings" not in explicit:
+        recipe = evolve(recipe, data=evolve(recipe.data, drawings=before.drawings))
+    if recipe.data.name != original.data.name:
+        recipe = _with_shape_of(before.model, recipe, explicit)
+    model_settings = ("pixels", "alpha", "missing", "scales", "flow", "process")
+    check_same(str(before.folder), *({k: to_dict(r)[k] for k in model_settings} for r in (original, recipe)))
+    return recipe, explicit
 
 
 def _with_sized_steps(

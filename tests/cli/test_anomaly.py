@@ -18,7 +18,7 @@ import sklearn.ensemble
 import bruno
 from bruno.checkpoint import write
 from bruno.data import ElementReader
-from bruno.tasks.anomaly import StreamSummary
+from bruno.tasks.stream_summary import StreamSummary
 from bruno.training.run import Run
 from cli.commandline import picture_of, run, run_main, values_of, words
 

@@ -43,8 +43,8 @@ from bruno.streams.store import Store
 from bruno.tasks.anomaly import Detector
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
 from bruno.tasks.drift import DriftTest, WithinSet
+from bruno.tasks.index import Index
 from bruno.tasks.keep_out import Cutoffs, StreamEvidence
-from bruno.tasks.retrieval import Index
 from bruno.trained import KeyedDetector, Trained
 from bruno.trained.states import KeptOut, SetState, WatchState
 from bruno.training.run import Run

@@ -4,8 +4,9 @@ import torch
 from bruno.kinds import Images, Rows
 from bruno.reporting.summaries import summarise
 from bruno.reporting.summaries.detection import _misfit
-from bruno.tasks.anomaly import Judgement, StreamSummary
+from bruno.tasks.anomaly import Judgement
 from bruno.tasks.attribution import UnusualColumn
+from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.detection import BatchJudgement
 from bruno.trained.outliers import Outliers
 

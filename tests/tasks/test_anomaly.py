@@ -13,7 +13,6 @@ from bruno.data.sampling import SetSampler
 from bruno.tasks.anomaly import (
     Detector,
     Judgement,
-    StreamSummary,
     density_floor,
     judge_batch,
     leave_one_out_scores,
@@ -21,6 +20,7 @@ from bruno.tasks.anomaly import (
 )
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
 from bruno.tasks.keep_out import START
+from bruno.tasks.stream_summary import StreamSummary
 
 
 def seeded(seed: int = 0) -> torch.Generator:

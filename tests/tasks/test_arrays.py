@@ -13,6 +13,7 @@ from bruno.tasks.analysis import toy_comparison
 from bruno.tasks.anomaly import Detector, judge_batch, leave_one_out_scores, online_scores
 from bruno.tasks.classification import best_temperature, classify
 from bruno.tasks.generation import samples_by_prefix, spread_by_repeats
+from bruno.tasks.index import Index
 from bruno.tasks.metrics import (
     average_precision,
     calibration_error,
@@ -21,7 +22,7 @@ from bruno.tasks.metrics import (
     precision_at_k,
     roc_auc,
 )
-from bruno.tasks.retrieval import Index, rank
+from bruno.tasks.retrieval import rank
 from bruno.tasks.specks import has_speck
 
 IMAGES = torch.randint(0, 256, (6, 1, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,8 @@ import bruno
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.data import ElementReader, Examples
 from bruno.tasks.familiarity import Familiarity
-from bruno.tasks.retrieval import Index, measure_retrieval, open_index, rank
+from bruno.tasks.index import Index, open_index
+from bruno.tasks.retrieval import measure_retrieval, rank
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -11,9 +11,7 @@ from bruno.tasks.analysis import (
 )
 from bruno.tasks.anomaly import (
     Detector,
-    JudgedElement,
     Judgement,
-    StreamSummary,
     density_floor,
     judge_batch,
     leave_one_out_scores,
@@ -45,19 +43,13 @@ from bruno.tasks.generation import (
     samples_by_prefix,
     spread_by_repeats,
 )
+from bruno.tasks.index import Index, open_index
 from bruno.tasks.keep_out import Cutoffs, StreamEvidence, typical_elements
 from bruno.tasks.progress import Progress
-from bruno.tasks.retrieval import (
-    Index,
-    Ranking,
-    RetrievalQuality,
-    RetrievalResult,
-    measure_retrieval,
-    open_index,
-    rank,
-)
+from bruno.tasks.retrieval import Ranking, RetrievalQuality, RetrievalResult, measure_retrieval, rank
 from bruno.tasks.specks import SpeckResult, has_speck, measure_specks
 from bruno.tasks.stability import Curve, Variant, stability_study
+from bruno.tasks.stream_summary import JudgedElement, StreamSummary
 
 # Grouped by task.
 __all__ = [  # noqa: RUF022

@@ -13,10 +13,11 @@ from bruno.data import Element, SetSampler
 from bruno.data.reader import collected
 from bruno.kinds import Kind
 from bruno.model import Bruno, Posterior
-from bruno.tasks.anomaly import Detector, Judgement, StreamSummary, check_rate, judge_batch
+from bruno.tasks.anomaly import Detector, Judgement, check_rate, judge_batch
 from bruno.tasks.anomaly_benchmark import Contamination, measure_anomaly
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.progress import Progress
+from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.calibration import CalibrationJobs, report_support
 from bruno.trained.data import Source, available_set_size, warn_of_unreadable
 from bruno.trained.explanation import explain_outliers

@@ -12,10 +12,11 @@ from torch import Tensor
 from bruno.data import Element
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
-from bruno.tasks.anomaly import Judgement, StreamSummary
+from bruno.tasks.anomaly import Judgement
 from bruno.tasks.explanation import Explanation, explain
 from bruno.tasks.progress import Progress
 from bruno.tasks.set_scores import Criterion
+from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.calibration import CalibrationJobs
 from bruno.trained.data import Source
 

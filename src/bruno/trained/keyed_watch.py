@@ -20,8 +20,9 @@ from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.streams.judgements import Judgements
 from bruno.streams.store import MEMORY, Mark, Store
-from bruno.tasks.anomaly import Detector, Judgement, StreamSummary
+from bruno.tasks.anomaly import Detector, Judgement
 from bruno.tasks.explanation import Explanation
+from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.data import Source, are_paths, warn_of_unreadable
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.explanation import StreamExplainer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bruno.kinds import Kind
-from bruno.tasks.anomaly import JudgedElement, StreamSummary
 from bruno.tasks.attribution import UnusualColumn, unusual_column
+from bruno.tasks.stream_summary import JudgedElement, StreamSummary
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,8 @@ from bruno.arrays import NumpyResult
 from bruno.config import check_whole
 from bruno.kinds import Kind
 from bruno.tasks import Progress
-from bruno.tasks.retrieval import RetrievalResult, measure_retrieval, open_index, rank
+from bruno.tasks.index import open_index
+from bruno.tasks.retrieval import RetrievalResult, measure_retrieval, rank
 from bruno.trained.data import Source, TrainedData
 
 

@@ -15,9 +15,10 @@ from bruno.data.reader import collected
 from bruno.files import check_regular
 from bruno.model import Posterior
 from bruno.signals import StopSignal
-from bruno.tasks.anomaly import Detector, Judgement, StreamSummary
+from bruno.tasks.anomaly import Detector, Judgement
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
+from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.data import Source, TrainedData, are_paths, warn_of_unreadable
 from bruno.trained.explanation import StreamExplainer
 from bruno.trained.outliers import Outliers

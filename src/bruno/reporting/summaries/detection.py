@@ -10,8 +10,9 @@ from bruno.reporting.plots import Measured, dot_plot
 from bruno.reporting.results import Result
 from bruno.reporting.summaries.base import summarise
 from bruno.reporting.timelines import MAX_SETS, STRIP, score_timeline
-from bruno.tasks.anomaly import Judgement, StreamSummary
+from bruno.tasks.anomaly import Judgement
 from bruno.tasks.conformal import GroupScores
+from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.calibration import CalibrationReport
 from bruno.trained.detection import AnomalyEvaluation, BatchJudgement
 from bruno.trained.keyed_watch import KeyedWatch

@@ -14,8 +14,8 @@ from bruno.reporting.outlier_plots import Outlier, outlier_chart, outlier_sheet
 from bruno.reporting.results import Result
 from bruno.reporting.summaries.base import short_names, summarise
 from bruno.reporting.summaries.detection import TITLES, p_value
-from bruno.tasks.anomaly import StreamSummary
 from bruno.tasks.attribution import UnusualColumn
+from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.outliers import Outliers
 
 

@@ -1,0 +1,124 @@
+"""The judgements of a stream in bounded memory: counts of each set, the latest and the most unusual."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import NamedTuple
+
+from torch import Tensor
+
+from bruno.model import Posterior
+from bruno.tasks.anomaly import Judgement
+
+
+class JudgedElement(NamedTuple):
+    """An element of a stream or batch with its judgement.
+
+    Attributes:
+        position: position in the stream or batch, from 1.
+        name: its name.
+        x: the element.
+        judgement: its judgement.
+        group: the set it belongs to.
+        given: the posterior of its set without it, if known.
+    """
+
+    position: int
+    name: str
+    x: Tensor
+    judgement: Judgement
+    group: str = ""
+    given: Posterior | None = None
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Sorts elements, the most unusual first: out-of-distribution, then by p-value, then by score."""
+        judgement = self.judgement
+        return not judgement.out_of_distribution, 1.0 if judgement.p is None else judgement.p, judgement.score
+
+
+class GroupSummary(NamedTuple):
+    """Number of elements, outliers and out-of-distribution elements of a set, and its lowest p-value."""
+
+    elements: int = 0
+    outliers: int = 0
+    out_of_distribution: int = 0
+    lowest_p: float | None = None
+
+    def including(self, judgement: Judgement) -> GroupSummary:
+        """The numbers with another element."""
+        known = [p for p in (self.lowest_p, judgement.p) if p is not None]
+        return GroupSummary(
+            self.elements + 1,
+            self.outliers + judgement.outlier,
+            self.out_of_distribution + judgement.out_of_distribution,
+            min(known, default=None),
+        )
+
+
+class StreamSummary:
+    """The judgements of a stream of any length, or of a batch, collected in bounded memory.
+
+    Attributes:
+        count: elements added.
+        outliers: number of outliers, including out-of-distribution elements.
+        out_of_distribution: number of out-of-distribution elements.
+        groups: the same numbers of each set, by its name.
+        latest: names and judgements of the latest elements.
+        latest_groups: names of the sets of these elements.
+
+    Args:
+        latest: number of judgements to keep; None for all.
+        extremes: number of the most unusual outliers, and of inliers with the highest scores, to keep.
+    """
+
+    def __init__(self, *, latest: int | None = 100_000, extremes: int = 24) -> None:
+        self.count = self.outliers = self.out_of_distribution = 0
+        self.groups: dict[str, GroupSummary] = {}
+        self.latest: deque[tuple[str, Judgement]] = deque(maxlen=latest)
+        self.latest_groups: deque[str] = deque(maxlen=latest)
+        self._extremes = extremes
+        self._outliers: list[JudgedElement] = []  # the most unusual first
+        self._inliers: list[JudgedElement] = []  # the highest score first
+
+    def __repr__(self) -> str:
+        return f"StreamSummary({self.outliers} outliers of {self.count} elements)"
+
+    def add(
+        self, name: str, x: Tensor, judgement: Judgement, group: str = "", given: Posterior | None = None
+    ) -> None:
+        """Add the next element (*shape), of the set `group`, judged given a posterior."""
+        self.groups[group] = self.groups.get(group, GroupSummary()).including(judgement)
+        self.count += 1
+        self.outliers += judgement.outlier
+        self.out_of_distribution += judgement.out_of_distribution
+        self.latest.append((name, judgement))
+        self.latest_groups.append(group)
+        element = JudgedElement(self.count, name, x, judgement, group, given)
+        if judgement.outlier:
+            self._outliers = sorted([*self._outliers, element], key=lambda one: one.rank)[: self._extremes]
+        else:
+            self._inliers.append(element)
+            self._inliers.sort(key=lambda one: -one.judgement.score)
+            del self._inliers[self._extremes :]
+
+    @property
+    def latest_positions(self) -> list[int]:
+        """Position in its set, from 1, of each of `latest`."""
+        kept = Counter(self.latest_groups)
+        position = {group: self.groups[group].elements - count for group, count in kept.items()}
+        positions = []
+        for group in self.latest_groups:
+            position[group] += 1
+            positions.append(position[group])
+        return positions
+
+    @property
+    def most_unusual(self) -> tuple[JudgedElement, ...]:
+        """Outliers, the most unusual first: out-of-distribution, then by p-value, then by score."""
+        return tuple(self._outliers)
+
+    @property
+    def most_typical(self) -> tuple[JudgedElement, ...]:
+        """Inliers, those with the highest scores first."""
+        return tuple(self._inliers)
