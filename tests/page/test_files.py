@@ -4,8 +4,10 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from typer.testing import CliRunner
@@ -23,15 +25,39 @@ def test_a_page_that_is_not_built_says_how(tmp_path, monkeypatch):
         write_page(tmp_path / "out")
 
 
-def test_the_command_writes_the_page_with_all_that_was_built(tmp_path, monkeypatch):
-    built = tmp_path / "built"
-    built.mkdir()
-    (built / "page.json").write_text(json.dumps({"page": [path.name for path in STATIC.iterdir()]}))
-    monkeypatch.setattr("bruno.page.files.BUILT", built)
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """A folder of built files that has only their list."""
+    folder = tmp_path / "built"
+    folder.mkdir()
+    (folder / "page.json").write_text(json.dumps({"page": [path.name for path in STATIC.iterdir()]}))
+    monkeypatch.setattr("bruno.page.files.BUILT", folder)
+    return folder
+
+
+def test_the_command_writes_the_page_with_all_that_was_built(tmp_path, built):
     outcome = CliRunner().invoke(app, ["page", "--out", str(tmp_path / "out")])
     assert outcome.exit_code == 0
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"index.html", "main.js", "worker.js", "style.css", "page.json"} <= names
+
+
+def test_the_command_opens_the_page_in_the_browser(built, monkeypatch):
+    opened, asked = [], []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+
+    def serve_one_request(server):
+        client = threading.Thread(target=lambda: asked.append(urlopen(opened[0]).read()))
+        client.start()
+        server.handle_request()
+        client.join()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("http.server.ThreadingHTTPServer.serve_forever", serve_one_request)
+    outcome = CliRunner().invoke(app, ["page", "--open"])
+    assert outcome.exit_code == 0
+    assert opened[0] in outcome.output
+    assert asked == [(STATIC / "index.html").read_bytes()]
 
 
 def test_a_page_of_another_version_says_how(tmp_path, monkeypatch):
