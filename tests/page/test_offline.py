@@ -46,10 +46,16 @@ def test_the_page_shows_its_progress_and_then_works_offline(browser, slow_host):
     page.wait_for_selector("#more[aria-busy=false]")
     page.wait_for_selector("#offline", state="visible")
     assert sum(WEIGHTS in path for path in asked) == 1
+    page.evaluate("caches.open('bruno-models').then((cache) => cache.put('old.gz?0', new Response('')))")
     page.context.set_offline(True)
     page.reload()
     page.wait_for_selector("#more[aria-busy=false]")
     assert page.locator("#more .samples canvas").first.evaluate("(canvas) => canvas.pixels.some(Boolean)")
+    kept = page.evaluate(
+        "caches.open('bruno-models').then(async (cache) => (await cache.keys()).map(({ url }) => url))"
+    )
+    assert len(kept) == 7
+    assert all("old.gz" not in url for url in kept)  # files of earlier versions are removed
     page.context.close()
 
 

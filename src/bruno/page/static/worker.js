@@ -84,6 +84,15 @@ async function prepare({ page, name }, onProgress) {
     });
   }
   loaded[name] = made;
+  await forgetOthers(page);
+}
+
+// Remove the files of earlier versions from the cache.
+async function forgetOthers({ runtime, models }) {
+  const files = [runtime, ...Object.values(models).flatMap((model) => Object.values(model.files))];
+  const wanted = new Set(files.map(({ address }) => new URL(address, self.location).href));
+  const cache = await self.caches?.open(CACHE).catch(() => undefined);
+  for (const request of (await cache?.keys()) ?? []) if (!wanted.has(request.url)) await cache.delete(request);
 }
 
 // A gzipped file, inflated. It is kept in the browser's cache under an address that names its contents.
