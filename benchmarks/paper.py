@@ -134,7 +134,7 @@ def outliers(classes: str) -> Measurement:
     """How well outliers are found in sets of classes that the model was not trained on."""
     name = f"anomaly-quality-test-{classes.replace(',', '-')}"
     return Measurement(
-        "outliers", name, f"anomaly measure MODEL --sets 200 --classes {classes} --no-rotations"
+        "outliers", name, f"anomaly measure MODEL --sets 100 --classes {classes} --no-rotations"
     )
 
 
