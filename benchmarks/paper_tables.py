@@ -40,6 +40,7 @@ ROWS = {  # rows of the table of bits/dim: the run, and the number published wit
 CLASSIFIERS = {  # rows of the few-shot table: the runs of MNIST and of Fashion-MNIST
     "both losses, seven classes": ("mnist-seven", "fashion-mnist-seven"),
     "density alone, seven classes": ("mnist-seven-density", "fashion-mnist-seven-density"),
+    "`omniglot-small`, fine-tuned on seven classes": ("mnist-seven-tuned", "fashion-mnist-seven-tuned"),
     "`omniglot`, no digit": ("omniglot", ""),
 }
 DETECTORS = {  # columns of the table of outliers: what, and the run

@@ -248,7 +248,9 @@ def test_the_commands_of_the_paper_are_valid():
     for words in paper["RUNS"].values():
         _, parameters = parse(["train", *words])
         with_settings(load_recipe(parameters["preset"]), parse_settings(parameters["settings"] or []))
-    for name in (*paper["RUNS"], "omniglot"):
+    for words in paper["TUNED"].values():
+        parse(["finetune", *words])
+    for name in (*paper["RUNS"], *paper["TUNED"], "omniglot"):
         kept = [one.kept for one in paper["measurements"](name)]
         assert len(set(kept)) == len(kept) > 0
         for one in paper["measurements"](name):
