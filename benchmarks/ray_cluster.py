@@ -19,6 +19,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bruno.provenance import provenance
+
 RESULTS = Path(__file__).parents[1] / "results"
 COLUMNS = 8
 BLOCKS = 8
@@ -43,6 +45,22 @@ def model() -> Any:
     return Bruno.from_config(ModelConfig((COLUMNS,), levels=0, flow=flow)).requires_grad_(False)
 
 
+def processor_seconds() -> float:
+    """Processor time so far of this process and all its descendants: those of the cluster; on Linux."""
+    parents, spent = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            values = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        process = int(path.parent.name)
+        parents[process], spent[process] = int(values[1]), sum(map(int, values[11:15]))
+    own = {os.getpid()}
+    while found := {one for one, parent in parents.items() if parent in own} - own:
+        own |= found
+    return sum(spent[one] for one in own) / os.sysconf("SC_CLK_TCK")
+
+
 def in_cluster(cpus: int, rows: int, keys: int) -> dict[str, Any]:
     """Seconds of each job on a local cluster."""
     import ray
@@ -50,7 +68,13 @@ def in_cluster(cpus: int, rows: int, keys: int) -> dict[str, Any]:
 
     import bruno.ray
 
-    ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        num_cpus=cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _system_config={"num_workers_soft_limit": 8},  # keep idle workers: to start one takes seconds
+    )
     ray.data.DataContext.get_current().enable_progress_bars = False
     names = [f"x{i}" for i in range(COLUMNS)]
     found: dict[str, Any] = {"cpus": cpus, "rows": rows, "keys": keys}
@@ -59,17 +83,22 @@ def in_cluster(cpus: int, rows: int, keys: int) -> dict[str, Any]:
         size = -(-some // BLOCKS)
         data = ray.data.from_arrow([table.slice(i, size) for i in range(0, some, size)])
         for job in (bruno.ray.score, bruno.ray.condition):
-            began = time.perf_counter()
+            began, before = time.perf_counter(), processor_seconds()
             job(data, model(), "key", columns=names).materialize()
-            seconds = time.perf_counter() - began
+            seconds, used = time.perf_counter() - began, processor_seconds() - before
             if attempt == "measured":
-                found[job.__name__] = {"seconds": seconds, "rows_per_second": some / seconds}
+                found[job.__name__] = {
+                    "seconds": seconds,
+                    "processor_seconds": used,
+                    "rows_per_second": some / seconds,
+                    "rows_per_processor_second": some / used,
+                }
     ray.shutdown()
     return found
 
 
 def alone(rows: int, keys: int) -> dict[str, Any]:
-    """Seconds of the parts of `score` in one process, with one thread."""
+    """Processor seconds of the parts of `score` in one process, with one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -82,9 +111,9 @@ def alone(rows: int, keys: int) -> dict[str, Any]:
     names, seconds = table.column("key").combine_chunks(), {}
 
     def timed(name: str, work: Any) -> Any:
-        began = time.perf_counter()
+        began = time.process_time()
         result = work()
-        seconds[name] = time.perf_counter() - began
+        seconds[name] = time.process_time() - began
         return result
 
     encode, densities = encoder_of(bruno_model), RowDensities(bruno_model.process)
@@ -103,37 +132,43 @@ def alone(rows: int, keys: int) -> dict[str, Any]:
     timed("score", score)
     total = sum(seconds.values())
     sizes = {"shuffled_bytes": sum(map(len, packed)), "shuffled_sets": sum(map(len, pieces))}
-    return {"rows": rows, "keys": keys, "seconds": seconds, "rows_per_second": rows / total, **sizes}
+    return {
+        "rows": rows,
+        "keys": keys,
+        "processor_seconds": seconds,
+        "rows_per_processor_second": rows / total,
+        **sizes,
+    }
 
 
-def case(*arguments: str) -> dict[str, Any]:
-    """The result of this script in a process of its own."""
-    command = [sys.executable, __file__, *arguments]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return dict(json.loads(text.splitlines()[-1]))
+def case(cpus: int, rows: int, keys: int) -> dict[str, Any]:
+    """The result of one case, measured in a process of its own, with the load of the machine."""
+    numbers = [str(number) for number in (cpus, rows, keys)]
+    text = subprocess.run([sys.executable, __file__, "--case", *numbers], check=True, stdout=subprocess.PIPE)
+    return {**json.loads(text.stdout.splitlines()[-1]), "load": os.getloadavg(), "provenance": provenance()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--keys", type=int, nargs="+", default=[100, 10_000, 500_000])
-    parser.add_argument("--out", type=Path, default=RESULTS / "ray.json")
-    parser.add_argument("--cpus", type=int, help="measure one case and print it")
+    parser.add_argument(
+        "--cpus", type=int, nargs="+", default=[0, 1, 2], help="0: in one process, without Ray"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "ray.json", help="other cases in it are kept")
+    parser.add_argument("--case", type=int, nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    rows = str(options.rows)
-    if options.cpus is not None:
-        (keys,) = options.keys
-        one = in_cluster(options.cpus, options.rows, keys) if options.cpus else alone(options.rows, keys)
-        print(json.dumps(one))
+    if options.case:
+        cpus, rows, keys = options.case
+        print(json.dumps(in_cluster(cpus, rows, keys) if cpus else alone(rows, keys)))
         return
-    from bruno.provenance import provenance
-
-    found = {
-        name: [case("--cpus", str(cpus), "--rows", rows, "--keys", str(keys)) for keys in options.keys]
-        for name, cpus in (("alone", 0), ("one_core", 1), ("two_cores", 2))
-    }
-    settings = {"columns": COLUMNS, "blocks": BLOCKS, "cores": os.cpu_count(), "load": os.getloadavg()}
-    options.out.write_text(json.dumps({**settings, **found, "provenance": provenance()}, indent=1) + "\n")
+    found = json.loads(options.out.read_text()) if options.out.exists() else {}
+    found |= {"columns": COLUMNS, "blocks": BLOCKS, "cores": os.cpu_count()}
+    for cpus in options.cpus:
+        for keys in options.keys:
+            name = f"{cpus} cpus, {keys} keys" if cpus else f"alone, {keys} keys"
+            found[name] = case(cpus, options.rows, keys)
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ from bruno.trained import KeyedDetector, Trained
 RESULTS = Path(__file__).parents[1] / "results"
 COLUMNS = 8
 _THREADS = 2
+PYOD = ("HBOS", "ECOD", "COPOD", "IForest")
+JOBS = ("one_at_a_time", "micro_batches", "window", "river", "pyod", "memory")
 
 
 def rows_of(keys: NDArray[Any], random: np.random.Generator) -> NDArray[Any]:
@@ -157,8 +159,8 @@ def report(found: dict[str, Any]) -> None:
         ("BRUNO, micro-batches, window of 100", found["window"]["later"]),
         ("BRUNO, one row at a time, one key", found["one_at_a_time"]),
         ("river HalfSpaceTrees, one row at a time", found["river"]),
-        *((f"pyod {name}, fitted to all rows", one["fit"]) for name, one in found["pyod"].items()),
-        *((f"pyod {name}, one row at a time", one["one_at_a_time"]) for name, one in found["pyod"].items()),
+        *((f"pyod {name}, fitted to all rows", found["pyod"][name]["fit"]) for name in PYOD),
+        *((f"pyod {name}, one row at a time", found["pyod"][name]["one_at_a_time"]) for name in PYOD),
     ):
         table.add_row(name, f"{one['rows_per_second']:,.0f}", f"{one['rows_per_cpu_second']:,.0f}")
     Console().print(table, found["memory"])
@@ -170,7 +172,10 @@ def main() -> None:
     parser.add_argument("--memory-rows", type=int, default=10_000_000)
     parser.add_argument("--batch", type=int, default=10_000)
     parser.add_argument("--keys", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, default=RESULTS / "streams.json")
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS, help="measure only these again")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "streams.json", help="other jobs in it are kept"
+    )
     options = parser.parse_args()
     import torch
 
@@ -192,13 +197,15 @@ def main() -> None:
             "pyod": lambda: pyod_detectors(options.rows // 10),
             "memory": lambda: memory(trained, next(stores), options.memory_rows, options.keys, options.batch),
         }
-        found: dict[str, Any] = {}
-        for job, measure in jobs.items():
-            found[job] = measure()
-    report(found)
-    load = os.getloadavg()  # of this machine, over 1, 5 and 15 minutes: above the cores, others slow it down
-    settings = {"threads": _THREADS, "cores": os.cpu_count(), "load": load, "columns": COLUMNS}
-    options.out.write_text(json.dumps({**settings, **found, "provenance": provenance()}, indent=1) + "\n")
+        found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+        found |= {"threads": _THREADS, "cores": os.cpu_count(), "columns": COLUMNS}
+        for job in options.jobs:
+            # The load of this machine, over 1, 5 and 15 minutes: above the cores, others slow it down.
+            about = {"load": os.getloadavg(), "provenance": provenance()}
+            found[job] = jobs[job]() | about
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
+    if set(JOBS) <= found.keys():
+        report(found)
 
 
 if __name__ == "__main__":
