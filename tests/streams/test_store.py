@@ -134,7 +134,7 @@ def test_a_store_of_version_1_has_no_answers_and_gets_some(path):
     store.close()
     store = opened(path)
     assert store.answer("key") is None
-    store.put_answer("key", Answer(b"digest", "{}"))
+    store.put_answers({"key": Answer(b"digest", "{}")})
     store.commit()
     assert store.answer("key") == (b"digest", "{}")
     assert store.states(["a"]) == {"a": b"1"}
@@ -144,7 +144,7 @@ def test_only_the_latest_answers_stay(path, monkeypatch):
     monkeypatch.setattr(module, "_MOST_ANSWERS", 3)
     store = opened(path)
     for i in range(10):
-        store.put_answer(str(i), Answer(b"", str(i)))
+        store.put_answers({str(i): Answer(b"", str(i))})
     assert [store.answer(str(i)) is not None for i in range(10)] == [False] * 7 + [True] * 3
 
 

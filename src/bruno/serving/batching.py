@@ -25,8 +25,9 @@ class _Request:
 class Batcher:
     """Runs jobs in one thread, those that wait at the same time together.
 
-    While a batch is computed, the next one gathers: no request waits for others that may never come. With
-    `batch` 1, every job runs alone.
+    While a batch is computed, the next one gathers. A request waits for others that have arrived already,
+    never for those that may come: requests that the event loop reads in one turn are handed over together.
+    With `batch` 1, every job runs alone.
 
     Args:
         run: runs jobs to their ends; called in the thread.
@@ -44,6 +45,7 @@ class Batcher:
         observe: Callable[[int], None] = lambda elements: None,
     ) -> None:
         self._run, self._batch, self._seconds, self._observe = run, batch, seconds, observe
+        self._arrived: list[_Request] = []  # in this turn of the event loop
         self._waiting: deque[_Request] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
@@ -53,7 +55,7 @@ class Batcher:
     @property
     def waiting(self) -> int:
         """Number of jobs that wait for their turn."""
-        return len(self._waiting)
+        return len(self._arrived) + len(self._waiting)
 
     async def __call__(self, job: Job, elements: int = 1) -> Any:
         """The answer of a job with this number of elements; raises its error, or 503 if it takes too long."""
@@ -62,13 +64,21 @@ class Batcher:
         with self._changed:
             if self._is_closed:
                 raise busy("the service is stopping.")
-            self._waiting.append(request)
-            self._changed.notify()
+            self._arrived.append(request)
+            if len(self._arrived) == 1:
+                loop.call_soon(self._hand_over)
         timer = loop.call_later(self._seconds, self._give_up, request)
         try:
             return await request.answer
         finally:
             timer.cancel()
+
+    def _hand_over(self) -> None:
+        """Let the thread see the requests that have arrived."""
+        with self._changed:
+            self._waiting += self._arrived
+            self._arrived = []
+            self._changed.notify()
 
     def _give_up(self, request: _Request) -> None:
         request.is_given_up = True
@@ -79,7 +89,7 @@ class Batcher:
         """Run all jobs that wait, and end the thread."""
         with self._changed:
             self._is_closed = True
-            self._changed.notify()
+        self._hand_over()
         self._thread.join()
 
     def _work(self) -> None:

@@ -176,7 +176,7 @@ class ServedModel:
         return SetRecord.of(Evidence.of(torch.from_numpy(latents.z)))
 
     def _is_incomplete(self, x: Tensor) -> bool:
-        return self.model.imputer is not None and bool(x.isnan().any())
+        return self.model.imputer is not None and bool(np.isnan(x.numpy()).any())
 
     def _complete(self, x: Tensor, known: SetRecord) -> Tensor:
         """Rows with their missing numbers imputed given a set; other elements as they are."""

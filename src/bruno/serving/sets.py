@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from jaxtyping import Float
 from bruno.model import Bruno
 from bruno.process import Evidence
 from bruno.serving.settings import RequestError
-from bruno.streams.codec import SetRecord, decode, encode
+from bruno.streams.codec import NO_OFFSET, SetRecord, decode, encode
+from bruno.streams.sets import capacity_for
 from bruno.streams.store import Answer, Store
 
 # Those of `KeyedDetector` by default: either can open a store of the other.
@@ -24,6 +26,8 @@ _SETTINGS = {"window": None, "half_life": None, "within": False}
 class Sets:
     """Sets by their ids, each with the evidence of its elements. Nothing is kept until `commit`.
 
+    States that were used lately are in memory too.
+
     Args:
         model: the model whose latents they hold.
         path: the file of the store, made if it does not exist, or ":memory:".
@@ -32,18 +36,30 @@ class Sets:
     def __init__(self, model: Bruno, path: str | Path) -> None:
         self._dim, self._fingerprint = model.dim, model.fingerprint()
         self._store = Store(path, self._fingerprint, _SETTINGS)
-
-    def __len__(self) -> int:
-        return len(self._store)
+        self._states: OrderedDict[str, SetRecord] = OrderedDict()
+        self._capacity = capacity_for(self._dim)
+        self._changed: set[str] = set()
+        self._answers: dict[str, Answer] = {}
 
     def ids(self, after: str, limit: int) -> list[str]:
         """The ids of sets after one of them, in order."""
+        self._write()
         return list(self._store.names(after, limit))
+
+    def __len__(self) -> int:
+        self._write()
+        return len(self._store)
 
     def get(self, id: str) -> SetRecord | None:
         """The state of a set; None if it does not exist."""
-        state = self._store.states([id]).get(id)
-        return None if state is None else decode(state, self._fingerprint, self._dim, id)
+        record = self._states.get(id)
+        if record is None:
+            state = self._store.states([id]).get(id)
+            if state is None:
+                return None
+            record = self._states[id] = decode(state, self._fingerprint, self._dim, id)
+        self._states.move_to_end(id)
+        return record
 
     def __getitem__(self, id: str) -> SetRecord:
         """The state of a set; raises 404 if it does not exist."""
@@ -54,15 +70,17 @@ class Sets:
 
     def add(self, id: str, z: Float[np.ndarray, "n dim"]) -> int:
         """Add elements to a set, made if it does not exist, by their latents; returns its size."""
-        record = self.get(id) or SetRecord.of(Evidence.empty(self._dim))
-        after = record.evidence.add(torch.from_numpy(z))
-        return self._put(id, after, record.position + len(z), record.counted + len(z), record.offset)
+        record, n = self.get(id), len(z)
+        if record is None:
+            return self._put(id, Evidence.of(torch.from_numpy(z)), n, n, NO_OFFSET)
+        after = _evidence(record).add(torch.from_numpy(z))
+        return self._put(id, after, record.position + n, record.counted + n, record.offset)
 
     def remove(self, id: str, z: Float[np.ndarray, "n dim"]) -> int:
         """Remove elements from a set, by their latents; returns its size, or raises 409 for others."""
         record = self[id]
         try:
-            after = record.evidence.remove(torch.from_numpy(z))
+            after = _evidence(record).remove(torch.from_numpy(z))
         except ValueError as error:
             raise RequestError(409, str(error)) from error
         return self._put(id, after, record.position, record.counted, record.offset)
@@ -70,6 +88,8 @@ class Sets:
     def delete(self, id: str) -> None:
         """Delete a set; raises 404 if it does not exist."""
         self[id]
+        del self._states[id]
+        self._changed.discard(id)
         self._store.drop(id)
 
     def once(self, key: str, digest: bytes, change: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -80,12 +100,12 @@ class Sets:
         if (before := self.answered(key, digest)) is not None:
             return before
         answer = change()
-        self._store.put_answer(key, Answer(digest, json.dumps(answer)))
+        self._answers[key] = Answer(digest, json.dumps(answer))
         return answer
 
     def answered(self, key: str, digest: bytes) -> dict[str, Any] | None:
         """The answer to a request that was made before; raises 422 if it was another one."""
-        before = self._store.answer(key)
+        before = self._answers.get(key) or self._store.answer(key)
         if before is None:
             return None
         if before.digest != digest:
@@ -99,17 +119,40 @@ class Sets:
     def commit(self) -> None:
         """Keep all changes, in one transaction; if that fails, none of them happened."""
         try:
+            self._write()
             self._store.commit()
         except BaseException:
+            self._states.clear()
+            self._changed.clear()
+            self._answers.clear()
             self._store.rollback()
             raise
+        while len(self._states) > self._capacity:
+            self._states.popitem(last=False)
 
     def close(self) -> None:
         """Close the store, without what is not committed."""
         self._store.close()
 
     def _put(self, id: str, evidence: Evidence, position: int, counted: int, offset: int) -> int:
-        record = SetRecord.of(evidence)
+        record = self._states[id] = SetRecord.of(evidence)
         record.position, record.counted, record.offset = position, counted, offset
-        self._store.put([(id, encode(record, self._fingerprint, id))])
+        self._changed.add(id)
         return int(record.count)
+
+    def _write(self) -> None:
+        """Write the changes to the store."""
+        if self._changed:
+            self._store.put((id, encode(self._states[id], self._fingerprint, id)) for id in self._changed)
+            self._changed.clear()
+        if self._answers:
+            self._store.put_answers(self._answers)
+            self._answers.clear()
+
+
+def _evidence(record: SetRecord) -> Evidence:
+    """`SetRecord.evidence`, without its checks: it was checked when it was read."""
+    if record.count != int(record.count):
+        return record.evidence  # raises
+    mean, scatter = torch.from_numpy(record.mean), torch.from_numpy(record.scatter)
+    return Evidence(torch.tensor(int(record.count)), mean, scatter)

@@ -257,9 +257,9 @@ class Store:
         for table in ("sets", "elements", "kept_out"):
             self._write(f"DELETE FROM {table} WHERE name = ?", [(_blob(name),)])
 
-    def put_answer(self, request: str, answer: Answer) -> None:
-        """Add the answer to a request, by its key; only the latest 100,000 stay."""
-        rows = [(_blob(request), *answer)]
+    def put_answers(self, answers: Mapping[str, Answer]) -> None:
+        """Add the answers to requests, by their keys; only the latest 100,000 stay."""
+        rows = [(_blob(request), *answer) for request, answer in answers.items()]
         self._write("INSERT INTO answers (request, digest, answer) VALUES (?, ?, ?)", rows)
         limit = "SELECT max(number) - ? FROM answers"
         self._write(f"DELETE FROM answers WHERE number <= ({limit})", [(_MOST_ANSWERS,)])
