@@ -44,6 +44,7 @@ bench: .venv/.ready ## measure the tables of results/ on this machine
 	$(BIN)/python benchmarks/missing_cells.py
 	$(BIN)/python benchmarks/streams.py
 	$(BIN)/python benchmarks/ray_cluster.py
+	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/pretrained.py
 	$(BIN)/python benchmarks/estimators.py
 
