@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -106,8 +107,18 @@ def in_workplace(workplace, monkeypatch):
 @pytest.mark.filterwarnings("default")  # models of a few steps, calibrated on few classes, warn
 def test_python_blocks_of_a_page_run_one_after_the_other(page, in_workplace):
     names = {}
-    for block in blocks(page, "python"):
-        exec(compile(block, f"a block of {page.name}", "exec"), names)
+    with cluster_for(page):
+        for block in blocks(page, "python"):
+            exec(compile(block, f"a block of {page.name}", "exec"), names)
+
+
+def cluster_for(page):
+    """A small cluster for a page that uses one."""
+    if "import ray" not in page.read_text("utf-8"):
+        return nullcontext()
+    from local_cluster import local_cluster
+
+    return local_cluster()
 
 
 @pytest.mark.parametrize("line", shell_lines())

@@ -11,6 +11,7 @@ import pytest
 import ray
 import ray.data
 import torch
+from local_cluster import local_cluster
 
 import bruno.ray
 from bruno import Bruno, Evidence, FlowConfig, ModelConfig
@@ -27,18 +28,8 @@ COLUMNS = ["heat", "load", "noise"]
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A cluster of several processes on this machine."""
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100 * 2**20,
-        log_to_driver=False,
-        logging_level="ERROR",
-        _system_config={"num_workers_soft_limit": 8},  # keep idle workers: to start one takes seconds
-    )
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    yield
-    ray.shutdown()
+    with local_cluster():
+        yield
 
 
 def model_of(shape: tuple[int, ...], levels: int) -> Bruno:
