@@ -64,7 +64,8 @@ def documentation_page(openapi: dict[str, Any]) -> str:
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(info['title'])}</title>",
         '<meta name=viewport content="width=device-width, initial-scale=1">',
         f"<style>{_STYLE}</style><h1>{escape(info['title'])} {escape(info['version'])}</h1>",
-        f"<p>{escape(info['description'])} For programs: <a href=/openapi.json>openapi.json</a>.</p>",
+        f"<p>{escape(info['description'])} A ? marks what may be omitted. For programs: "
+        "<a href=/openapi.json>openapi.json</a>.</p>",
     ]
     for path, operations in openapi["paths"].items():
         for method, operation in operations.items():

@@ -21,6 +21,7 @@ Element = Annotated[
 Elements = Annotated[list[Element], Field(description="One or several elements.")]
 SetId = Annotated[str, Field(description="The id of a set that exists.")]
 Given = Annotated[Elements | None, Field(description="The elements of a set, instead of the id of one.")]
+Warnings = Annotated[list[str], Field(description="What may be wrong with the elements.")]
 _Temperature = Annotated[float, Field(ge=0, le=100, description="Scales the spread of the latents.")]
 
 
@@ -32,7 +33,7 @@ class ScoreRequest(_Request):
     """Elements, and the set to score them by: `set`, `given`, or neither for the prior."""
 
     elements: Elements
-    set: SetId | None = None
+    set: Annotated[str | None, Field(description="The id of a set that exists.")] = None
     given: Given = None
 
 
@@ -45,7 +46,7 @@ class RankRequest(ScoreRequest):
 class SampleRequest(_Request):
     """The set to sample more of: `set`, `given`, or neither for the prior."""
 
-    set: SetId | None = None
+    set: Annotated[str | None, Field(description="The id of a set that exists.")] = None
     given: Given = None
     samples: Annotated[int, Field(ge=1)] = 8
     temperature: _Temperature = 1.0
@@ -58,7 +59,9 @@ class ClassifyRequest(_Request):
     """Elements to classify, and for each class the id of a set or some elements."""
 
     elements: Elements
-    support: dict[str, SetId | Elements]
+    support: Annotated[
+        dict[str, SetId | Elements], Field(description="By class: the id of a set, or its elements.")
+    ]
     prior: Annotated[
         dict[str, float] | None,
         Field(description="Probability of each class, in any unit; equal by default."),
@@ -108,7 +111,7 @@ class ScoreResponse(BaseModel):
     scores: Annotated[list[float], Field(description="log p(x | set) − log p(x)")]
     log_probs: Annotated[list[float], Field(description="log p(x | set)")]
     seen: Annotated[int, Field(description="Number of elements of the set.")]
-    warnings: list[str] = []
+    warnings: Warnings = []
 
 
 class RankResponse(BaseModel):
@@ -117,14 +120,14 @@ class RankResponse(BaseModel):
     order: list[int]
     scores: list[float]
     seen: int
-    warnings: list[str] = []
+    warnings: Warnings = []
 
 
 class SampleResponse(BaseModel):
     """Samples: images as PNG in base64, rows as lists of numbers."""
 
-    samples: list[Element]
-    warnings: list[str] = []
+    samples: Annotated[list[Element], Field(description="One for each sample.")]
+    warnings: Warnings = []
 
 
 class ClassifyResponse(BaseModel):
@@ -139,7 +142,7 @@ class ClassifyResponse(BaseModel):
         list[list[float]] | None, Field(description="p-values of the classes; null if not calibrated.")
     ] = None
     none_of_these: list[bool] | None = None
-    warnings: list[str] = []
+    warnings: Warnings = []
 
 
 class SetDescription(BaseModel):
@@ -162,14 +165,14 @@ class Added(SetDescription):
     """A set after elements were added."""
 
     added: int
-    warnings: list[str] = []
+    warnings: Warnings = []
 
 
 class Removed(SetDescription):
     """A set after elements were removed."""
 
     removed: int
-    warnings: list[str] = []
+    warnings: Warnings = []
 
 
 class Health(BaseModel):
