@@ -17,6 +17,7 @@ from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.tasks.anomaly import check_rate, density_floor, reference_density
 from bruno.tasks.calibration import Groups, fixed_cutoffs
+from bruno.tasks.conformal import GroupScores
 from bruno.tasks.keep_out import batch_scores, shortfall
 from bruno.tasks.metrics import roc_auc
 
@@ -51,7 +52,7 @@ class PlantedFaults:
     """A model and a baseline on the same sets, in which a tenth of the rows are faulty.
 
     Attributes:
-        rate: false-alarm rate that both are calibrated to, on clean sets of training.
+        rate: false-alarm rate that both are calibrated to, on clean sets of other classes.
         sets: number of sets.
         set_size: rows of a set.
         model: what the model flags.
@@ -89,12 +90,13 @@ def measure_planted_faults(
 ) -> PlantedFaults:
     """Plant faults in the sets of `test`, and count what the model and a robust baseline flag.
 
-    Both have the same threshold: the one that `rate` of the rows of clean sets of `train` exceed. A set is
-    judged as a batch, from which the worst rows are removed first.
+    Both have thresholds for the same rate, from clean sets: for each class of `test`, of its other classes,
+    or of `train` if these are fewer than two. They are estimated as those of decisions (`GroupScores`). A
+    set is judged as a batch, from which the worst rows are removed first.
 
     Args:
         model: a model of rows.
-        train: classes that thresholds, cutoffs and the baseline are fixed on.
+        train: classes that cutoffs and the baseline are fixed on.
         test: classes to judge, preferably unseen in training.
         rows: number of rows to judge, at least one set of each class.
         generator: source of sets and faults, on the device of the model.
@@ -108,14 +110,18 @@ def measure_planted_faults(
     distance = RobustDistance.of(model, train)
     judges = {"model": _score_of(model, train, generator), "baseline": distance.scores}
     sets = max(len(test.names), min(_MOST_SETS, rows // size))
-    clean = _draw(train, torch.arange(sets) % len(train.names), size, generator).to(model.device)
     classes = torch.arange(sets) % len(test.names)
     own = _draw(test, classes, size, generator).to(model.device)
     others = _rows_of_others(test, train, classes, size, generator).to(model.device)
     x, fault = _with_faults(model, own, others, distance, generator)
     scores = {name: judge(x).double().cpu() for name, judge in judges.items()}
-    limits = {name: _upper_quantile(judge(clean), rate) for name, judge in judges.items()}
-    rates = {name: _rates(scores[name], fault, limits[name]) for name in judges}
+    known, of_others = (test, True) if len(test.names) > 2 else (train, False)
+    each = max(1, sets // len(known.names))
+    clean = _draw(known, torch.arange(len(known.names)).repeat_interleave(each), size, generator)
+    rates = {}
+    for name, judge in judges.items():
+        limits = _limits(judge(clean.to(model.device)), known, rate, of_others)
+        rates[name] = _rates(scores[name], fault, limits[classes % len(limits)])
     gain, error = _area_gain(scores["model"], scores["baseline"], fault > 0, classes, generator)
     return PlantedFaults(rate, sets, size, rates["model"], rates["baseline"], gain, error)
 
@@ -222,13 +228,24 @@ def _with_faults(
     return _Planted(torch.where((kind == 3) & chosen, spiked, planted), fault.cpu())
 
 
-def _upper_quantile(score: Float[Tensor, "sets n"], rate: float) -> float:
-    """The lowest score that at most `rate` of all scores exceed; an infinite score is one of them."""
-    return score.double().flatten().quantile(1 - rate, interpolation="higher").item()
+def _limits(
+    score: Float[Tensor, "sets n"], known: Examples, rate: float, of_others: bool
+) -> Float[Tensor, " classes_or_one"]:
+    """The score that `rate` of clean rows exceed, by estimate; or, for each class, of those of the others."""
+    groups, position = len(known.names), score.shape[1] - 1
+    by_group = -score.double().cpu().view(1, groups, -1)
+    every, limits = torch.arange(groups), []
+    for some in [every[every != group] for group in range(groups)] if of_others else [every]:
+        elements = int(known.counts[some].sum())
+        found = GroupScores.of(torch.tensor([position]), by_group[:, some], elements, unseen=False)
+        limits.append(-found.threshold(position, rate))
+    return torch.tensor(limits, dtype=torch.double)
 
 
-def _rates(score: Float[Tensor, "sets n"], fault: Int[Tensor, "sets n"], limit: float) -> DetectionRates:
-    flagged = (score > limit).double()
+def _rates(
+    score: Float[Tensor, "sets n"], fault: Int[Tensor, "sets n"], limit: Float[Tensor, " sets"]
+) -> DetectionRates:
+    flagged = (score > limit.unsqueeze(1)).double()
     return DetectionRates(
         flagged[fault == 0].mean().item(),
         {name: flagged[fault == kind].mean().item() for kind, name in enumerate(FAULTS, start=1)},

@@ -156,8 +156,8 @@ def _conclusions(outcome: Verdict) -> list[str]:
     if (found := outcome.faults) and found.model.false_alarms > _FAR_MORE * found.rate:
         sentences.append(
             f"{100 * found.model.false_alarms:.0f} % of clean rows are flagged where {100 * found.rate:g} % "
-            "was asked for: thresholds from the sets of training do not hold for others. Train on more sets, "
-            "and calibrate on held-out ones."
+            "was asked for: thresholds from some sets do not hold for others. Train and calibrate on more "
+            "sets."
         )
     if outcome.unmeasured:
         return [*sentences, f"Not compared with a baseline: {outcome.unmeasured}"]
