@@ -141,3 +141,13 @@ def test_benjamini_hochberg_flags_up_to_the_largest_p_value_below_its_line():
     assert not benjamini_hochberg(np.array([0.5, 0.6]), 0.05).any()
     uniform = np.random.default_rng(0).random((400, 20))
     assert np.mean([benjamini_hochberg(some, 0.1).any() for some in uniform]) < 0.14
+
+
+def test_the_lowest_score_is_no_rarer_by_estimate_than_it_is_in_the_groups():
+    scores = torch.randn(1, 6, 400)
+    scores[0, :, :20] = -math.inf  # one element in 20 is out-of-distribution
+    found = GroupScores.of(torch.tensor([4]), scores, 2400)
+    p = found.p_values(np.array([-math.inf, -99.0]), 4, "estimated")
+    assert 0.05 <= p[0] < 0.07
+    assert p[1] < 0.05
+    assert group_scores(6).p_values(np.array([-math.inf]), 1, "estimated")[0] < 1e-5

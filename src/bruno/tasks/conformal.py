@@ -108,7 +108,8 @@ class GroupScores:
             below = np.searchsorted(tail.values, _rounded(scores), side="right")
             found: Numbers = (1 + tail.weight[below]) / (self.groups_at(position) + 1)
             return found.clip(max=1.0)
-        return np.interp(scores, self._curve(position), self._levels)
+        found = np.interp(scores, self._curve(position), self._levels)
+        return np.where(scores == -math.inf, np.maximum(found, self._lowest_share(position)), found)
 
     def p_value(self, score: float, position: int, rate: float) -> PValue:
         """The p-value of one score at a position, to be compared with this false-alarm rate."""
@@ -148,6 +149,13 @@ class GroupScores:
     def _levels(self) -> Numbers:
         """Levels of the estimated distribution."""
         return np.geomspace(_LOWEST_LEVEL, 1.0, _GRID)
+
+    def _lowest_share(self, position: int) -> float:
+        """The share of the known scores that are −∞, as of out-of-distribution elements, at this position."""
+        place = int(np.abs(self.positions.numpy() - position).argmin())
+        tail = self._tails[place]
+        lost = np.searchsorted(tail.values, -math.inf, side="right")
+        return float(tail.weight[lost] / tail.weight[-1])
 
     def _curve(self, position: int) -> Numbers:
         """Quantiles at `_levels` at a position, interpolated between positions."""
