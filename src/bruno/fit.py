@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from bruno.recipe_data import (
     RecipeData,
     check_enough_rows,
     fitted_to,
+    has_few_sets,
     imputed,
     is_path,
     keep_frame,
@@ -32,6 +34,7 @@ from bruno.recipe_data import (
 from bruno.tasks import measure_bits_per_dim
 from bruno.trained import Trained
 from bruno.training import LogEntry, Run, Trainer
+from bruno.training.pace import suitable_steps
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +123,9 @@ def train(
         model = Bruno.from_config(recipe.model(element.shape, element.levels)).to(device)
         examples = _learn_columns(model, examples, recipe.train.seed)
         measure = _validation(recipe, data, model, validation_sets)
+        chosen = explicit & {"train.steps", "train.minutes"}
+        if measure and not (chosen or resume) and has_few_sets(examples):
+            recipe = _with_suitable_steps(recipe, data, model, examples, measure)
         model = run_training(run, recipe, model, examples, resume, measure, save_every, progress)
     return Trained(model, recipe, run.folder, data_dir=data_dir)
 
@@ -228,6 +234,27 @@ def with_planned_length(recipe: Recipe, run: Run, explicit: set[str]) -> Recipe:
         return recipe
     planned = run.recipe.train
     return evolve(recipe, train=evolve(recipe.train, steps=planned.steps, minutes=planned.minutes))
+
+
+def _with_suitable_steps(
+    recipe: Recipe, data: RecipeData, model: Bruno, examples: Examples, measure: Callable[[Bruno], float]
+) -> Recipe:
+    """The recipe with as many steps as suit a few sets, chosen on validation sets that are not trained on."""
+    if set(data.split("validation").names) & set(examples.names):
+        return recipe
+    sampler, steps = SetSampler(examples, device=model.device), recipe.train.steps
+
+    def trainer(number: int) -> Trainer:
+        return Trainer(copy.deepcopy(model), sampler, evolve(recipe.train, steps=number))
+
+    found = suitable_steps(trainer, measure, steps)
+    _log.info(
+        "%d sets are few: training for %d of at most %d steps, after which validation sets are most likely",
+        len(examples.names),
+        found,
+        steps,
+    )
+    return evolve(recipe, train=evolve(recipe.train, steps=found))
 
 
 def _validation(recipe: Recipe, data: RecipeData, model: Bruno, sets: int) -> Callable[[Bruno], float] | None:

@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 _FAR = 20  # widths of the central 90 % of a column; values further from its median are reported
 _APART = 3  # ranges of all other values; a repeated value this far from them marks missing values
 _FEW_SETS, _FEW_ROWS = 10, 20  # to train on
+_KEPT_FRAME = re.compile(r"data-[0-9a-f]{12}\.npz")
 
 
 def is_path(data: str | None) -> bool:
@@ -132,12 +133,19 @@ def keep_frame(frame: Any, recipe: Recipe, folder: Path) -> Recipe:
     log_columns(examples, data, "the frame")
     rows, names = examples.elements.numpy(), np.array(examples.names)[examples.labels.numpy()]
     digest = hashlib.sha256(rows.tobytes() + names.tobytes()).hexdigest()[:12]
-    path = folder / f"data-{digest}.npz"
+    path = folder / f"data-{digest}.npz"  # as `_KEPT_FRAME`
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as beside, beside.open("wb") as file:
             np.savez_compressed(file, rows=rows, labels=names, columns=np.array(examples.columns))
     return evolve(recipe, data=evolve(data, name=str(path.resolve()), columns=examples.columns))
+
+
+def has_consecutive_sets(recipe: Recipe) -> bool:
+    """Whether the sets are consecutive rows of a table: it has no group column."""
+    name = Path(recipe.data.name)
+    labelled = name.suffix == ".npz" and not _KEPT_FRAME.fullmatch(name.name)
+    return is_path(recipe.data.name) and not recipe.data.group and not labelled
 
 
 def log_columns(examples: Examples, data: DataConfig, name: str) -> None:
@@ -251,6 +259,11 @@ def check_enough_rows(rows: Examples, data: DataConfig) -> None:
             "unlikely a row is among all rows, is still of use.",
             stacklevel=2,
         )
+
+
+def has_few_sets(rows: Examples) -> bool:
+    """Whether a table has so few sets that a run of the usual length learns them by heart."""
+    return not rows.is_images and len(rows.names) < 2 * max(_FEW_SETS, rows.shape[0])
 
 
 def warn_of_far_numbers(rows: Examples) -> None:

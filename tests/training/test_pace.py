@@ -11,6 +11,7 @@ from bruno.training.pace import (
     affordable_elements,
     describe_pace,
     measure_cost,
+    suitable_steps,
     with_elements,
 )
 
@@ -97,3 +98,15 @@ def test_the_estimate_of_the_steps_is_that_of_the_whole_run():
     (note,) = notes(evolve(SETS, minutes=1.0)).values()
     assert "60 steps of 1 s" in note
     assert "train.batch=2" in note  # instead of 4
+
+
+def test_a_run_is_as_long_as_validation_sets_ask_for():
+    tried = []
+
+    def run_of(steps: int):
+        tried.append(steps)
+        return trainer(evolve(SETS, steps=steps))
+
+    bits = {1: 3.0, 2: 1.0, 6: 2.0, 20: float("nan")}
+    assert suitable_steps(run_of, lambda model: bits[tried[-1]], 20) == 2
+    assert tried == [1, 2, 6, 20]

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from bruno.config import TrainConfig, to_dict
 from bruno.model import Bruno
+from bruno.training.trainer import Trainer
 
 FEWEST_STEPS = 100  # fewer learn little: warm-up and decay of the learning rate take a few steps each
 _PLANNED_STEPS = 150  # a computer may be busier later than it was when the cost was measured
 _MEMORY = 800 * 2**20  # bytes of activations; a whole process then stays below 2 GiB
+_SHARES = (0.03, 0.1, 0.3)  # of the steps of a run, to try beside all of them
 MOST_ELEMENTS = 1280  # of a step, where neither time nor memory is short
 _LEAST_ELEMENTS = 40  # smaller steps hardly take less time
 
@@ -118,3 +120,25 @@ def describe_pace(config: TrainConfig, steps: float, step_seconds: float) -> str
 
 def _settings(changed: dict[str, Any]) -> list[str]:
     return [f"train.{name}={value}" for name, value in changed.items()]
+
+
+def suitable_steps(trainer: Callable[[int], Trainer], measure: Callable[[Bruno], float], steps: int) -> int:
+    """The number of steps, at most `steps`, after which validation sets are most likely.
+
+    A few sets are soon learnt by heart. Each number is tried in a run of its own: the schedule of the
+    learning rate depends on it.
+
+    Args:
+        trainer: a new trainer for a run of this many steps.
+        measure: bits/dim on validation sets; the number with the lowest one is returned.
+        steps: the number of steps of the recipe.
+    """
+    found = {}
+    for number in sorted({max(1, round(share * steps)) for share in (*_SHARES, 1.0)}):
+        current = trainer(number)
+        current.begin()
+        for _ in range(number):
+            current.step()
+        bits = measure(current.trained())
+        found[number] = math.inf if math.isnan(bits) else bits
+    return min(found, key=lambda number: found[number])
