@@ -1,6 +1,7 @@
 """Rows of a table, from training to a stream."""
 
 import re
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import pytest
 
 import bruno
 from bruno.tasks import GroupCalibration
+from bruno.trained import Trained
 from bruno.training.run import Run
 from cli.commandline import run, values_of, words
 
@@ -48,8 +50,7 @@ def machines(table, monkeypatch) -> Table:
 
 def test_an_outlier_in_a_stream_is_flagged(machines):
     output = run(*WATCH, "stream.csv")
-    assert "3 of 30 sets were held out, too few: calibrating on all" in output
-    assert "false-alarm rate may be far off" not in output
+    assert "6 groups support 28.6 % exactly; 1 % is estimated" in output
     assert "stream.csv, line 27  outlier" in output
     assert len(re.findall(r"  outlier", output)) == 1
 
@@ -198,10 +199,22 @@ def test_a_calibration_is_kept_with_the_model_and_gives_exact_p_values(calibrate
     assert all(p is None or p >= 1 / 41 - 1e-9 for p in values["p"][:25])
 
 
-def test_training_groups_give_no_exact_p_values(machines):
+def test_a_table_is_calibrated_on_the_sets_that_it_was_not_trained_on(machines):
     trained = bruno.open("runs/machines", device="cpu")
-    own = trained.calibration("machines.csv")
-    assert not own.unseen  # too few machines were held out: all are used, and nothing is exact
+    trained_on = set(trained._select("train").examples.names)
+    for own in (trained.calibration(), trained.calibration("machines.csv")):
+        assert own.unseen
+        assert len(own.groups.names) == 6  # 3 for validation and 3 for tests
+        assert trained_on.isdisjoint(own.groups.names)
+
+
+def test_training_groups_give_no_exact_p_values(machines):
+    lines = Path("machines.csv").read_text().splitlines(keepends=True)[:61]  # two machines
+    Path("two.csv").write_text("".join(lines))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trained = bruno.train("table", "runs/two", data={"name": "two.csv", "group": "machine"}, steps=2)
+        assert not trained.calibration().unseen
 
 
 def test_a_calibration_of_another_model_is_rejected(calibrated, digits_run):
@@ -422,3 +435,54 @@ def test_consecutive_rows_are_sets_without_a_group_column(workplace):
     Path("t.csv").write_text("a,b\n" + "".join(f"{i % 7},{i % 11}\n" for i in range(180)))
     output = words(run("train", "table", "--data", "t.csv", "--steps", "1"))
     assert "no group column (data.group), so consecutive rows form sets: 9 sets of 20 rows" in output
+
+
+@pytest.fixture(scope="module")
+def wandering(tmp_path_factory) -> tuple[Trained, np.ndarray]:
+    """A model of a machine whose level wanders, without a group column, and its later rows, all clean."""
+    folder, generator = tmp_path_factory.mktemp("wandering"), np.random.default_rng(0)
+    level = 4 * np.sin(np.arange(1000)[:, None] / np.array([90, 130]))
+    rows = level + 0.5 * generator.normal(size=(1000, 2))
+    (folder / "t.csv").write_text("a,b\n" + "".join(f"{a:.4f},{b:.4f}\n" for a, b in rows[:900]))
+    settings = {"data": {"name": str(folder / "t.csv")}, "steps": 100}
+    return bruno.train("table", folder / "run", **settings), rows[900:]
+
+
+@pytest.mark.slow
+def test_a_row_without_a_group_column_is_judged_by_the_rows_near_it(wandering):
+    trained, rows = wandering
+    judged = trained.judge_batch(rows, rate=0.05)
+    assert list(judged.summary.groups)[:2] == ["rows 1-20", "rows 21-40"]
+    near = trained.watch(rows, trained.detector(rate=0.05))
+    found = [sum(judgement.outlier for _, judgement in near), judged.summary.outliers]
+    assert max(found) <= 12
+    whole = trained.watch(rows[:2], trained.detector(rate=0.05), one_set=True)
+    assert (near.detector.window, whole.detector.window) == (19, None)
+    assert trained.judge_batch(rows, rate=0.05, one_set=True).summary.groups.keys() == {""}
+
+
+@pytest.mark.slow
+def test_a_window_continues_from_a_state(wandering, workplace):
+    trained, rows = wandering
+    detector = trained.detector(threshold=-3.0)
+    whole = [judgement for _, judgement in trained.watch(rows[:40], detector)]
+    parts = []
+    for some in (rows[:27], rows[27:40]):
+        with trained.watch(some, detector, state="state.safetensors") as watch:
+            parts += [judgement for _, judgement in watch]
+    assert [one.score for one in parts] == pytest.approx([one.score for one in whole], rel=1e-5)
+
+
+def test_a_few_sets_are_trained_on_for_as_long_as_validation_sets_gain(workplace):
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(120, 8))
+    text = "".join(f"m{i // 20}," + ",".join(f"{v:.3f}" for v in row) + "\n" for i, row in enumerate(rows))
+    Path("t.csv").write_text("g," + ",".join("hijklmno") + "\n" + text)
+    flow = 'kind = "dense"\ncouplings = 1\nunits = 8\n'
+    recipe = f'scales = "auto"\n[data]\nname = "t.csv"\ngroup = "g"\n[flow]\n{flow}[train]\nsteps = 20\n'
+    Path("short.toml").write_text(recipe)
+    output = words(run("train", "short.toml", "--no-verdict"))
+    found = re.search(r"4 sets are few: training for (\d+) of at most 20 steps", output)
+    assert Run("runs/short").recipe.train.steps == int(found[1])
+    chosen = words(run("train", "short.toml", "--steps", "5", "--out", "runs/five", "--no-verdict"))
+    assert "are few: training" not in chosen

@@ -6,7 +6,7 @@ from tasks.machines import latents_of, machine_model, machines
 
 from bruno.data.synthetic import simulate_machines
 from bruno.process import Evidence
-from bruno.tasks.anomaly import leave_one_out_scores
+from bruno.tasks.anomaly import Detector, leave_one_out_scores
 from bruno.tasks.calibration import Groups, fixed_cutoffs
 from bruno.tasks.keep_out import (
     START,
@@ -135,3 +135,36 @@ def test_excluding_outliers_makes_them_easier_to_find(model, cutoffs):
 
     assert area(stream_scores(model, z, cutoffs)) > area(stream_scores(model, z, None))
     assert area(batch_scores(model, z, cutoffs)[0]) > area(batch_scores(model, z, None)[0])
+
+
+def test_a_window_is_the_latest_elements_reconsidered_unless_all_count(model, cutoffs):
+    z = latents_of(model, machines(2, 30, seed=4))[0]
+    state = StreamEvidence.empty(z.shape[-1])
+    for i, one in enumerate(z):
+        doubtful = i > 10
+        score = torch.tensor(-math.inf if doubtful else math.inf)
+        state = state.add(model, one, score, cutoffs, torch.tensor(True), 7)
+        latest = z[max(0, i - 6) : i + 1]
+        every = torch.ones(len(latest), dtype=torch.bool)
+        inside = typical_elements(model, latest, cutoffs) if doubtful else every
+        expected = evidence_within(latest, inside)
+        assert state.evidence.count == expected.count
+        torch.testing.assert_close(state.evidence.mean, expected.mean)
+        torch.testing.assert_close(state.evidence.scatter, expected.scatter)
+    assert state.position == 30
+
+
+def test_a_window_forgets_a_posterior_once_it_is_full(model):
+    z = latents_of(model, machines(2, 30, seed=4))[0]
+    state = StreamEvidence.of(Evidence.of(z[:10]))
+    counts = []
+    for one in z[10:20]:
+        state = state.add(model, one, torch.tensor(0.0), None, torch.tensor(True), 7)
+        counts.append(int(state.evidence.count))
+    assert counts == [11, 12, 13, 14, 15, 16, 7, 7, 7, 7]
+
+
+def test_a_window_has_at_most_as_many_elements_as_a_state_keeps(model):
+    for wrong in (1, START + 1):
+        with pytest.raises(ValueError, match=rf"`window` .*got {wrong}"):
+            Detector(model, window=wrong)

@@ -69,7 +69,7 @@ class SetOptions:
     """Which elements form a set: of files, or of a synthetic stream."""
 
     one_set: Annotated[
-        bool, typer.Option("--one-set", help="All rows are one set, though the model was trained on groups.")
+        bool, typer.Option("--one-set", help="All rows are one set, though the model was trained on several.")
     ] = False
     group: Annotated[
         str | None, typer.Option(help="The column that names the set of a row; as in training by default.")

@@ -137,7 +137,7 @@ def usable_rows(values: NDArray[np.float64], missing: bool) -> NDArray[np.bool_]
 def to_examples(rows: ParsedRows, columns: Columns, form: str) -> Examples:
     """The rows as examples: one set for each group or, without groups, for each block of rows."""
     if columns.group is None:
-        names, labels = _blocks(len(rows.numbers))
+        names, labels = consecutive_sets(len(rows.numbers))
     else:
         names, labels = tuple(map(str, rows.names)), rows.labels
     return Examples(
@@ -157,7 +157,7 @@ def grouped(groups: Sequence[str] | None) -> tuple[NDArray[Any], NDArray[Any]]:
     return names, labels
 
 
-def _blocks(rows: int) -> tuple[tuple[str, ...], NDArray[Any]]:
+def consecutive_sets(rows: int) -> tuple[tuple[str, ...], NDArray[Any]]:
     """Sets of consecutive rows, the last with the rest: their names, and the set of each row."""
     count = max(1, rows // BLOCK)
     starts = [BLOCK * i + 1 for i in range(count)]

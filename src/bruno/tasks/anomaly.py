@@ -17,7 +17,7 @@ from bruno.config import check_whole
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
-from bruno.tasks.keep_out import Cutoffs, StreamEvidence, batch_scores, shortfall
+from bruno.tasks.keep_out import START, Cutoffs, StreamEvidence, batch_scores, shortfall
 
 SETS_AT_A_TIME = 16  # scored together, to bound memory
 _ELEMENTS_AT_A_TIME = 256  # encoded together, to bound memory
@@ -229,6 +229,7 @@ class Detector:
             outlier, even as the first element, and never counts: otherwise all later inliers would look like
             outliers.
         reference: log p(x) of typical elements; a lower one is subtracted from the score, see `shortfall`.
+        window: a set is its latest elements, at most 20; by default, all are. For sets of consecutive rows.
     """
 
     model: Bruno
@@ -239,6 +240,7 @@ class Detector:
     warm_up: int = 1
     floor: float = -math.inf
     reference: float = -math.inf
+    window: int | None = None
 
     def __post_init__(self) -> None:
         rule = f"`threshold` must be a number, or scores of clean groups; got {self.threshold!r}."
@@ -249,6 +251,8 @@ class Detector:
             raise TypeError(rule) from None
         check_rate("rate", self.rate)
         check_whole("warm_up", self.warm_up)  # the first element has no evidence
+        if self.window is not None and not 2 <= self.window <= START:
+            raise ValueError(f"`window` must be from 2 to {START} elements; got {self.window}.")
         if math.isnan(self.floor) or self.floor == math.inf:
             raise ValueError(f"`floor` must be a number, or -inf for none; got {self.floor}.")
         if self.cutoffs is None and not self.count_all:
@@ -297,8 +301,13 @@ class Detector:
         z, log_det = self.model.encode(x.to(self.model.device))
         prior = self.model.process.log_prob(z)
         beyond, score = prior + log_det < self.floor, state.score(self.model, z, prior)
-        after = state.add(self.model, z, score, None if self.count_all else self.cutoffs, ~beyond)
-        counts = int(after.evidence.count) > int(state.evidence.count)
+        cutoffs = None if self.count_all else self.cutoffs
+        after = state.add(self.model, z, score, cutoffs, ~beyond, self.window)
+        if self.window is None:
+            counts = int(after.evidence.count) > int(state.evidence.count)
+        else:  # another one may have left the window
+            limit = -math.inf if cutoffs is None else cutoffs.at(state.evidence.count).item()
+            counts = not bool(beyond) and score.item() >= limit
         if state.evidence.count > 0:
             score = score - shortfall(prior + log_det, self.reference)
         return Step(self._judge(score.item(), bool(beyond), state), after, z, counts)

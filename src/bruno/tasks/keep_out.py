@@ -146,7 +146,8 @@ class StreamEvidence:
     Attributes:
         evidence: of the elements that count.
         position: number of elements so far, including those that do not count.
-        first: latents of the first elements while they may be reconsidered; empty afterwards.
+        first: latents of the first elements while they may be reconsidered, empty afterwards; or, in a
+            window, of the latest elements.
         usable: which of them may count.
     """
 
@@ -193,16 +194,27 @@ class StreamEvidence:
         score: Float[Tensor, "*batch"],
         cutoffs: Cutoffs | None,
         usable: Bool[Tensor, "*batch"],
+        window: int | None = None,
     ) -> StreamEvidence:
         """The state after an element, which counts if it is usable and its score is at least the cutoff.
 
         The first `START` elements are reconsidered together from time to time, as the first of them may be
-        an outlier itself. Without cutoffs, every usable element counts.
+        an outlier itself. With a window, at most `START`, the set is its latest elements, which are
+        reconsidered unless all of them count. Without cutoffs, every usable element counts.
         """
         counts = usable if cutoffs is None else usable & (score >= cutoffs.at(self.evidence.count))
         own = Evidence(counts.long(), z.double(), torch.zeros_like(z, dtype=torch.double))
         evidence, position = self.evidence + own, self.position + 1
         first, known = self.first, self.usable
+        if window is not None:
+            first = torch.cat([first, z.unsqueeze(-2)], -2)[..., -window:, :]
+            known = torch.cat([known, usable.unsqueeze(-1)], -1)[..., -window:]
+            if first.shape[-2] == min(position, window):  # else it began with a posterior
+                inside, before = known, self.evidence.count == self.usable.sum(-1)
+                if cutoffs is not None and not bool((before & (counts == usable)).all()):
+                    inside = typical_elements(model, first, cutoffs, known)
+                evidence = evidence_within(first, inside)
+            return StreamEvidence(evidence, position, first, known)
         if cutoffs is None or first.shape[-2] < self.position:  # over, or began with a posterior
             return StreamEvidence(evidence, position, first[..., :0, :], known[..., :0])
         first = torch.cat([first, z.unsqueeze(-2)], -2)

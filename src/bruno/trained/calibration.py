@@ -26,7 +26,8 @@ from bruno.weights import pretrained_calibration_path
 _log = logging.getLogger(__name__)
 
 FILE = "calibration.safetensors"  # in the folder of the results of a model
-_FEW_GROUPS = 10  # too few to calibrate on
+_FEW_GROUPS = 10  # for tests; then those for validation are used, too
+_TOO_FEW_GROUPS = 5  # estimates are then cautious, as two or three groups hardly show how groups differ
 _MOST_GROUPS = 200  # of images, which take long to encode
 _OTHER_IMAGES, _OTHER_ROWS = (50, 20), (100, 60)  # most groups, and elements of each, to fix cutoffs on
 _SET_ASIDE = 4  # without other data, every fourth group is for the cutoffs
@@ -146,7 +147,7 @@ class CalibrationJobs(TrainedData):
             self.model, clean, floor=floor, reference=reference, generator=generator, progress=progress
         )
         name = data or (self.recipe.data.name if self.recipe else "unknown data")
-        if len(groups.names) < _FEW_GROUPS:
+        if len(groups.names) < _TOO_FEW_GROUPS:
             warnings.warn(
                 f"calibrated on {len(groups.names)} class{'es' * (len(groups.names) > 1)} with "
                 f"{len(clean)} elements, too few: at low rates, only gross outliers are flagged. Use the "
@@ -158,10 +159,9 @@ class CalibrationJobs(TrainedData):
     def _clean_groups(self, data: str | None, invert: bool | None) -> CleanGroups:
         """The groups to calibrate on.
 
-        Of the model's own data, these are the unseen classes: those for tests, or, for a few classes of user
-        images, all that were not trained on. A table may have only a few of these, which say little about
-        others. Then all sets are used: the small model of a table fits its training sets hardly better than
-        others, but its p-values are no longer exact.
+        Of the model's own data, these are the unseen classes: those for tests, or, if they are few classes of
+        user data, all that were not trained on. Classes of training are used only if there are no others:
+        they fit the model better than new ones, so that thresholds from them flag too many new elements.
         """
         if data is not None and not (self.recipe and _is_same(data, self.recipe.data.name)):
             split, invert = (None, invert) if is_path(data) else (self.unseen, None)
@@ -171,19 +171,12 @@ class CalibrationJobs(TrainedData):
             return CleanGroups(clean, True)
         assert self.recipe is not None
         trained_on = set(self._select(self.recipe.data.split).examples.names)
-        few_images = self.model.kind.is_images and len(clean.names) < _FEW_GROUPS
-        if data is not None or (few_images and is_path(self.recipe.data.name)):
+        few = len(clean.names) < _FEW_GROUPS and is_path(self.recipe.data.name)
+        if data is not None or few:
             every = self._select("all").examples
             new = [i for i, name in enumerate(every.names) if name not in trained_on]
             clean = every.of_classes(new) if new else clean
-        if self.model.kind.is_images or len(clean.names) >= _FEW_GROUPS:
-            return CleanGroups(clean, trained_on.isdisjoint(clean.names))
-        every = self._select("all").examples
-        if len(every.names) > len(clean.names):
-            _log.info(
-                "%d of %d sets were held out, too few: calibrating on all", len(clean.names), len(every.names)
-            )
-        return CleanGroups(every, False)
+        return CleanGroups(clean, trained_on.isdisjoint(clean.names))
 
     def _other_groups(self, clean: Examples) -> Examples | None:
         """Training classes, on which the cutoffs are fixed; None if they cannot be read."""
@@ -219,7 +212,7 @@ def report_support(scores: GroupScores, rate: float, groups: int, position: int)
     if smallest < 1:
         _log.info("%d groups support %.1f %% exactly; %s", scores.groups_at(position), 100 * smallest, asked)
     else:
-        _log.info("%d groups support nothing exactly; %s", groups, asked)
+        _log.info("%d group%s nothing exactly; %s", groups, "s support" if groups > 1 else " supports", asked)
 
 
 def _is_same(first: str | Path, second: str | Path) -> bool:

@@ -24,7 +24,14 @@ from bruno.data.images import normalise_drawings
 from bruno.data.reader import collected
 from bruno.kinds import Images, Kind, kind_of, rescale_levels
 from bruno.model import Bruno
-from bruno.recipe_data import RecipeData, imputed, is_path, unseen_split, warn_of_skipped
+from bruno.recipe_data import (
+    RecipeData,
+    has_consecutive_sets,
+    imputed,
+    is_path,
+    unseen_split,
+    warn_of_skipped,
+)
 from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
 
 _log = logging.getLogger(__name__)
@@ -120,6 +127,11 @@ class TrainedData:
     def group(self) -> str:
         """The column that named the set of a row in training, if there was one."""
         return self.recipe.data.group if self.recipe else ""
+
+    @property
+    def has_consecutive_sets(self) -> bool:
+        """Whether the sets of training were consecutive rows of a table without a group column."""
+        return self.recipe is not None and not self.kind.is_images and has_consecutive_sets(self.recipe)
 
     @property
     def unseen(self) -> str:

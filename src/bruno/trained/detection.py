@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from bruno.data import Element, SetSampler
+from bruno.data.columns import consecutive_sets
 from bruno.data.reader import collected
 from bruno.kinds import Kind
 from bruno.model import Bruno, Posterior
@@ -127,7 +128,8 @@ class DetectionJobs(CalibrationJobs):
         """Judge each element of a complete batch given all others of its set.
 
         The elements with the lowest scores are removed from the set first, so that outliers do not hide each
-        other. Rows that name a group belong to the set of that group; other elements are one set.
+        other. Rows that name a group belong to the set of that group; other elements are one set. If training
+        had no group column, 20 consecutive rows are a set, as in training.
 
         Args:
             batch: files, folders, arrays or elements; at least two elements.
@@ -137,7 +139,7 @@ class DetectionJobs(CalibrationJobs):
             false_discovery_rate: flag by Benjamini–Hochberg at this rate, in each set, instead of `rate`.
             explain: explain the scores of outliers, given the elements of their sets that are not flagged.
             data: calibrate on this instead of the calibration that is kept with the model.
-            one_set: judge all elements as one set, though the model was trained on groups.
+            one_set: judge all elements as one set, though the model was trained on several.
             group: the group column, if it has another name than in training.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
@@ -152,6 +154,8 @@ class DetectionJobs(CalibrationJobs):
         warn_of_unreadable(reader)
         if len(elements) < 2:
             raise ValueError(f"`batch` must have at least two elements; got {len(elements)}.")
+        if self.has_consecutive_sets and not one_set:
+            elements = _in_consecutive_sets(elements)
         elements = _completed(self.model, elements, one_set)
         self.warn_if_unfamiliar(torch.stack([one.x for one in elements]))
         found = None
@@ -222,7 +226,8 @@ class DetectionJobs(CalibrationJobs):
     ) -> Watch:
         """Watch a stream: iterate over its judged elements.
 
-        Rows that name a group belong to the set of that group; other elements are one set.
+        Rows that name a group belong to the set of that group; other elements are one set. If training had no
+        group column, a row is judged given the 19 before it.
 
         Args:
             stream: files, folders, arrays or elements.
@@ -230,7 +235,7 @@ class DetectionJobs(CalibrationJobs):
                 by default calibrated at a false-alarm rate of 1 %.
             typical: elements to condition on before the stream begins.
             state: a file to resume from, if it exists, and to save the states of all sets to.
-            one_set: judge all elements as one set, though the model was trained on groups.
+            one_set: judge all elements as one set, though the model was trained on several.
             group: the group column, if it has another name than in training.
             within: judge by the rank of an element within its set. It needs a detector with `count_all`, and
                 a set that was not trained on.
@@ -344,6 +349,14 @@ def _completed(model: Bruno, elements: list[Element], one_set: bool) -> list[Ele
         labels[members] = label
     x = model.impute(torch.stack([element.x for element in elements]), labels)
     return [element._replace(x=row) for element, row in zip(elements, x, strict=True)]
+
+
+def _in_consecutive_sets(elements: list[Element]) -> list[Element]:
+    """The elements with the names of sets of consecutive rows, unless they have groups."""
+    if any(element.group for element in elements):
+        return elements
+    names, labels = consecutive_sets(len(elements))
+    return [one._replace(group=names[label]) for one, label in zip(elements, labels, strict=True)]
 
 
 def _members(elements: list[Element], one_set: bool) -> dict[str, list[int]]:

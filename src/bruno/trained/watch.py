@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from bruno.data import Element, ElementReader
+from bruno.data.columns import BLOCK
 from bruno.data.reader import collected
 from bruno.files import check_regular
 from bruno.model import Posterior
@@ -37,9 +38,12 @@ class Judged(NamedTuple):
 class Watch:
     """Judges the elements of a stream as they arrive; an iterator of `Judged`.
 
-    Rows that name a group belong to the set of that group; other elements are one set. As a context manager,
-    a watch saves its state when the stream ends, for any reason: no judgement is lost. An empty stream leaves
-    no state. If another process has changed the file since, the state is kept beside it, with a warning.
+    Rows that name a group belong to the set of that group; other elements are one set. If training had no
+    group column, a row is judged given the 19 before it, as the sets of training were 20 consecutive rows.
+
+    As a context manager, a watch saves its state when the stream ends, for any reason: no judgement is lost.
+    An empty stream leaves no state. If another process has changed the file since, the state is kept beside
+    it, with a warning.
 
     Attributes:
         state: the states of all sets.
@@ -78,6 +82,8 @@ class Watch:
             before = collected(grouped_elements(trained, typical, self._reader, one_set))
         # Calibration may take long: the arguments are checked first.
         self.detector = detector if isinstance(detector, Detector) else detector()
+        if trained.has_consecutive_sets and not (one_set or within or self.detector.window or group):
+            self.detector = replace(self.detector, window=BLOCK - 1)
         if within and not self.detector.count_all:
             raise ValueError(
                 "`within` needs `count_all`: ranks within a set hold only if every element counts."
@@ -169,7 +175,9 @@ class Watch:
         within, drift = own.within, own.drift
         if not judgement.out_of_distribution:
             ranked = within.p_value(model, z)
-            within, drift = within.add(z), drift.add(ranked.uniform)
+            within = within.add(z)
+            if self.detector.window is None:  # consecutive sets change all the time
+                drift = drift.add(ranked.uniform)
             judgement = self._with_rank(judgement, ranked.p)
         self.state = self.state.with_set(group, SetState(stream, within, drift))
         if not counts:
