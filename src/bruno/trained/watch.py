@@ -262,7 +262,7 @@ def grouped_elements(
 def _check_readable(path: str | Path, reader: ElementReader) -> None:
     """Raise if a stream cannot be read at all: before the calibration, which may take a long time."""
     if not str(path) or not Path(path).exists():
-        raise FileNotFoundError(f"{str(path)!r}: no such file or folder.")
+        raise FileNotFoundError(f"{str(path) or 'an empty path'}: no such file or folder.")
     if Path(path).is_dir():
         reader.files(Path(path))
     else:
