@@ -71,6 +71,16 @@ def test_saved_examples_replace_the_published_files(tmp_path):
     assert len(load_examples("mnist", "test", data_dir=str(tmp_path))) == 2
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_paths_are_strings_or_path_objects(tmp_path, kind):
+    file = tmp_path / "mnist.npz"
+    Examples(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.arange(4) // 2, ("0", "1")).save(file)
+    np.savez(tmp_path / "mine.npz", images=np.zeros((4, 2, 2), np.uint8), labels=np.arange(4) // 2)
+    assert len(bruno.data.load_path(kind(tmp_path / "mine.npz"))) == 4
+    assert bruno.data.is_available("mnist", kind(tmp_path))
+    assert bruno.data.locate_compact("mnist", kind(tmp_path)) == file
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_images_are_returned_in_their_original_size_on_request(tmp_path, cache):
     folder = tmp_path / "data"

@@ -79,12 +79,12 @@ def load_examples(
         if size:
             raise ValueError(f"`size` must be omitted for {name}, which has a fixed size; got {size}.")
         _check_not_a_table(name, group, columns, table_format)
-        source, folder = DATASETS[name], None if data_dir is None else Path(data_dir)
-        parsed = _parsed(name, source, folder, download, original)
+        source = DATASETS[name]
+        parsed = _parsed(name, source, data_dir, download, original)
         part = parsed if split == "all" else source.split(parsed, split)
         return _normalised(part, invert) if drawings else part
     examples = load_path(
-        Path(name),
+        name,
         size=None if original else size,
         grey=grey,
         group=group,
@@ -103,7 +103,7 @@ def load_examples(
 
 
 def load_path(
-    path: Path,
+    path: str | Path,
     *,
     size: Size | None = None,
     grey: bool = True,
@@ -123,6 +123,7 @@ def load_path(
     Parsed examples are cached, and parsed again when a file or an argument changes. An npz is not cached: it
     is as fast to read as the cache.
     """
+    path = Path(path)
     if not path.exists():
         raise ValueError(
             f"`data` must be one of {', '.join(DATASETS)}, or an existing path; got {str(path)!r}. "
@@ -174,7 +175,9 @@ def _normalised(examples: Examples, invert: bool | None) -> Examples:
     return replace(examples, elements=torch.from_numpy(drawn))
 
 
-def _parsed(name: str, source: Dataset, data_dir: Path | None, download: bool, original: bool) -> Examples:
+def _parsed(
+    name: str, source: Dataset, data_dir: str | Path | None, download: bool, original: bool
+) -> Examples:
     read = (source.read_original if original else None) or source.read
     larger = read is source.read_original
     if compact := locate_compact(name, data_dir, larger):

@@ -20,12 +20,12 @@ class MissingDataError(FileNotFoundError):
     """Files of a dataset are missing and could not be downloaded; the message names them and their folder."""
 
 
-def locate(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
+def locate(name: str, data_dir: str | Path | None = None) -> dict[str, Path | None]:
     """Return the path of each file of a named dataset, None for missing ones."""
     return {remote.path: find(remote.path, data_dir) for remote in DATASETS[name].files}
 
 
-def locate_compact(name: str, data_dir: Path | None = None, original: bool = False) -> Path | None:
+def locate_compact(name: str, data_dir: str | Path | None = None, original: bool = False) -> Path | None:
     """Return the path of NAME.npz, a dataset saved by `Examples.save`, which is preferred to published files.
 
     With `original`, NAME-original.npz, with images at their published size.
@@ -33,7 +33,7 @@ def locate_compact(name: str, data_dir: Path | None = None, original: bool = Fal
     return find(f"{name}-original.npz" if original else f"{name}.npz", data_dir)
 
 
-def is_available(name: str, data_dir: Path | None = None) -> bool:
+def is_available(name: str, data_dir: str | Path | None = None) -> bool:
     """Whether a named dataset can be read without a download."""
     return (
         locate_compact(name, data_dir) is not None
@@ -42,7 +42,7 @@ def is_available(name: str, data_dir: Path | None = None) -> bool:
     )
 
 
-def locate_local_form(name: str, data_dir: Path | None = None) -> tuple[LocalForm, list[Path]] | None:
+def locate_local_form(name: str, data_dir: str | Path | None = None) -> tuple[LocalForm, list[Path]] | None:
     """Return the first complete local form of a named dataset, with the paths of its files."""
     for form in DATASETS[name].local_forms:
         paths = [found for path in form.paths if (found := find(path, data_dir))]
@@ -51,7 +51,7 @@ def locate_local_form(name: str, data_dir: Path | None = None) -> tuple[LocalFor
     return None
 
 
-def expected_path(remote: RemoteFile, data_dir: Path | None = None) -> Path:
+def expected_path(remote: RemoteFile, data_dir: str | Path | None = None) -> Path:
     """Return the path at which to put a published file by hand: below data_dir, $BRUNO_DATA or the cache."""
     return _folders(data_dir)[0] / remote.path
 
@@ -61,7 +61,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("BRUNO_CACHE") or Path.home() / ".cache" / "bruno")
 
 
-def fetch(name: str, remote: RemoteFile, data_dir: Path | None, download: bool) -> Path:
+def fetch(name: str, remote: RemoteFile, data_dir: str | Path | None, download: bool) -> Path:
     """Download a published file into the cache, and return its path; raises if no mirror has it."""
     problems = ["download is disabled"]
     if download:
@@ -113,14 +113,14 @@ def _content_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _folders(data_dir: Path | None) -> list[Path]:
-    if data_dir is not None and not data_dir.is_dir():
+def _folders(data_dir: str | Path | None) -> list[Path]:
+    if data_dir is not None and not Path(data_dir).is_dir():
         raise ValueError(f"`data_dir` must be an existing folder; got {str(data_dir)!r}.")
     chosen = data_dir or os.environ.get("BRUNO_DATA")
     return [Path(chosen), cache_dir()] if chosen else [cache_dir()]
 
 
-def find(file: str, data_dir: Path | None) -> Path | None:
+def find(file: str, data_dir: str | Path | None) -> Path | None:
     """Return the path of a file below the first folder that has it, None if it is missing."""
     return next((folder / file for folder in _folders(data_dir) if (folder / file).is_file()), None)
 
