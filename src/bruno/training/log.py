@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bruno import limits
-from bruno.files import check_regular, inside, parse_json
+from bruno.files import inside, parse_json
 from bruno.text import is_utf8
 
 _LARGEST = 1e30  # larger numbers are not those of a training
@@ -89,9 +89,9 @@ class Log:
     def read(self) -> list[dict[str, Any]]:
         """Entries as dicts, without truncated lines and without steps that were later repeated."""
         path = inside(self._folder, _LOG)
-        if not path.exists():
+        if not path.is_file():
             return []
-        limits.MEMORY.check(_ENTRY_PER_LINE * check_regular(path), f"{path}: its entries")
+        limits.MEMORY.check(_ENTRY_PER_LINE * path.stat().st_size, f"{path}: its entries")
         with path.open("rb") as file:
             lines = iter(partial(file.readline, _LONGEST_LINE), b"")
             return drop_repeated(entry for line in lines if (entry := _parse(line)) is not None)
