@@ -273,7 +273,7 @@ class TrainConfig:
         0.0, "initial fraction of images with another pen, filter and contrast; needs data.original", _TO_ONE
     )
     fade: float = _setting(
-        1.0, "last fraction of the run, in which slant, warp and restyle fade; 0: never", _TO_ONE
+        1.0, "last fraction of the run, in which shift, slant, warp and restyle fade; 0: never", _TO_ONE
     )
     precision: str = _choice("type of the networks on a GPU", "bfloat16", "float32")
     graph: bool = _setting(True, "on a GPU, compile the step and capture it as one CUDA graph")

@@ -54,6 +54,13 @@ def test_an_image_moves_by_whole_pixels_and_zeros_fill_the_gap(sets):
     assert len(seen) == 9
 
 
+@pytest.mark.parametrize("fraction", [0.0, 0.3, torch.tensor(0.3)], ids=str)
+def test_only_a_fraction_of_the_images_moves(fraction):
+    x = torch.rand(100, 20, 1, 5, 5)
+    moved = (random_shift(x, 1, seeded(), fraction) != x).flatten(2).any(2).float().mean()
+    assert moved == pytest.approx(float(fraction) * 8 / 9, abs=0.04)  # one shift in nine is by 0 pixels
+
+
 def test_a_warp_keeps_the_centre_the_background_and_the_greys():
     ring = torch.zeros(200, 1, 29, 29, dtype=torch.uint8)
     ring[..., 8:21, 8:21] = 16

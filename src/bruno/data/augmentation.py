@@ -50,14 +50,24 @@ def random_mirror(x: Real[Tensor, "sets n channels height width"], generator: Ge
 
 
 def random_shift(
-    x: Real[Tensor, "*batch channels height width"], max_shift: int, generator: Generator
+    x: Real[Tensor, "*batch channels height width"],
+    max_shift: int,
+    generator: Generator,
+    fraction: float | Tensor = 1.0,
 ) -> Tensor:
-    """Move each image by up to `max_shift` pixels along both axes; pixels from outside are 0."""
+    """Move a random fraction of the images by up to `max_shift` pixels along both axes.
+
+    Pixels from outside are 0.
+    """
     height, width = x.shape[-2:]
     images = F.pad(x.flatten(0, -4), (max_shift,) * 4)
-    shift = torch.randint(2 * max_shift + 1, (2, len(images), 1), generator=generator, device=x.device)
-    rows = (torch.arange(height, device=x.device) + shift[0])[:, None, :, None]
-    columns = (torch.arange(width, device=x.device) + shift[1])[:, None, None, :]
+    shift = torch.randint(
+        -max_shift, max_shift + 1, (2, len(images), 1), generator=generator, device=x.device
+    )
+    moved = torch.rand((len(images), 1), generator=generator, device=x.device) < fraction
+    down, right = max_shift + shift * moved
+    rows = (torch.arange(height, device=x.device) + down)[:, None, :, None]
+    columns = (torch.arange(width, device=x.device) + right)[:, None, None, :]
     image = torch.arange(len(images), device=x.device)[:, None, None, None]
     channel = torch.arange(images.shape[1], device=x.device)[:, None, None]
     return images[image, channel, rows, columns].view(x.shape)
@@ -201,6 +211,7 @@ def augment_sets(
     *,
     mirror: bool = False,
     shift: int = 0,
+    shifted: float | Tensor = 1.0,
     slant: Tensor | None = None,
     warp: Tensor | None = None,
     restyle: Tensor | None = None,
@@ -213,7 +224,8 @@ def augment_sets(
         generator: source of randomness.
         mirror: mirror whole sets at random.
         shift: move images by up to this many pixels of the result; larger images move by fractions of that.
-        slant: strength of `random_shears`; a tensor, so that a captured CUDA graph can change it.
+        shifted: fraction of the images that move; a tensor can be changed in a captured CUDA graph.
+        slant: strength of `random_shears`; a tensor for the same reason.
         warp: strength of `random_affines`; a tensor for the same reason.
         restyle: fraction of the images with another pen, filter and contrast; needs images larger than
             `size`; a tensor for the same reason.
@@ -221,7 +233,7 @@ def augment_sets(
     x = random_mirror(x, generator) if mirror else x
     reduce = x.shape[-2:] != size
     ratio = min(x.shape[-2] / size[0], x.shape[-1] / size[1])
-    x = random_shift(x, round(shift * ratio), generator) if shift else x
+    x = random_shift(x, round(shift * ratio), generator, shifted) if shift else x
     maps = [] if slant is None else [random_shears(len(x), slant, generator).repeat_interleave(x.shape[1], 0)]
     maps += [] if warp is None else [random_affines(x.shape[0] * x.shape[1], warp, generator)]
     if maps:

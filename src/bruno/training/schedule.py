@@ -46,7 +46,7 @@ def learning_rate_factor(config: TrainConfig, progress: float) -> float:
 
 
 def augmentation_factor(config: TrainConfig, progress: float) -> float:
-    """Factor on the strength of shears, warps and restyling at a progress from 0 to 1."""
+    """Factor on the strength of shifts, shears, warps and restyling at a progress from 0 to 1."""
     return min(1.0, (1 - progress) / config.fade) if config.fade else 1.0
 
 

@@ -90,12 +90,13 @@ class Trainer:
         self.average: MovingAverage | None = None
         self._parameters = list(model.parameters())
         # Values that change from step to step are tensors, where a captured step reads them.
-        self._factor, self._keep, self._slant, self._warp, self._restyle, self._discriminative = torch.zeros(
-            6, device=self.device
-        ).unbind()
+        zeros = torch.zeros(7, device=self.device).unbind()
+        self._factor, self._keep, self._discriminative, *strengths = zeros
+        self._shifted, self._slant, self._warp, self._restyle = strengths
         self._augmentation: dict[str, Any] = {
             "mirror": config.mirror,
             "shift": config.shift,
+            "shifted": self._shifted,
             "slant": self._slant if config.slant else None,
             "warp": self._warp if config.warp else None,
             "restyle": self._restyle if config.restyle else None,
@@ -215,6 +216,7 @@ class Trainer:
         factor, distortion = learning_rate_factor(config, progress), augmentation_factor(config, progress)
         self._factor.fill_(self.scale * factor)
         self._discriminative.fill_(cross_entropy_weight(config, progress))
+        self._shifted.fill_(distortion)
         self._slant.fill_(config.slant * distortion)
         self._warp.fill_(config.warp * distortion)
         self._restyle.fill_(config.restyle * distortion)
