@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from bruno import Bruno, Evidence, FlowConfig, GaussianProcess, ModelConfig, Posterior, StudentTProcess
-from bruno.config import DataConfig, ProcessConfig, check_count, check_whole
+from bruno.checks import check_count, check_whole
+from bruno.config import DataConfig, ProcessConfig
 from bruno.data import Examples, SetSampler, load_examples
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")  # they would reject these calls first

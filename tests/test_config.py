@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bruno.checks import check_at_least
 from bruno.config import (
     DataConfig,
     FlowConfig,
@@ -12,14 +13,12 @@ from bruno.config import (
     ProcessConfig,
     Recipe,
     TrainConfig,
-    check_at_least,
-    describe,
-    flat,
     from_dict,
     load_recipe,
     presets,
     to_dict,
 )
+from bruno.settings import describe, flat
 
 TRAINING = st.fixed_dictionaries(
     {},
@@ -119,9 +118,9 @@ def test_a_config_does_not_change():
 
 def test_every_setting_is_described():
     recipe = load_recipe("digits")
-    assert describe().keys() == flat(to_dict(recipe)).keys()
-    assert all(describe().values())
-    assert describe()["flow.kind"].endswith('"conv" or "dense"')
+    assert describe(Recipe).keys() == flat(to_dict(recipe)).keys()
+    assert all(describe(Recipe).values())
+    assert describe(Recipe)["flow.kind"].endswith('"conv" or "dense"')
 
 
 @pytest.mark.parametrize("name", presets())

@@ -16,7 +16,7 @@ LAYOUT = """
     bruno
     bruno.text bruno.limits bruno.provenance bruno.files bruno.signals
     bruno.kinds bruno.arrays
-    bruno.config
+    bruno.checks bruno.settings bruno.config
     bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic
     bruno.data.drawings bruno.data.images bruno.data.table_format bruno.data.columns bruno.data.frames
     bruno.data.tables bruno.data.formats bruno.data.cifar

@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from bruno.config import Recipe, check_choice, check_count, check_same, to_dict
+from bruno.checks import check_choice, check_count
+from bruno.config import Recipe, to_dict
 from bruno.data import Examples, SetSampler
 from bruno.data.datasets import SPLITS
 from bruno.devices import process_group
 from bruno.fit import run_training, with_planned_length, with_settings
 from bruno.model import Bruno
 from bruno.recipe_data import RecipeData, fitted_to, imputed, is_path, unseen_split
+from bruno.settings import check_same
 from bruno.tasks import FewShotProtocol, Progress, measure_bits_per_dim, measure_few_shot
 from bruno.tasks.evaluation import BitsPerDim, default_sets_per_class
 from bruno.tasks.few_shot import FewShotResult

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from bruno.config import Recipe, check_count, from_dict, load_recipe, to_dict
+from bruno.checks import check_count
+from bruno.config import Recipe, from_dict, load_recipe, to_dict
 from bruno.data import Examples, SetSampler
 from bruno.data.frames import is_frame
 from bruno.devices import process_group, resolve_device

@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bruno.arrays import Arrays, as_tensor
-from bruno.config import FlowConfig, ModelConfig, ProcessConfig, check_count, load_recipe
+from bruno.checks import check_count
+from bruno.config import FlowConfig, ModelConfig, ProcessConfig, load_recipe
 from bruno.data import Examples, SetSampler
 from bruno.flow.preprocessing import Standardise
 from bruno.model import Bruno

@@ -12,8 +12,9 @@ from torch import Generator, Tensor, nn
 
 from bruno import known_models
 from bruno.arrays import ArrayLike, Arrays, as_tensor
+from bruno.checks import check_count
 from bruno.components import build_flow, build_preprocessing, build_process, check_size
-from bruno.config import ModelConfig, check_count
+from bruno.config import ModelConfig
 from bruno.files import raw_bytes
 from bruno.flow import Bijection, Imputer, SplineCoupling, initialise
 from bruno.flow.preprocessing import ColumnScales, Gaussianise, Pixels, Standardise, dequantise

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 import bruno
 from bruno import known_models
 from bruno.arrays import ArrayLike, NumpyResult, to_numpy
-from bruno.config import check_at_least, check_count
+from bruno.checks import check_at_least, check_count
 from bruno.flow.preprocessing import quantise
 from bruno.process import Evidence
 from bruno.process.checks import check_type

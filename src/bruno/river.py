@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bruno.config import check_choice, check_count
+from bruno.checks import check_choice, check_count
 from bruno.fit_rows import fit_rows
 from bruno.model import Bruno, Encoded, Posterior
 from bruno.process import Evidence

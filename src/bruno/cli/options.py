@@ -16,7 +16,7 @@ import typer
 
 import bruno
 from bruno import limits
-from bruno.config import parse_settings
+from bruno.settings import parse_settings
 
 if TYPE_CHECKING:
     from bruno.trained import Trained

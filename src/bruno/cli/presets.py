@@ -18,10 +18,11 @@ def presets(
 ) -> None:
     """List the recipes that come with the package, or all settings of one with their descriptions."""
     from bruno import config
+    from bruno.settings import describe, flat
 
     if name is not None:
-        descriptions = config.describe()
-        for key, value in config.flat(config.to_dict(config.load_recipe(name))).items():
+        descriptions = describe(config.Recipe)
+        for key, value in flat(config.to_dict(config.load_recipe(name))).items():
             line = f"{key}={json.dumps(value)}"
             console.print(f"{line:<36} # {descriptions[key]}", highlight=False, soft_wrap=True)
         return

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bruno import limits
-from bruno.config import check_levels
+from bruno.checks import check_levels
 from bruno.data.archives import READ_ERRORS, reason
 from bruno.data.columns import Columns, check_numbers, column_names, column_positions
 from bruno.data.frames import frame_rows, is_frame

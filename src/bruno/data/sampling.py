@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from bruno import limits
 from bruno.arrays import Arrays, as_tensor
-from bruno.config import check_whole
+from bruno.checks import check_whole
 from bruno.data.examples import Examples
 
 _MAX_KEYS = 2**13  # largest class that is sampled with a random key for each element

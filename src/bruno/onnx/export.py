@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bruno.config import check_choice
+from bruno.checks import check_choice
 from bruno.files import atomic_write
 from bruno.model import Bruno
 from bruno.onnx.formulas import elementary

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bruno.arrays import Arrays, as_tensor
-from bruno.config import check_whole
+from bruno.checks import check_whole
 from bruno.process.checks import check_devices, check_finite, check_observations, check_type, widened
 
 # Tolerance between removed and added observations: an element that is encoded again, in another batch,

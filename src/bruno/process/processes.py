@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bruno.arrays import Arrays, as_tensor
-from bruno.config import check_whole
+from bruno.checks import check_whole
 from bruno.process.checks import (
     check_devices,
     check_finite,

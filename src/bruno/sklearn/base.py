@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bruno.config import check_count
+from bruno.checks import check_count
 from bruno.devices import resolve_device
 from bruno.fit_rows import fit_rows
 from bruno.model import Bruno, Posterior

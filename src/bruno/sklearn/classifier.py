@@ -14,7 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets  # type: ignor
 from sklearn.utils.validation import check_is_fitted, column_or_1d  # type: ignore[import-untyped]
 from torch import Tensor
 
-from bruno.config import check_choice
+from bruno.checks import check_choice
 from bruno.model import Bruno, Encoded, Posterior
 from bruno.process import Evidence
 from bruno.sklearn.base import Array, SetEstimator

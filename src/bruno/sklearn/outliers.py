@@ -11,7 +11,7 @@ from sklearn.base import OutlierMixin  # type: ignore[import-untyped]
 from sklearn.utils.metaestimators import available_if  # type: ignore[import-untyped]
 from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 
-from bruno.config import check_choice
+from bruno.checks import check_choice
 from bruno.model import Bruno, Encoded, Posterior
 from bruno.process import Evidence
 from bruno.sklearn.base import Array, SetEstimator, group_labels

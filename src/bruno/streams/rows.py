@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from bruno.config import check_at_least, check_count
+from bruno.checks import check_at_least, check_count
 from bruno.data.columns import MAX_NUMBER
 from bruno.streams.codec import NO_OFFSET
 from bruno.tasks.keep_out import START

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from bruno.arrays import Arrays, as_tensor
-from bruno.config import check_count
+from bruno.checks import check_count
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.process import Evidence, ExchangeableProcess, GaussianProcess, StudentTProcess

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, as_tensor
-from bruno.config import check_whole
+from bruno.checks import check_whole
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from bruno import limits
-from bruno.config import check_count
+from bruno.checks import check_count
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno

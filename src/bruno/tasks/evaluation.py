@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from bruno.config import check_count
+from bruno.checks import check_count
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.tasks.metrics import mean_and_error

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, NumpyResult
-from bruno.config import check_count
+from bruno.checks import check_count
 from bruno.flow.preprocessing import dequantise
 from bruno.kinds import Images, Kind
 from bruno.model import Bruno, Encoded, Posterior

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from bruno.config import check_at_least, check_count
+from bruno.checks import check_at_least, check_count
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from bruno import limits
 from bruno.arrays import ArrayLike, NumpyResult, as_tensor
-from bruno.config import check_count, check_whole
+from bruno.checks import check_count, check_whole
 from bruno.model import Bruno, Posterior, Samples
 from bruno.process import Evidence
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, NumpyResult, as_tensor
-from bruno.config import check_count
+from bruno.checks import check_count
 from bruno.data import Examples
 from bruno.data.sampling import with_rotations
 from bruno.model import Bruno

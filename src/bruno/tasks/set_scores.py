@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike
-from bruno.config import check_choice
+from bruno.checks import check_choice
 from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
 from bruno.tasks.calibration import GroupCalibration

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from bruno.arrays import Arrays, NumpyResult, as_tensor
-from bruno.config import check_count
+from bruno.checks import check_count
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from bruno.arrays import ArrayLike, as_tensor
-from bruno.config import check_at_least, check_count
+from bruno.checks import check_at_least, check_count
 from bruno.model import Posterior
 from bruno.process import Evidence
 from bruno.signals import StopSignal

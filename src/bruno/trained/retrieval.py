@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bruno.arrays import NumpyResult
-from bruno.config import check_whole
+from bruno.checks import check_whole
 from bruno.kinds import Kind
 from bruno.tasks import Progress
 from bruno.tasks.index import open_index

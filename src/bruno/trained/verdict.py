@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from bruno.config import check_count
+from bruno.checks import check_count
 from bruno.data import Examples, SetSampler
 from bruno.recipe_data import is_path
 from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim

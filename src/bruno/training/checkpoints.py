@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from bruno.checkpoint import load_weights, read, write
-from bruno.config import ModelConfig, check_choice, from_dict, to_dict
+from bruno.checks import check_choice
+from bruno.config import ModelConfig, from_dict, to_dict
 from bruno.files import atomic_write, inside
 from bruno.model import Bruno
 from bruno.provenance import provenance

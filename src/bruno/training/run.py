@@ -15,9 +15,10 @@ import torch
 from filelock import FileLock, Timeout
 
 from bruno.checkpoint import save
-from bruno.config import Recipe, check_same, from_dict, to_dict
+from bruno.config import Recipe, from_dict, to_dict
 from bruno.files import atomic_write, inside, parse_json, read_regular
 from bruno.model import Bruno
+from bruno.settings import check_same
 from bruno.signals import StopSignal
 from bruno.training.checkpoints import Checkpoint, Checkpoints
 from bruno.training.clock import Clock

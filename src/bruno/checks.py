@@ -1,0 +1,53 @@
+"""Checks of arguments and settings, with errors that name the argument, the rule and the value."""
+
+import operator
+
+from bruno import limits
+
+_MOST_LEVELS = 2**16
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise unless a setting is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"`{name}` must be {' or '.join(map(repr, choices))}; got {value!r}.")
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Raise unless a number has at least this value."""
+    try:
+        enough = value >= least
+    except TypeError:
+        raise TypeError(f"`{name}` must be a number of at least {least}; got {value!r}.") from None
+    if not enough:  # also rejects NaN
+        raise ValueError(f"`{name}` must be at least {least}; got {value}.")
+
+
+def check_between(name: str, value: float, least: float, most: float) -> None:
+    """Raise unless a number is from `least` to `most`."""
+    check_at_least(name, value, least)
+    if value > most:
+        raise ValueError(f"`{name}` must be at most {most}; got {value}.")
+
+
+def check_whole(name: str, value: int, least: int = 1) -> None:
+    """Raise unless a number is whole and has at least this value; 2.0 is not whole."""
+    try:
+        operator.index(value)
+    except TypeError:
+        raise TypeError(f"`{name}` must be a whole number; got {value!r}.") from None
+    check_at_least(name, value, least)
+
+
+def check_count(name: str, value: int, least: int = 1) -> None:
+    """Raise unless a number of things to draw or to measure is from `least` to `limits.COUNT`."""
+    check_whole(name, value, least)
+    limits.COUNT.check_argument(name, value, value)
+
+
+def check_levels(levels: int) -> None:
+    """Raise unless images can have this number of grey values; 0 stands for rows of real numbers."""
+    if levels == 1 or not 0 <= levels <= _MOST_LEVELS:
+        raise ValueError(
+            f"`levels` must be at least 2 and at most {_MOST_LEVELS}, or 0 for real numbers; got {levels}."
+        )
