@@ -12,7 +12,7 @@ from bruno import Trained
 from bruno.cli.main import COMMANDS, app
 from bruno.page import serve_page, write_page
 from bruno.reporting.page import report
-from bruno.serving import Limits, serve
+from bruno.serving import Limits, create_app, serve
 from bruno.tasks.stability import stability_study
 from bruno.trained import export
 
@@ -46,7 +46,7 @@ CALLS = {
     "report": (report,),
     "export": (export,),
     "page": (write_page, serve_page),
-    "serve": (serve, Limits),
+    "serve": (serve, create_app, Limits),
 }
 RENAMED = {
     "model": "path",

@@ -29,43 +29,19 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    store: str | Path | None = None,
-    token: str | None = None,
-    hosts: Iterable[str] = (),
-    limits: Limits | None = None,
-    batching: bool = True,
-    checkpoint: str = "last",
-    device: str = "auto",
     ready: Callable[[str], None] | None = None,
+    **settings: Any,
 ) -> None:
     """Serve models over HTTP until SIGINT or SIGTERM; requests in progress are finished first.
 
     Args:
-        models: as `create_app` takes them, like the other arguments.
+        models: as `create_app` takes them.
         host: the address to listen on; without a token, one of this machine only.
         port: the port; 0 for any free one.
-        store: the folder for the sets of all models; by default that of each model.
-        token: the bearer token that requests must have.
-        hosts: names that the Host header may have, besides 127.0.0.1 and localhost.
-        limits: what is accepted.
-        batching: compute requests that wait at the same time together.
-        checkpoint: of run folders: "last", or "best" on validation.
-        device: "auto", "cpu", "cuda" or "cuda:NUMBER".
         ready: called with the address, once connections are accepted.
+        settings: other arguments of `create_app`, such as `store` and `token`.
     """
-    with _prepared(
-        models,
-        host=host,
-        port=port,
-        store=store,
-        token=token,
-        hosts=hosts,
-        limits=limits,
-        batching=batching,
-        checkpoint=checkpoint,
-        device=device,
-        ready=ready,
-    ) as server:
+    with _prepared(models, host=host, port=port, ready=ready, **settings) as server:
         server.run()
 
 
@@ -74,10 +50,10 @@ def running(models: Models, *, host: str = "127.0.0.1", port: int = 0, **setting
     """Serve models in a thread while the body runs; yields the address.
 
     Args:
-        models: as `serve` takes them.
+        models: as `create_app` takes them.
         host: the address to listen on.
         port: the port; 0 for any free one.
-        settings: other arguments of `serve`, except `ready`.
+        settings: other arguments of `create_app`.
     """
     started = threading.Event()
     with _prepared(models, host=host, port=port, ready=lambda _: started.set(), **settings) as server:
