@@ -57,6 +57,25 @@ def test_imputed_numbers_are_the_means_given_the_whole_set(imputer):
     assert torch.equal(filled[~y.isnan()], y[~y.isnan()])
 
 
+def test_a_spike_in_one_row_does_not_move_the_missing_numbers_of_others(imputer):
+    y, labels = rows_of_sets(imputer, 20, 12)
+    holed = with_holes(y, 0.2)
+    holed[::12] = y[::12]
+    spiked = holed.clone()
+    spiked[::12, 1] += 1e4
+    others = torch.arange(len(y)) % 12 > 0
+    change = (imputer(spiked, labels) - imputer(holed, labels))[others].abs()
+    assert holed[others].isnan().any()
+    assert change.max() < imputer.within.diagonal().max().sqrt()
+
+
+def test_both_of_two_distant_rows_count(imputer):
+    y = torch.tensor([[0.0, 0.0, 0.0], [50.0, 50.0, torch.nan], [0.0, 0.0, torch.nan]], dtype=torch.double)
+    near = imputer._is_near(y[:2], {})
+    assert near.tolist() == [True, True]
+    assert imputer._is_near(y, {}).tolist() == [True, False, True]
+
+
 def test_the_next_row_is_imputed_given_the_rows_before_it(imputer):
     y, _ = rows_of_sets(imputer, 1, ROWS)
     y[-1, 1] = torch.nan

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,6 +72,50 @@ def test_false_alarms_of_rows_with_missing_numbers_are_at_most_the_rate():
     assert flagged[0.0].mean() > 0.05
     for shares in flagged.values():
         assert shares.mean() < 0.1 + 3 * shares.std() / math.sqrt(sets)
+
+
+def flagged_with_holes(found: GroupCalibration, x: torch.Tensor, rate: float) -> np.ndarray:
+    """Which rows of sets (sets, n, dim) are flagged as batches, with missing numbers imputed."""
+    model, batch = found.model, found.batch(x.shape[1])
+    options = {"rate": rate, "cutoffs": found.cutoffs, "reference": found.reference}
+    judged = [judge_batch(model, model.impute(some), batch, **options) for some in x]
+    return np.array([[one.outlier for one in some] for some in judged])
+
+
+@pytest.mark.slow
+def test_rates_hold_for_complete_and_imputed_rows_of_groups_that_have_both():
+    """Groups with holes pass through the same imputation as a new set: p-values stay exact."""
+    model, size, sets, rate = machine_model("impute"), 12, 80, 0.1
+
+    def holed(count: int, seed: int) -> Examples:
+        some = machines(count, size, seed=seed)
+        return replace(some, elements=model.impute(with_holes(some.elements, 0.15, seed), some.labels))
+
+    reference = reference_density(model, SetSampler(holed(40, 50)), generator=seeded())
+    other = Groups.of(model, holed(40, 50), generator=seeded())
+    groups = Groups.of(model, holed(60, 1), reference=reference, generator=seeded())
+    cutoffs = fixed_cutoffs(model, other)
+    found = GroupCalibration(model, groups, cutoffs, -math.inf, "machines", True, 0, reference)
+    x = with_holes(machines(sets, size, seed=2).elements.view(sets, size, -1), 0.15)
+    flagged, incomplete = flagged_with_holes(found, x, rate), x.isnan().any(-1).numpy()
+    assert found.batch(size).basis(size - 1, rate) == "exact"
+    assert 0.3 < incomplete.mean() < 0.9
+    error = flagged.mean(1).std() / math.sqrt(sets)
+    assert rate / 2 < flagged.mean() < rate + 3 * error
+    assert flagged[incomplete].mean() < flagged[~incomplete].mean() + 3 * error
+
+
+@pytest.mark.slow
+def test_a_gross_fault_does_not_make_rows_with_missing_numbers_outliers():
+    model, size, sets, rate = machine_model("impute"), 12, 40, 0.1
+    found, raw = calibrated(model, 40, rows=size), machines(sets, size, seed=2).elements.view(sets, size, -1)
+    x = with_holes(raw, 0.2)
+    x[:, 0] = raw[:, 0]
+    x[:, 0, 2] += 1000 * raw[..., 2].std()
+    flagged = flagged_with_holes(found, x, rate)
+    assert flagged[:, 0].all()
+    shares = flagged[:, 1:].mean(1)
+    assert shares.mean() < rate + 3 * shares.std() / math.sqrt(sets)
 
 
 def test_a_stream_imputes_missing_numbers_from_its_own_set():

@@ -3,7 +3,8 @@
 A row of set g is y = m + b_g + w, with b_g ~ N(0, B) for the set and w ~ N(0, W) for the row. A missing
 number is replaced by its mean given the other numbers of the row and the set, or by a draw from its
 distribution. The set matters: machines differ far more than the rows of one machine, so that the mean over
-all machines would look like a fault.
+all machines would look like a fault. A row that is far from the others of its set does not count for them:
+one spike would shift the missing numbers of all other rows.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
 _ITERATIONS = 10  # of expectation maximisation
 _MAX_SETS, _MAX_ROWS = 200, 50  # sets, and rows of each, to estimate covariances from if numbers are missing
+_FAR = 3.1  # standard normal quantile of the distance beyond which a row does not count: 1 in 1000
 _RIDGE = 1e-4  # variance added to each column, as a fraction of its own: constant columns have none
 
 
@@ -73,13 +75,14 @@ class Imputer(nn.Module):
     ) -> Float[Tensor, "n dim"]:
         """Rows without missing numbers: each replaced by its mean, or by a draw if a generator is given.
 
-        A row is conditioned on all rows with its label, including itself.
+        A row is conditioned on itself and on all rows with its label that are near their median.
         """
         filled = y.clone()
         for label in labels[y.isnan().any(1)].unique():
             chosen = labels == label
             one = y[chosen].double()
-            given = self._conditioned(one, {})
+            known: dict[bytes, Tensor] = {}
+            given = self._conditioned(one, known, self._is_near(one, known))
             means = self.mean + given.mean + given.rows
             if generator is not None:
                 means = means + self._deviations(~one.isnan(), generator)
@@ -127,10 +130,31 @@ class Imputer(nn.Module):
         self.between.copy_(between)
         self.within.copy_(within + torch.diag(_RIDGE * variance + 1e-12))
 
-    def _conditioned(self, y: Tensor, known: dict[bytes, Tensor]) -> _Conditioned:
+    def _is_near(self, y: Float[Tensor, "n dim"], known: dict[bytes, Tensor]) -> Bool[Tensor, " n"]:
+        """Whether each row of a set is as near to the median as rows of one set are, or as most of them are.
+
+        With c the median of each column, (y − c)ᵀ A (y − c) is about χ² with as many degrees of freedom as a
+        row has numbers; its cube root is about normal (Wilson and Hilferty).
+        """
+        there, centre = ~y.isnan(), (y.nanmedian(0).values - (-y).nanmedian(0).values) / 2
+        residual = (y - centre).nan_to_num(0.0)
+        distance = residual.new_zeros(len(y))
+        patterns, place = there.unique(dim=0, return_inverse=True)
+        for i, pattern in enumerate(patterns):
+            some = residual[place == i]
+            distance[place == i] = (some @ self._inverse(pattern, known) * some).sum(1)
+        count = there.sum(1).clamp(min=1)
+        spread = 2 / (9 * count)
+        cubic = (distance / count).pow(1 / 3) - (1 - spread)  # about normal, with this variance
+        return cubic <= torch.maximum(_FAR * spread.sqrt(), -(-cubic).median())  # more than half
+
+    def _conditioned(
+        self, y: Tensor, known: dict[bytes, Tensor], near: Bool[Tensor, " n"] | None = None
+    ) -> _Conditioned:
         """One set given its numbers. A is the inverse of W over the numbers that a row has, 0 elsewhere.
 
-        J = Σ A_i, V = B (I + J B)⁻¹ and E b = V Σ A_i (y_i − m). `known` keeps A by its pattern.
+        J = Σ A_i, V = B (I + J B)⁻¹ and E b = V Σ A_i (y_i − m), over the rows that are `near`, by default
+        all. `known` keeps A by its pattern.
         """
         there = ~y.isnan()
         patterns, place = there.unique(dim=0, return_inverse=True)
@@ -138,12 +162,13 @@ class Imputer(nn.Module):
         residual = torch.where(there, y - self.mean, 0.0)
         scaled = torch.empty_like(residual)
         information = torch.zeros_like(self.within)
+        counts = torch.ones_like(place, dtype=torch.bool) if near is None else near
         for i, inverse in enumerate(inverses):
             scaled[place == i] = residual[place == i] @ inverse
-            information += int((place == i).sum()) * inverse
+            information += int(counts[place == i].sum()) * inverse
         eye = torch.eye(len(self.mean), dtype=torch.double, device=y.device)
         covariance = torch.linalg.solve((eye + information @ self.between).T, self.between.T).T
-        mean = covariance @ scaled.sum(0)
+        mean = covariance @ scaled[counts].sum(0)
         rows, scatter = torch.empty_like(residual), torch.zeros_like(self.within)
         for i, inverse in enumerate(inverses):
             gain = self.within @ inverse  # the identity where nothing is missing
