@@ -256,13 +256,13 @@ def check_enough_rows(rows: Examples, data: DataConfig) -> None:
         warnings.warn(
             f"{sets} sets to train on are TOO FEW for {dim} column{'s' * (dim > 1)}: the model cannot learn "
             f"how sets differ, and its scores may be far off. {enough} would be enough. log p(x), how "
-            "unlikely a row is among all rows, is still of use.",
+            "unlikely a row is among all rows, is still useful.",
             stacklevel=2,
         )
 
 
 def has_few_sets(rows: Examples) -> bool:
-    """Whether a table has so few sets that a run of the usual length learns them by heart."""
+    """Whether a table has so few sets that a run of the usual length memorises them."""
     return not rows.is_images and len(rows.names) < 2 * max(_FEW_SETS, rows.shape[0])
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bruno.streams.codec import EvidenceArrays, decode_all, encode_all
 from bruno.streams.densities import RowDensities
 
-FAR = 1e4  # predictive deviations: to remove an element beyond takes the digits of the others with it
+FAR = 1e4  # predictive deviations: removing an element further away loses digits of the others
 
 _EVIDENCE = "evidence"
 
@@ -145,7 +145,7 @@ class KeyedEvidence:
 def far_elements(
     densities: RowDensities, z: Float[np.ndarray, "n dim"], others: EvidenceArrays
 ) -> Bool[np.ndarray, " n"]:
-    """Which elements are so far from all others of their set that these lost digits by its removal.
+    """Which elements are so far from all others of their set that removing them loses digits of the others.
 
     The deviation is that of the predictive or of the others, whichever is larger. So of n elements of a set,
     at most one in each dimension is far, unless n exceeds 1e8.

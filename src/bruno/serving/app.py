@@ -52,7 +52,7 @@ def create_app(
         token: the bearer token that requests must have; without one, everyone who can connect may ask.
         hosts: names that the Host header may have, besides 127.0.0.1 and localhost.
         limits: what is accepted.
-        batching: compute requests that wait at the same time together.
+        batching: compute requests that are waiting at the same time as one batch.
         checkpoint: of run folders: "last", or "best" on validation.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
     """

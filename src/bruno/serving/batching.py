@@ -1,4 +1,4 @@
-"""Requests on their way to a model: one thread takes all that wait, and computes them together."""
+"""Requests on their way to a model: one thread takes all waiting requests and computes them together."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[
 
 
 def _fields(schema: dict[str, Any]) -> list[tuple[str, str]]:
-    """The names of the fields of an object, and what is said of them."""
+    """The names of the fields of an object, and their descriptions."""
     required = schema.get("required", [])
     found = []
     for name, field in schema.get("properties", {}).items():

@@ -82,7 +82,7 @@ class Guard:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await self._measured(scope, receive, send)
-        else:  # websockets are not spoken here
+        else:  # WebSockets are not supported
             await send({"type": "websocket.close", "code": 1008})
 
     async def _measured(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,7 +136,7 @@ class Guard:
             )
 
     def _check_origin(self, method: str, headers: _Headers) -> None:
-        """Raise if a web page of another origin asks; it may link here."""
+        """Raise if a web page of another origin sends the request; following a link is allowed."""
         own = {f"{scheme}://{headers.host}".lower() for scheme in ("http", "https")}
         is_foreign = headers.sec_fetch_site in ("cross-site", "same-site") and method not in ("GET", "HEAD")
         if is_foreign or (headers.origin and headers.origin.lower() not in own):

@@ -69,7 +69,7 @@ async def key_and_digest(request: Request, *what: str) -> tuple[str, bytes]:
 
 
 def checked_id(request: Request) -> str:
-    """The id of a set in the path; raises 422 if it is none."""
+    """The id of a set in the path; raises 422 if it is not valid."""
     id: str = request.path_params["id"]
     if not (0 < len(id) <= _LONGEST and id.isprintable() and "/" not in id):
         raise RequestError(

@@ -1,4 +1,4 @@
-"""A service without its HTTP: several models by name, each with its sets and its queue."""
+"""The service without HTTP: several models by name, each with its sets and its queue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Service:
         store: the folder for the sets of all models, as NAME.db; ":memory:" for none. By default, the file
             `sets.db` in the folder of each model.
         limits: what is accepted.
-        batching: compute requests that wait at the same time together.
+        batching: compute requests that are waiting at the same time as one batch.
         checkpoint: of run folders: "last", or "best" on validation.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
     """

@@ -60,5 +60,5 @@ class RequestError(Exception):
 
 
 def busy(reason: str) -> RequestError:
-    """The error of a service that has too much to do."""
+    """The error of an overloaded service."""
     return RequestError(503, f"{reason} Try again later.", retry_after=1)

@@ -17,7 +17,7 @@ _SAME = 1e-4  # difference of the latents of a row that is encoded again, relati
 
 @dataclass(frozen=True, eq=False)
 class RowSample:
-    """A uniform random sample of encoded rows, blind to their values: those with the lowest keys.
+    """A uniform random sample of encoded rows, independent of their values: those with the lowest keys.
 
     Attributes:
         encoded: the rows.

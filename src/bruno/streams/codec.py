@@ -186,7 +186,7 @@ def _decoded_ranks(reader: _Reader, dim: int, sample: int, latents: np.dtype[Any
 
 
 def _check(record: SetRecord, name: str) -> None:
-    """Raise unless a set can have this state; a checksum may be right and the numbers still not."""
+    """Raise unless a set can have this state; numbers can be wrong though the checksum is right."""
     numbers = np.concatenate([record.mean, record.scatter, record.first.ravel(), [record.count]])
     if not np.isfinite(numbers).all() or record.count < 0 or record.scatter.min(initial=0) < 0:
         raise ValueError(f"the state of set {name!r} must have finite numbers, and a count of at least 0.")

@@ -311,7 +311,7 @@ class Store:
                 self._db.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Close the file, without what is not committed; a new one in which nothing is, is deleted."""
+        """Close the file and drop what is not committed; a new file with nothing committed is deleted."""
         if self._is_unused:  # while no other process can have begun to use it
             for name in (self.path, f"{self.path}-wal"):
                 Path(name).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from bruno.streams.codec import decode_latents, encode_latents
 from bruno.streams.sets import HotSets
 from bruno.streams.store import Store
 
-_HUGE = 1e8  # squared deviations: an element beyond takes the digits of the others with it
+_HUGE = 1e8  # squared deviations: removing an element further away loses digits of the others
 
 
 class Window:

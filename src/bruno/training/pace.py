@@ -125,7 +125,7 @@ def _settings(changed: dict[str, Any]) -> list[str]:
 def suitable_steps(trainer: Callable[[int], Trainer], measure: Callable[[Bruno], float], steps: int) -> int:
     """The number of steps, at most `steps`, after which validation sets are most likely.
 
-    A few sets are soon learnt by heart. Each number is tried in a run of its own: the schedule of the
+    A few sets are soon memorised. Each number is tried in a run of its own: the schedule of the
     learning rate depends on it.
 
     Args:
