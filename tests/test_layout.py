@@ -20,7 +20,8 @@ LAYOUT = """
     bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic
     bruno.data.drawings bruno.data.images bruno.data.table_format bruno.data.columns bruno.data.frames
     bruno.data.tables bruno.data.formats bruno.data.cifar
-    bruno.data.reader bruno.data.datasets bruno.data.published bruno.data.loading bruno.data
+    bruno.data.sources bruno.data.reader bruno.data.datasets bruno.data.published
+    bruno.data.loading bruno.data
     bruno.flow.bijection bruno.flow.networks bruno.flow.spline bruno.flow.coupling bruno.flow.mixing
     bruno.flow.realnvp bruno.flow.preprocessing bruno.flow.imputation bruno.flow
     bruno.process.checks bruno.process.evidence bruno.process.distributions bruno.process.coefficients
@@ -32,7 +33,8 @@ LAYOUT = """
     bruno.training.trainer bruno.training.pace bruno.training.log bruno.training.checkpoints
     bruno.training.clock
     bruno.training.run bruno.training
-    bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.few_shot
+    bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.episodes
+    bruno.tasks.few_shot
     bruno.tasks.conformal bruno.tasks.keep_out bruno.tasks.calibration bruno.tasks.classification
     bruno.tasks.references bruno.tasks.set_scores bruno.tasks.explanation bruno.tasks.generation
     bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.stream_summary
@@ -44,7 +46,8 @@ LAYOUT = """
     bruno.streams.updates bruno.streams bruno.reporting bruno.reporting.results bruno.reporting.images
     bruno.reporting.figure bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines
     bruno.reporting.element_plots bruno.reporting.explanation_plots bruno.reporting.outlier_plots
-    bruno.reporting.page bruno.devices bruno.recipe_data bruno.trained.data bruno.trained.calibration
+    bruno.reporting.page bruno.devices bruno.recipe_data
+    bruno.trained.elements bruno.trained.data bruno.trained.calibration
     bruno.trained.evaluation bruno.trained.sample_files bruno.trained.generation
     bruno.trained.classification bruno.trained.states
     bruno.trained.explanation bruno.trained.outliers bruno.trained.watch bruno.trained.detection

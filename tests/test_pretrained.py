@@ -22,9 +22,10 @@ from bruno.data.images import read_images
 from bruno.data.sampling import SetSampler
 from bruno.tasks.anomaly import Detector
 from bruno.tasks.classification import classify
+from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import measure_bits_per_dim
 from bruno.tasks.familiarity import UnfamiliarDataWarning
-from bruno.tasks.few_shot import FewShotProtocol, measure_few_shot
+from bruno.tasks.few_shot import measure_few_shot
 from bruno.tasks.index import Index
 from bruno.tasks.retrieval import rank
 from bruno.weights import pretrained_names, pretrained_path

@@ -15,7 +15,8 @@ from bruno.tasks.classification import (
     fit_temperature_to_groups,
     with_p_values,
 )
-from bruno.tasks.few_shot import FewShotProtocol, draw_episodes, episode_scores
+from bruno.tasks.episodes import FewShotProtocol, draw_episodes
+from bruno.tasks.few_shot import episode_scores
 from bruno.tasks.metrics import calibration_error, log_loss
 
 

@@ -9,14 +9,8 @@ from bruno.config import FlowConfig, ModelConfig, ProcessConfig
 from bruno.data import Examples
 from bruno.data.examples import concatenate
 from bruno.data.sampling import SetSampler
-from bruno.tasks.few_shot import (
-    FewShotProtocol,
-    compare_few_shot,
-    draw_episodes,
-    episode_scores,
-    measure_few_shot,
-    measure_pixels,
-)
+from bruno.tasks.episodes import FewShotProtocol, draw_episodes
+from bruno.tasks.few_shot import compare_few_shot, episode_scores, measure_few_shot, measure_pixels
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -24,12 +24,12 @@ from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
 from bruno.tasks.classification import Calibration, Classification, classify, fit_temperature
 from bruno.tasks.conformal import GroupScores, PValue, benjamini_hochberg
 from bruno.tasks.drift import DriftTest, WithinSet
+from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
 from bruno.tasks.explanation import Explanation, explain
 from bruno.tasks.familiarity import Familiarity
 from bruno.tasks.few_shot import (
     FewShotComparison,
-    FewShotProtocol,
     FewShotResult,
     compare_few_shot,
     measure_few_shot,

@@ -1,7 +1,7 @@
 """A trained model with its recipe and data, and the jobs it does: what commands and users open."""
 
 from bruno.tasks.familiarity import UnfamiliarDataWarning
-from bruno.trained.data import Elements
+from bruno.trained.elements import Elements
 from bruno.trained.evaluation import Evaluation
 from bruno.trained.files import export, open, results_folder
 from bruno.trained.jobs import Trained

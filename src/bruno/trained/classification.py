@@ -23,9 +23,9 @@ from bruno.tasks.classification import (
     fit_temperature_to_groups,
     with_p_values,
 )
-from bruno.tasks.few_shot import FewShotProtocol
+from bruno.tasks.episodes import FewShotProtocol
 from bruno.trained.calibration import CalibrationJobs
-from bruno.trained.data import Source
+from bruno.trained.elements import Source
 
 _log = logging.getLogger(__name__)
 

@@ -1,54 +1,24 @@
-"""A trained model with its recipe, and access to its data and to the user's."""
+"""A trained model with its data: the splits of its own dataset, or other examples that fit it."""
 
 from __future__ import annotations
 
 import logging
 import re
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from bruno.arrays import ArrayLike, as_tensor, image_to_array, is_pil_image
-from bruno.config import Recipe
-from bruno.data import Element, ElementReader, Examples, is_available, load_examples, load_path
+from bruno.data import Examples, is_available, load_examples, load_path
 from bruno.data.datasets import SPLITS
-from bruno.data.frames import is_frame
-from bruno.data.images import normalise_drawings
-from bruno.data.reader import collected
-from bruno.kinds import Images, Kind, kind_of, rescale_levels
-from bruno.model import Bruno
-from bruno.recipe_data import (
-    RecipeData,
-    has_consecutive_sets,
-    imputed,
-    is_path,
-    unseen_split,
-    warn_of_skipped,
-)
-from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
+from bruno.kinds import Images
+from bruno.recipe_data import RecipeData, imputed, is_path, warn_of_skipped
+from bruno.trained.elements import TrainedModel
 
 _log = logging.getLogger(__name__)
 _NAMED_CLASSES = 10  # of the chosen classes, in the name of a result
-
-Source = str | Path | Sequence[str | Path] | ArrayLike  # paths of files and folders, a frame, or elements
-
-
-class Elements(NamedTuple):
-    """Elements (n, *shape) on the CPU, and their names: paths, lines of a table, or positions.
-
-    `groups` are the values of the group column, empty where there is none.
-    """
-
-    x: Tensor
-    names: tuple[str, ...]
-    groups: tuple[str, ...]
 
 
 class Selection(NamedTuple):
@@ -58,87 +28,8 @@ class Selection(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedData:
-    """A trained model with its recipe and its data.
-
-    Attributes:
-        model: frozen, on the device it was opened on.
-        recipe: its training recipe; None for a model file without one.
-        folder: where its results go.
-        is_pretrained: whether it comes with the package.
-        data_dir: the folder of published datasets; $BRUNO_DATA if None.
-        drawings: whether to normalise the line drawings of others; as in training if None.
-    """
-
-    model: Bruno
-    recipe: Recipe | None
-    folder: Path
-    is_pretrained: bool = False
-    data_dir: str | Path | None = None
-    drawings: bool | None = None
-
-    def __repr__(self) -> str:
-        data = self.recipe.data.name if self.recipe else "unknown data"
-        return f"{type(self).__name__}({str(self.folder)!r}, {self.model.kind}, trained on {data})"
-
-    def __sklearn_clone__(self) -> TrainedData:
-        """The object itself: clones of an estimator share the model."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TrainedData:
-        return self  # immutable; clones of an estimator of river are deep copies
-
-    # --- the model ---------------------------------------------------------------------------------------
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.device
-
-    @property
-    def rotations(self) -> bool:
-        """Whether rotated classes counted as classes in training."""
-        return self.recipe is not None and self.recipe.data.rotations
-
-    @property
-    def normalises(self) -> bool:
-        """Whether images of others are normalised as line drawings; see `normalise_drawing`."""
-        kind = self.model.kind
-        if not isinstance(kind, Images) or not kind.is_grey:
-            return False
-        return (
-            (self.recipe is not None and self.recipe.data.drawings)
-            if self.drawings is None
-            else self.drawings
-        )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Column names of the rows in training, if they had names."""
-        return self.recipe.data.columns if self.recipe else ()
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of elements, with the names of their columns if they are known."""
-        return kind_of(self.model.shape, self.model.levels, self.columns)
-
-    @property
-    def group(self) -> str:
-        """The column that named the set of a row in training, if there was one."""
-        return self.recipe.data.group if self.recipe else ""
-
-    @property
-    def has_consecutive_sets(self) -> bool:
-        """Whether the sets of training were consecutive rows of a table without a group column."""
-        return self.recipe is not None and not self.kind.is_images and has_consecutive_sets(self.recipe)
-
-    @property
-    def unseen(self) -> str:
-        """The split of unseen classes."""
-        return unseen_split(self.recipe) if self.recipe else "validation"
-
-    # --- its data ----------------------------------------------------------------------------------------
+class TrainedData(TrainedModel):
+    """A trained model with its recipe and its data."""
 
     def examples(
         self,
@@ -163,127 +54,6 @@ class TrainedData:
             ValueError: if the model has no data, or the elements do not fit the model.
         """
         return self._select(split, data, classes, invert, min_classes).examples
-
-    def reader(
-        self,
-        *,
-        invert: bool | None = None,
-        skip_bad: bool = False,
-        group: str | None = None,
-        offset: str = "",
-    ) -> ElementReader:
-        """A reader of image files or table rows as the model takes them.
-
-        `group` is the group column, if it has another name than in training, `offset` that of offsets.
-        """
-        return ElementReader(
-            self.model.shape,
-            self.model.levels,
-            invert=self._polarity(invert) if self.normalises else self._inverts(invert),
-            drawings=self.normalises,
-            skip_bad=skip_bad,
-            group=self.group if group is None else group,
-            columns=self.columns,
-            table_format=self._table_format,
-            missing=self.model.imputer is not None,
-            offset=offset,
-        )
-
-    def read(
-        self,
-        source: Source | Iterable[Element],
-        *,
-        invert: bool | None = None,
-        skip_bad: bool = False,
-        impute: bool = True,
-    ) -> Elements:
-        """Elements from files and folders, from a reader, or from frames, arrays, tensors and PIL images.
-
-        Warns about files that were skipped, and of images unlike those of training. By default, files and PIL
-        images are normalised as drawings or inverted, as in training; arrays and tensors are not changed.
-        Missing numbers of rows are imputed from the rows of the same group, or of the whole source if it has
-        no groups; without `impute` they stay NaN.
-        """
-        elements = self._read(source, invert, skip_bad)
-        self.warn_if_unfamiliar(elements.x)
-        if not impute or elements.x.ndim != 2:
-            return elements
-        _, labels = np.unique(elements.groups, return_inverse=True)
-        return elements._replace(x=self.model.impute(elements.x, labels))
-
-    def _read(self, source: Source | Iterable[Element], invert: bool | None, skip_bad: bool) -> Elements:
-        """`read` without the comparison with training."""
-        source = list(source) if isinstance(source, Iterator) else source
-        if are_paths(source) or is_frame(source):
-            reader = self.reader(invert=invert, skip_bad=skip_bad)
-            read = collected(self._opened(source, reader))
-            if not read:
-                raise ValueError(f"`source` must have at least one readable element; got {source}.")
-            warn_of_unreadable(reader)
-        elif isinstance(source, list) and source and isinstance(source[0], Element):
-            read = source
-        else:
-            x = self.convert(cast(ArrayLike, source), invert=invert)
-            return Elements(x, tuple(map(str, range(1, len(x) + 1))), ("",) * len(x))
-        names, xs, groups = zip(*read, strict=True)
-        return Elements(torch.stack(xs).cpu(), names, groups)
-
-    @staticmethod
-    def _opened(source: Any, reader: ElementReader) -> Iterator[Element]:
-        """The elements of paths or of a frame."""
-        if is_frame(source):
-            return reader.read_frame(source)
-        return reader.read([source] if isinstance(source, str | Path) else source)
-
-    def convert(self, source: ArrayLike, *, invert: bool | None = None) -> Tensor:
-        """Elements (n, *shape) on the CPU from an array of one or several, or from PIL images.
-
-        As `read`, but without a comparison with training.
-        """
-        shape, kind = self.model.shape, self.model.kind
-        first = source[0] if isinstance(source, list | tuple) and source else source
-        if is_pil_image(first) and self.normalises:
-            return self._normalised(source if isinstance(source, list | tuple) else [source], invert)
-        x = as_tensor(source, "source", kind=kind).cpu()
-        if kind.is_images and shape[0] == 1 and x.ndim in (2, 3) and x.shape[-2:] == shape[1:]:
-            x = x if tuple(x.shape) == shape else x.unsqueeze(-3)  # grey images without a channel axis
-        x = x.unsqueeze(0) if tuple(x.shape) == shape else x
-        if x.shape[1:] != shape or not len(x):
-            wanted = ", ".join(map(str, shape))
-            raise ValueError(f"`source` must have shape (n, {wanted}); got {tuple(x.shape)}.")
-        if x.dtype == torch.bool or x.is_complex():
-            raise TypeError(f"`source` must be integers or floating point; got {x.dtype}.")
-        kind.check(x.nan_to_num(nan=0.0) if self.model.imputer is not None else x)
-        inverted = invert or (is_pil_image(first) and self._inverts(invert))
-        return kind.levels - 1 - x if inverted and kind.is_images else x
-
-    def _normalised(self, images: Sequence[Any], invert: bool | None) -> Tensor:
-        """PIL images as drawings (n, *shape)."""
-        kind, polarity = cast(Images, self.model.kind), self._polarity(invert)
-        arrays = [
-            normalise_drawings(image_to_array(image, None, True)[None], kind.size, invert=polarity)
-            for image in images
-        ]
-        return rescale_levels(torch.from_numpy(np.concatenate(arrays)), 256, kind.levels)
-
-    @cached_property
-    def familiarity(self) -> Familiarity:
-        """The check whether images look like those of training."""
-        return Familiarity(self.model)
-
-    def warn_if_unfamiliar(
-        self, *images: Tensor, what: str = "these images are", remedy: str = "`invert`"
-    ) -> None:
-        """Warn if images are unlike those of training: the model's answers would not show it."""
-        for some in images:
-            if reason := self.familiarity.check(some):
-                warnings.warn(
-                    f"{what} unlike those of training: {reason}. Predictions will be confident nevertheless. "
-                    f"Check whether the images must be inverted ({remedy}), their contrast and their scale.",
-                    UnfamiliarDataWarning,
-                    stacklevel=3,
-                )
-                return
 
     def _select(
         self,
@@ -395,19 +165,8 @@ class TrainedData:
         warn_of_skipped(examples, path)
         return examples.inverted() if self._inverts(invert) and not drawings else examples
 
-    @property
-    def _table_format(self) -> str:
-        return self.recipe.data.format if self.recipe else ""
-
     def _generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(seed)
-
-    def _polarity(self, invert: bool | None) -> bool | None:
-        """Whether the ink of drawings is dark; None to find out."""
-        return self._inverts(None) or None if invert is None else invert
-
-    def _inverts(self, invert: bool | None) -> bool:
-        return (self.recipe is not None and self.recipe.data.invert) if invert is None else invert
 
 
 def _data_name(data: str | None, split: str, classes: Sequence[str]) -> str:
@@ -416,23 +175,6 @@ def _data_name(data: str | None, split: str, classes: Sequence[str]) -> str:
     if data is not None and (is_path(data) or data == "drawn"):
         name = Path(data).stem
     return "-".join([name, *(re.sub(r"\W", "_", label) for label in classes[:_NAMED_CLASSES])])
-
-
-def are_paths(source: object) -> bool:
-    """Whether a source is a path, or a list of paths."""
-    if isinstance(source, str | Path):
-        return True
-    return isinstance(source, list | tuple) and all(isinstance(part, str | Path) for part in source)
-
-
-def warn_of_unreadable(reader: ElementReader) -> None:
-    """Warn about what a reader skipped."""
-    if reader.skipped:
-        warnings.warn(
-            f"skipped {len(reader.skipped)} unreadable element{'s' * (len(reader.skipped) > 1)}, first "
-            f"{reader.skipped[0]}.",
-            stacklevel=3,
-        )
 
 
 def available_set_size(examples: Examples, wanted: int, least: int = 1) -> int:

@@ -10,8 +10,9 @@ import torch
 from bruno.data import SetSampler
 from bruno.tasks import Progress
 from bruno.tasks.analysis import Inspection, inspect_model
+from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import BitsPerDim, default_sets_per_class, measure_bits_per_dim
-from bruno.tasks.few_shot import FewShotComparison, FewShotProtocol, compare_few_shot
+from bruno.tasks.few_shot import FewShotComparison, compare_few_shot
 from bruno.trained.data import TrainedData, available_set_size
 
 _SET_SIZE = 20  # of sets to measure on

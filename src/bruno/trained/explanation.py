@@ -18,7 +18,7 @@ from bruno.tasks.progress import Progress
 from bruno.tasks.set_scores import Criterion
 from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.calibration import CalibrationJobs
-from bruno.trained.data import Source
+from bruno.trained.elements import Source
 
 _MOST = 20  # outliers of a batch that are explained, those with the lowest scores
 

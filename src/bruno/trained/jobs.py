@@ -11,7 +11,7 @@ from bruno.model import Posterior
 from bruno.onnx import export_onnx
 from bruno.reporting.results import Result
 from bruno.trained.classification import ClassificationJobs
-from bruno.trained.data import Source
+from bruno.trained.elements import Source
 from bruno.trained.evaluation import EvaluationJobs
 from bruno.trained.explanation import ExplanationJobs
 from bruno.trained.generation import GenerationJobs

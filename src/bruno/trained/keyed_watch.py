@@ -15,7 +15,8 @@ from typing import Any, TextIO, cast
 import torch
 
 from bruno.data import Element, ElementReader
-from bruno.data.reader import Place, Placed
+from bruno.data.reader import Placed
+from bruno.data.sources import Place
 from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.streams.judgements import Judgements
@@ -23,8 +24,8 @@ from bruno.streams.store import MEMORY, Mark, Store
 from bruno.tasks.anomaly import Detector, Judgement
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.stream_summary import StreamSummary
-from bruno.trained.data import Source, are_paths, warn_of_unreadable
 from bruno.trained.detection import DetectionJobs
+from bruno.trained.elements import Source, are_paths, warn_of_unreadable
 from bruno.trained.explanation import StreamExplainer
 from bruno.trained.keyed import COMMIT_ROWS, COMMIT_SECONDS, KeyedDetector
 from bruno.trained.outliers import Outliers
@@ -85,7 +86,7 @@ class KeyedWatch:
 
     @property
     def explanation(self) -> Explanation | None:
-        """Why the most unusual elements are; None if that was not asked for, or if there are none."""
+        """The explanation of the most unusual elements; None if not asked for, or if there are none."""
         return self._explainer.most_unusual(self.summary) if self._explainer else None
 
     def __iter__(self) -> Iterator[Judged]:

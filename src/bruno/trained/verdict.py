@@ -11,8 +11,9 @@ import torch
 from bruno.checks import check_count
 from bruno.data import Examples, SetSampler
 from bruno.recipe_data import is_path
+from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
-from bruno.tasks.few_shot import FewShotComparison, FewShotProtocol, FewShotResult, compare_few_shot
+from bruno.tasks.few_shot import FewShotComparison, FewShotResult, compare_few_shot
 from bruno.tasks.planted import PlantedFaults, measure_planted_faults
 from bruno.trained.data import TrainedData
 from bruno.training import Run

@@ -20,7 +20,8 @@ from bruno.tasks.anomaly import Detector, Judgement
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.tasks.stream_summary import StreamSummary
-from bruno.trained.data import Source, TrainedData, are_paths, warn_of_unreadable
+from bruno.trained.data import TrainedData
+from bruno.trained.elements import Source, are_paths, warn_of_unreadable
 from bruno.trained.explanation import StreamExplainer
 from bruno.trained.outliers import Outliers
 from bruno.trained.states import KeptOut, SetState, WatchState
@@ -113,7 +114,7 @@ class Watch:
 
     @property
     def explanation(self) -> Explanation | None:
-        """Why the most unusual elements are; None if that was not asked for, or if there are none."""
+        """The explanation of the most unusual elements; None if not asked for, or if there are none."""
         return self._explainer.most_unusual(self.summary) if self._explainer else None
 
     def __iter__(self) -> Iterator[Judged]:
