@@ -25,6 +25,18 @@ class SetEvidence(NamedTuple):
     scatter: Float[np.ndarray, "k dim"]
 
 
+class _Shape(NamedTuple):
+    """The predictive of sets without its location: Student-t, or Gaussian without a power.
+
+    With d = residual²/spread, log p = constant − ½ Σ (log_scale + power · log(1 + d)), or + d.
+    """
+
+    spread: Float[np.ndarray, "n dim"]
+    log_scale: Float[np.ndarray, "n dim"]
+    power: Float[np.ndarray, "n dim"] | None
+    constant: Float[np.ndarray, " n"]
+
+
 def evidence_inside(z: Float[np.ndarray, "k m dim"], inside: Bool[np.ndarray, "k m"]) -> SetEvidence:
     """The evidence of the elements of sets that are inside."""
     weight = inside[:, :, None].astype(np.float64)
@@ -48,11 +60,12 @@ class RowDensities:
         self._mean, self._r, self._e = (part.cpu().numpy() for part in (mean, r, e))
         self._excess = None if excess is None else excess.cpu().numpy()
         self._table = self._constants(np.arange(_TABLE, dtype=np.float64))
+        none = np.zeros((1, self.dim))
+        self._before = self._shape(np.zeros(1), self._location_and_spread(np.zeros(1), none, none)[1])
 
     def prior(self, z: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         """log p(z) without evidence."""
-        zero = np.zeros(len(z))
-        return self(z, zero, np.zeros_like(z), np.zeros_like(z))
+        return self._density(z - self._mean, self._before)
 
     def scores_within(
         self,
@@ -81,13 +94,20 @@ class RowDensities:
     ) -> Float[np.ndarray, " n"]:
         """log p(z | evidence) of the next element of each set."""
         offset, spread = self._location_and_spread(count, mean, scatter)
-        residual = z - self._mean - offset
+        return self._density(z - self._mean - offset, self._shape(count, spread))
+
+    def _density(self, residual: Float[np.ndarray, "n dim"], shape: _Shape) -> Float[np.ndarray, " n"]:
+        """The log-density of residuals z − location."""
+        distance = residual * residual / shape.spread
+        density = shape.log_scale + (distance if shape.power is None else shape.power * np.log1p(distance))
+        return np.asarray(shape.constant - 0.5 * density.sum(1))
+
+    def _shape(self, count: Float[np.ndarray, " n"], spread: Float[np.ndarray, "n dim"]) -> _Shape:
         if self._excess is None:
-            density = (np.log(spread) + residual * residual / spread).sum(1)
-            return np.asarray(-0.5 * (density + self.dim * math.log(2 * math.pi)))
+            constant = np.full(1, -0.5 * self.dim * math.log(2 * math.pi))
+            return _Shape(spread, np.log(spread), None, constant)
         dof = 2 + self._excess + count[:, None]
-        density = np.log(spread) - np.log(dof) + (dof + 1) * np.log1p(residual * residual / spread)
-        return np.asarray(self._constant(count) - 0.5 * density.sum(1))
+        return _Shape(spread, np.log(spread / dof), dof + 1, self._constant(count))
 
     def location_and_scale(
         self,
@@ -105,9 +125,10 @@ class RowDensities:
     ) -> tuple[Numbers, Numbers]:
         """location − m0, and dof · scale²; of a Gaussian process, the variance."""
         n, r, e = count[:, None], self._r, self._e
-        w = e + n * r
+        nr = n * r
+        w = e + nr
         shift = mean - self._mean
-        offset = n * r / w * shift
+        offset = nr / w * shift
         k = e * (w + r) / w
         if self._excess is None:
             return offset, k
@@ -115,9 +136,10 @@ class RowDensities:
 
     def _constant(self, count: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """`_constants`, from a table or by a series, chosen for each row alone."""
-        if self._excess is None:
-            return np.zeros(len(count))
-        found = self._table[np.minimum(count, _TABLE - 1).astype(np.intp)]
+        whole = count.astype(np.intp)
+        if whole.max(initial=0) < _TABLE and (whole == count).all():
+            return np.asarray(self._table[whole])
+        found = self._table[np.minimum(whole, _TABLE - 1)]
         large = count >= _TABLE
         if large.any():
             found[large] = self._constants_by_series(count[large])

@@ -143,7 +143,8 @@ class _Scales:
         if self.asinh is not None:
             bent = np.where(self.asinh, np.arcsinh(u), bent)
             log_det = log_det - np.where(self.asinh, np.log(np.hypot(u, 1.0)), 0.0).sum(1)
-        return ((bent - self.mean) / self.deviation).clip(-_FURTHEST, _FURTHEST), log_det
+        scaled = (bent - self.mean) / self.deviation
+        return np.minimum(np.maximum(scaled, -_FURTHEST), _FURTHEST), log_det
 
 
 # --- couplings -------------------------------------------------------------------------------------------
@@ -165,8 +166,9 @@ class _Coupling:
         output = x[..., self.fixed]
         for i, (weight, bias) in enumerate(self.layers):
             if i:
-                output = np.where(output > 0, output, np.expm1(np.minimum(output, 0.0)))
-            output = np.matmul(output, weight) + bias
+                output = np.maximum(output, np.expm1(np.minimum(output, 0.0)))  # ELU, as exp(x) − 1 ≥ x
+            output = np.matmul(output, weight)
+            output += bias
         size = x[..., self.moved].shape[-1]
         s, t = self.bound * np.tanh(output[..., :size]), output[..., size : 2 * size]
         moved, log_slope = x[..., self.moved], s

@@ -50,20 +50,10 @@ class Judgements:
     @classmethod
     def empty(cls, n: int) -> Judgements:
         """Room for n judgements, all skipped."""
-        nan, no = np.full(n, math.nan), np.zeros(n, np.bool_)
-        return cls(
-            nan,
-            np.zeros(n),
-            np.zeros(n, np.int64),
-            nan.copy(),
-            no,
-            no.copy(),
-            nan.copy(),
-            no.copy(),
-            nan.copy(),
-            no.copy(),
-            np.ones(n, np.bool_),
-        )
+        score, threshold, p, p_within = np.full((4, n), math.nan)
+        outlier, beyond, exact, counts = np.zeros((4, n), np.bool_)
+        seen, position, skipped = np.zeros(n), np.zeros(n, np.int64), np.ones(n, np.bool_)
+        return cls(score, seen, position, threshold, outlier, beyond, p, exact, p_within, counts, skipped)
 
     def __len__(self) -> int:
         return len(self.score)

@@ -44,6 +44,8 @@ def checked_keys(keys: Sequence[Any] | NDArray[Any]) -> list[str]:
 
 def check_numbers(rows: Float[np.ndarray, "n dim"], missing: bool) -> None:
     """Raise unless all numbers can be used."""
+    if np.abs(rows).max(initial=0.0) <= MAX_NUMBER:  # never true of NaN
+        return
     with np.errstate(invalid="ignore"):
         fine = np.abs(rows) <= MAX_NUMBER
     if missing:

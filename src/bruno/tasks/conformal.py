@@ -8,6 +8,7 @@ guarantee is marginal: over calibrations and new sets, for each element.
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,7 +110,8 @@ class GroupScores:
             found: Numbers = (1 + tail.weight[below]) / (self.groups_at(position) + 1)
             return found.clip(max=1.0)
         found = np.interp(scores, self._curve(position), self._levels)
-        return np.where(scores == -math.inf, np.maximum(found, self._lowest_share(position)), found)
+        lost = scores == -math.inf
+        return np.where(lost, np.maximum(found, self._lowest_share(position)), found) if lost.any() else found
 
     def p_value(self, score: float, position: int, rate: float) -> PValue:
         """The p-value of one score at a position, to be compared with this false-alarm rate."""
@@ -128,8 +130,12 @@ class GroupScores:
     # --- exact -------------------------------------------------------------------------------------------
 
     @cached_property
+    def _known(self) -> list[int]:
+        return [int(position) for position in self.positions]
+
+    @cached_property
     def _places(self) -> dict[int, int]:
-        return {position: place for place, position in enumerate(self.positions.tolist())}
+        return {position: place for place, position in enumerate(self._known)}
 
     @cached_property
     def _tails(self) -> list[_Tail]:
@@ -159,13 +165,22 @@ class GroupScores:
 
     def _curve(self, position: int) -> Numbers:
         """Quantiles at `_levels` at a position, interpolated between positions."""
-        known = self.positions.numpy()
-        after = int(np.searchsorted(known, position).clip(0, len(known) - 1))
+        known = self._known
+        position = min(max(position, known[0]), known[-1])
+        if (kept := self._kept_curves.get(position)) is not None:
+            return kept
+        after = bisect.bisect_left(known, position)
         before = max(0, after - 1)
-        first, last, now = np.log1p([known[before], known[after], min(max(position, known[0]), known[-1])])
+        first, last, now = np.log1p([known[before], known[after], position])
         share = (now - first) / (last - first) if last > first else 1.0
         curve: Numbers = (1 - share) * self._curves[before] + share * self._curves[after]
+        self._kept_curves[position] = curve
         return curve
+
+    @cached_property
+    def _kept_curves(self) -> dict[int, Numbers]:
+        """The curves so far, by position: a stream needs that of its last position for every row."""
+        return {}
 
     @cached_property
     def _curves(self) -> Float[np.ndarray, "positions levels"]:
