@@ -231,7 +231,7 @@ def test_an_error_of_our_own_shows_nothing_of_the_inside(client, monkeypatch):
     def failing(*given):
         raise RuntimeError("a secret of the inside")
 
-    monkeypatch.setattr(service_module, "read_elements", failing)
+    monkeypatch.setattr(service_module, "read_rows", failing)
     answer = client.post("/score", json={"elements": X})
     assert answer.status_code == 500
     assert "secret" not in answer.text

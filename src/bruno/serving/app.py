@@ -76,6 +76,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # /metrics has its own
     )
     app.state.service = service
     pages = page_routes()

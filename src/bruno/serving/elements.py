@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from bruno.data.archives import READ_ERRORS
+from bruno.model import Bruno
 from bruno.serving.settings import Limits, RequestError
 from bruno.streams.rows import check_numbers
 from bruno.trained import Trained
@@ -25,24 +26,44 @@ _SIZE = slice(16, 24)  # of width and height in a PNG
 _DATA_URL = "data:image/png;base64,"
 
 
-def read_elements(trained: Trained, given: Sequence[Any], limits: Limits, name: str = "elements") -> Tensor:
-    """Elements of a request as a tensor (n, *shape).
+def read_images(trained: Trained, given: Sequence[Any], limits: Limits, name: str) -> Tensor:
+    """Images of a request as a tensor (n, *shape).
 
     Args:
-        trained: the model; its images are normalised as it does with images of others.
-        given: for each element, a PNG as bytes or as text in base64, or nested lists of numbers.
+        trained: the model, which normalises images of others.
+        given: for each image, a PNG as bytes or as text in base64, or nested lists of numbers.
         limits: the limits of the service.
         name: the field to name in an error.
 
     Raises:
-        RequestError: 422 if an element does not fit the model, 413 if an image or their number is too large.
+        RequestError: 422 if an image does not fit the model, 413 if it or their number is too large.
     """
+    _check_some(given, limits, name)
+    return torch.cat([_image(trained, one, limits, f"{name}[{i}]") for i, one in enumerate(given)])
+
+
+def read_rows(model: Bruno, given: Sequence[Any], limits: Limits, name: str) -> Tensor:
+    """Rows of a request as a tensor (n, dim); null is a missing number, if the model can impute it.
+
+    Raises:
+        RequestError: 422 if a row does not fit the model, 413 if there are too many.
+    """
+    _check_some(given, limits, name)
+    rows = _numbers(given)
+    if rows is None or rows.shape != (len(given), model.dim):
+        raise RequestError(422, f"`{name}` must be rows of {model.dim} numbers; got {_shortened(given[0])}.")
+    rows = rows.astype(np.float64)
+    try:
+        check_numbers(rows, model.imputer is not None)
+    except ValueError as error:
+        raise RequestError(422, str(error).replace("`x`", f"`{name}`")) from error
+    return torch.from_numpy(rows)
+
+
+def _check_some(given: Sequence[Any], limits: Limits, name: str) -> None:
     if not given:
         raise RequestError(422, f"`{name}` must hold at least one element; got none.")
     check_number_of(len(given), limits, name)
-    if not trained.model.kind.is_images:
-        return _rows(trained, given, name)
-    return torch.cat([_image(trained, one, limits, f"{name}[{i}]") for i, one in enumerate(given)])
 
 
 def check_number_of(elements: int, limits: Limits, name: str) -> None:
@@ -51,20 +72,6 @@ def check_number_of(elements: int, limits: Limits, name: str) -> None:
         raise RequestError(
             413, f"`{name}` must be at most {limits.elements} elements; got {elements}. Send them in parts."
         )
-
-
-def _rows(trained: Trained, given: Sequence[Any], name: str) -> Tensor:
-    """Rows of numbers; null is a missing one, if the model can impute it."""
-    dim = trained.model.dim
-    rows = _numbers(given)
-    if rows is None or rows.shape != (len(given), dim):
-        raise RequestError(422, f"`{name}` must be rows of {dim} numbers; got {_shortened(given[0])}.")
-    rows = rows.astype(np.float64)
-    try:
-        check_numbers(rows, trained.model.imputer is not None)
-    except ValueError as error:
-        raise RequestError(422, str(error).replace("`x`", f"`{name}`")) from error
-    return torch.from_numpy(rows)
 
 
 def _numbers(given: Any) -> NDArray[Any] | None:
@@ -87,7 +94,10 @@ def _numbers(given: Any) -> NDArray[Any] | None:
 
 def _has_booleans(given: Any) -> bool:
     """Whether nested lists have true or false in them, which numpy takes as numbers."""
-    return any(map(_has_booleans, given)) if isinstance(given, list) else isinstance(given, bool)
+    if not isinstance(given, list):
+        return isinstance(given, bool)
+    kinds = set(map(type, given))
+    return bool in kinds or (list in kinds and any(map(_has_booleans, given)))
 
 
 def _image(trained: Trained, given: Any, limits: Limits, name: str) -> Tensor:

@@ -15,6 +15,7 @@ from bruno.serving.metrics import OTHER, Metrics
 from bruno.serving.settings import Limits, RequestError, busy
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
+BODY = "bruno.body"  # the key of the whole body in the scope of a request
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
 _BODIES = {"application/json", "image/png"}
 _ALWAYS = {"/health", "/metrics"}  # answered even by a busy service
@@ -48,7 +49,7 @@ def check_hosts(hosts: Iterable[str]) -> None:
 
 
 class Guard:
-    """An ASGI application that refuses requests, or passes them on with their whole body.
+    """An ASGI application that refuses requests, or passes them on with their whole body, `scope[BODY]`.
 
     Args:
         app: the application behind it.
@@ -119,8 +120,8 @@ class Guard:
         taken = _Taken(self)
         try:
             taken.add(length or 0)
-            body = await self._body(receive, taken, length)
-            await self._app(scope, _once(body, receive), send)
+            scope[BODY] = await self._body(receive, taken, length)
+            await self._app(scope, receive, send)
         finally:
             self._active -= 1
             taken.give_back()
@@ -137,8 +138,8 @@ class Guard:
 
     def _check_origin(self, method: str, headers: _Headers) -> None:
         """Raise if a web page of another origin sends the request; following a link is allowed."""
-        own = {f"{scheme}://{headers.host}".lower() for scheme in ("http", "https")}
         is_foreign = headers.sec_fetch_site in ("cross-site", "same-site") and method not in ("GET", "HEAD")
+        own = (f"{scheme}://{headers.host}".lower() for scheme in ("http", "https"))
         if is_foreign or (headers.origin and headers.origin.lower() not in own):
             raise RequestError(403, "requests of web pages of another origin are refused.")
 
@@ -224,20 +225,6 @@ def _headers_of(scope: Scope) -> _Headers:
                 raise RequestError(400, f"`{raw.decode()}` must be given once; got it again.")
             found[name] = value.decode("latin-1")
     return _Headers(**found)
-
-
-def _once(body: bytes, receive: Receive) -> Receive:
-    """`receive` of a request whose body is read already."""
-    is_read = False
-
-    async def replayed() -> Message:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
 
 
 async def _refuse(error: RequestError, send: Send) -> None:

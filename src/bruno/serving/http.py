@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
 from bruno.reporting.images import grid, png, to_uint8
-from bruno.serving.guard import refusal
+from bruno.serving.guard import BODY, refusal
 from bruno.serving.settings import RequestError
 
 _LONGEST = 200  # characters of ids and keys
@@ -24,9 +26,9 @@ PNG = "image/png"
 _Schema = TypeVar("_Schema", bound=BaseModel)
 
 
-async def parse(request: Request, schema: type[_Schema], **query: Any) -> _Schema:
+def parse(request: Request, schema: type[_Schema], **query: Any) -> _Schema:
     """The request in a body: JSON, or one element as a PNG with the other fields in the query."""
-    body = await request.body()
+    body: bytes = request.scope[BODY]
     try:
         if is_png(request):
             given = {name: value for name, value in query.items() if value is not None}
@@ -37,6 +39,15 @@ async def parse(request: Request, schema: type[_Schema], **query: Any) -> _Schem
         return schema.model_validate_json(body)
     except ValidationError as error:
         raise RequestError(422, _first_problem(error)) from error
+
+
+def query_of(request: Request) -> QueryParams:
+    """The query of a request. Short ones are kept: most requests repeat that of another."""
+    raw = request.scope["query_string"]
+    return _kept_query(raw) if len(raw) <= _LONGEST else QueryParams(raw)
+
+
+_kept_query = lru_cache(maxsize=1000)(QueryParams)
 
 
 def is_png(request: Request) -> bool:
@@ -54,7 +65,7 @@ def _first_problem(error: ValidationError) -> str:
     return f"`{place}`: {problem['msg']}; got {given}{more}."
 
 
-async def key_and_digest(request: Request, *what: str) -> tuple[str, bytes]:
+def key_and_digest(request: Request, *what: str) -> tuple[str, bytes]:
     """The idempotency key of a request, and a digest that recognises the request."""
     key = request.headers.get("idempotency-key", "")
     if not (0 < len(key) <= _LONGEST and key.isascii() and key.isprintable()):
@@ -64,7 +75,7 @@ async def key_and_digest(request: Request, *what: str) -> tuple[str, bytes]:
             f"a repeated request does not count twice; got {key[:60]!r}.",
         )
     digest = hashlib.sha256("\0".join((request.method, *what)).encode(errors="surrogatepass"))
-    digest.update(b"\0" + await request.body())
+    digest.update(b"\0" + request.scope[BODY])
     return key, digest.digest()
 
 

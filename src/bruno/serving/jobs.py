@@ -56,6 +56,7 @@ class ServedModel:
 
     def __init__(self, trained: Trained, store: str | Path, batch: int) -> None:
         self.trained, self.model = trained, trained.model
+        self.is_images, self._imputes = self.model.kind.is_images, self.model.imputer is not None
         self._calibration = trained.kept_calibration()
         self.is_calibrated = self._calibration is not None
         self._computer = Computer(self.model, batch)
@@ -176,7 +177,7 @@ class ServedModel:
         return SetRecord.of(Evidence.of(torch.from_numpy(latents.z)))
 
     def _is_incomplete(self, x: Tensor) -> bool:
-        return self.model.imputer is not None and bool(np.isnan(x.numpy()).any())
+        return self._imputes and bool(np.isnan(x.numpy()).any())
 
     def _complete(self, x: Tensor, known: SetRecord) -> Tensor:
         """Rows with their missing numbers imputed given a set; other elements as they are."""

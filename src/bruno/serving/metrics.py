@@ -36,14 +36,20 @@ class Metrics:
             buckets=_SIZES,
         )
         self._active = Gauge("bruno_requests_in_progress", "Requests in progress.", registry=self._registry)
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._waiting = Gauge(
             "bruno_requests_waiting", "Requests that wait for a model.", ("model",), registry=self._registry
         )
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request."""
-        self._requests.labels(route, method, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        known = self._children.get((route, method, status))
+        if known is None:  # their number is bounded, as that of the labels
+            known = self._requests.labels(route, method, str(status)), self._seconds.labels(route)
+            self._children[route, method, status] = known
+        counter, histogram = known
+        counter.inc()
+        histogram.observe(seconds)
 
     def watch_active(self, count: Callable[[], int]) -> None:
         """Report the number of requests in progress, as this function returns it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bruno.serving import schemas
 from bruno.serving.elements import check_number_of
-from bruno.serving.http import PNG, answer, as_base64, checked_id, key_and_digest, parse, picture
+from bruno.serving.http import PNG, answer, as_base64, checked_id, key_and_digest, parse, picture, query_of
 from bruno.serving.jobs import Given, ServedModel
 from bruno.serving.service import Service
 from bruno.serving.settings import RequestError
@@ -29,8 +29,8 @@ class Routes:
 
     async def score(self, request: Request) -> Response:
         """log p(x | set) − log p(x) of elements: how much more likely they are given the set."""
-        asked = await parse(request, schemas.ScoreRequest, set=request.query_params.get("set"))
-        name, served = self.service.model(request.query_params.get("model"))
+        asked = parse(request, schemas.ScoreRequest, set=query_of(request).get("set"))
+        name, served = self.service.model(query_of(request).get("model"))
         x, given, size = await self._elements_and_set(name, asked)
         found = await self.service.run(name, served.score(x, given), size)
         return answer(
@@ -40,8 +40,8 @@ class Routes:
 
     async def rank(self, request: Request) -> Response:
         """Elements by how well they fit a set, the best first."""
-        asked = await parse(request, schemas.RankRequest, set=request.query_params.get("set"))
-        name, served = self.service.model(request.query_params.get("model"))
+        asked = parse(request, schemas.RankRequest, set=query_of(request).get("set"))
+        name, served = self.service.model(query_of(request).get("model"))
         x, given, size = await self._elements_and_set(name, asked)
         found, order = await self.service.run(name, served.rank(x, given), size)
         best = order[: asked.top]
@@ -52,8 +52,8 @@ class Routes:
 
     async def sample(self, request: Request) -> Response:
         """More of the same: samples of the next element of a set. `Accept: image/png` for one picture."""
-        asked = await parse(request, schemas.SampleRequest)
-        name, served = self.service.model(request.query_params.get("model"))
+        asked = parse(request, schemas.SampleRequest)
+        name, served = self.service.model(query_of(request).get("model"))
         if asked.samples > self.service.limits.samples:
             raise RequestError(
                 413, f"`samples` must be at most {self.service.limits.samples}; got {asked.samples}."
@@ -71,9 +71,9 @@ class Routes:
 
     async def classify(self, request: Request) -> Response:
         """Probabilities of classes, each a set, for elements; and whether they are of none of these."""
-        ids = request.query_params.getlist("set")
-        asked = await parse(request, schemas.ClassifyRequest, support={one: one for one in ids} or None)
-        name, served = self.service.model(request.query_params.get("model"))
+        ids = query_of(request).getlist("set")
+        asked = parse(request, schemas.ClassifyRequest, support={one: one for one in ids} or None)
+        name, served = self.service.model(query_of(request).get("model"))
         if len(asked.support) < 2:
             raise RequestError(422, f"`support` must have at least two classes; got {len(asked.support)}.")
         sizes = [1 if isinstance(one, str) else len(one) for one in asked.support.values()]
@@ -118,22 +118,22 @@ class Routes:
 
     async def delete_set(self, request: Request) -> Response:
         """Delete a set."""
-        name, served = self.service.model(request.query_params.get("model"))
+        name, served = self.service.model(query_of(request).get("model"))
         id = checked_id(request)
-        once = await key_and_digest(request, name, id)
+        once = key_and_digest(request, name, id)
         return answer({"model": name, **await self.service.run(name, served.delete(id, *once))})
 
     async def get_set(self, request: Request) -> Response:
         """The size of a set."""
-        name, served = self.service.model(request.query_params.get("model"))
+        name, served = self.service.model(query_of(request).get("model"))
         return answer({"model": name, **await self.service.run(name, served.describe(checked_id(request)))})
 
     async def list_sets(self, request: Request) -> Response:
         """The ids of sets, in order."""
-        after, limit = request.query_params.get("after", ""), request.query_params.get("limit", "100")
+        after, limit = query_of(request).get("after", ""), query_of(request).get("limit", "100")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_IDS):
             raise RequestError(422, f"`limit` must be from 1 to {_MOST_IDS}; got {limit[:60]!r}.")
-        name, served = self.service.model(request.query_params.get("model"))
+        name, served = self.service.model(query_of(request).get("model"))
         return answer({"model": name, **await self.service.run(name, served.list(after, int(limit)))})
 
     # --- the service -------------------------------------------------------------------------------------
@@ -164,10 +164,10 @@ class Routes:
 
     async def _change(self, request: Request) -> tuple[str, ServedModel, str, Tensor, tuple[str, bytes]]:
         """The model, the set, the elements, and the key and digest of a request that changes a set."""
-        name, served = self.service.model(request.query_params.get("model"))
+        name, served = self.service.model(query_of(request).get("model"))
         id = checked_id(request)
-        once = await key_and_digest(request, name, id)
-        asked = await parse(request, schemas.ElementsRequest)
+        once = key_and_digest(request, name, id)
+        asked = parse(request, schemas.ElementsRequest)
         return name, served, id, await self.service.read(name, asked.elements), once
 
 
@@ -186,7 +186,7 @@ def _prior_of(asked: schemas.ClassifyRequest) -> Sequence[float] | None:
 
 def _warnings(served: ServedModel, x: Tensor) -> dict[str, Any]:
     """A warning if images are most likely inverted."""
-    if served.model.levels and (reason := served.trained.familiarity.too_bright(x)):
+    if served.is_images and (reason := served.trained.familiarity.too_bright(x)):
         return {"warnings": [f"images are unlike those of training: {reason}. Are they inverted?"]}
     return {}
 

@@ -121,6 +121,7 @@ class _Server(uvicorn.Server):
             log_level="error",
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # no header of a request says who sent it
             timeout_keep_alive=round(max(1.0, limits.read_seconds)),
             timeout_graceful_shutdown=round(max(1.0, limits.seconds)),
             backlog=_BACKLOG,

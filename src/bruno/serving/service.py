@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from bruno.serving.batching import Batcher
-from bruno.serving.elements import read_elements
+from bruno.serving.elements import read_images, read_rows
 from bruno.serving.jobs import ServedModel
 from bruno.serving.metrics import Metrics
 from bruno.serving.settings import Limits, RequestError
@@ -98,11 +98,11 @@ class Service:
 
     async def read(self, name: str, given: Sequence[Any], field: str = "elements") -> Tensor:
         """The elements of a request. Images are decoded in other threads."""
-        trained = self._models[name].trained
-        if not trained.model.kind.is_images:
-            return read_elements(trained, given, self.limits, field)
+        served = self._models[name]
+        if not served.is_images:
+            return read_rows(served.model, given, self.limits, field)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, read_elements, trained, given, self.limits, field)
+        return await loop.run_in_executor(self._pool, read_images, served.trained, given, self.limits, field)
 
     def close(self) -> None:
         """Finish all jobs, and close the stores."""

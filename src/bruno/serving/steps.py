@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -89,11 +90,11 @@ class Computer:
         return results
 
     def _encoded(self, steps: list[Encode]) -> list[Latents]:
-        x = torch.cat([step.x for step in steps])
-        parts = [self._encode(part) for part in x.split(self._batch)]
+        # By numpy: torch would let other threads run, and then wait for its turn.
+        x = torch.from_numpy(np.concatenate([step.x.numpy() for step in steps]))
+        parts = [self._encode(x[i : i + self._batch]) for i in range(0, len(x), self._batch)]
         z, log_det = (np.concatenate(some) for some in zip(*parts, strict=True))
-        ends = np.cumsum([len(step.x) for step in steps])[:-1]
-        return [Latents(*one) for one in zip(np.split(z, ends), np.split(log_det, ends), strict=True)]
+        return [Latents(z[own], log_det[own]) for own in _consecutive([len(step.x) for step in steps])]
 
     @torch.no_grad()
     def _decoded(self, steps: list[Decode]) -> list[Tensor]:
@@ -114,8 +115,13 @@ class Computer:
         found = np.concatenate(
             [self._densities(z[some], count[some], mean[some], scatter[some]) for some in places]
         )
-        columns = iter(np.split(found, np.cumsum(sizes)[:-1]))
-        return [np.stack([next(columns) for _ in step.sets], 1) for step in steps]
+        own = _consecutive([len(step.z) * len(step.sets) for step in steps])
+        return [found[some].reshape(len(step.sets), -1).T for some, step in zip(own, steps, strict=True)]
+
+
+def _consecutive(sizes: Iterable[int]) -> list[slice]:
+    """Slices of these sizes, one after the other."""
+    return [slice(start, end) for start, end in pairwise((0, *accumulate(sizes)))]
 
 
 def _each(function: Callable[[list[Any]], list[Any]], steps: list[Any]) -> list[Any]:
