@@ -187,7 +187,7 @@ def calibrated(machines) -> Path:
 
 def test_a_calibration_is_kept_with_the_model_and_gives_exact_p_values(calibrated):
     output = words(run("calibrate", "runs/machines", calibrated))
-    assert "40 groups of clean.csv, 25 to 25 elements each, support 4.9 % exactly" in output
+    assert "40 groups of clean.csv, 25 elements each, support 4.9 % exactly" in output
     values = values_of("runs/machines", "calibration")
     assert (values["groups"], values["elements"], values["unseen"]) == (40, 1000, True)
     output = run(*WATCH, "stream.csv")
@@ -197,6 +197,18 @@ def test_a_calibration_is_kept_with_the_model_and_gives_exact_p_values(calibrate
     values = values_of("runs/machines", "anomaly")
     assert values["basis"] == [None] + ["exact"] * 24 + ["estimated"] * 5  # groups have 25 rows
     assert all(p is None or p >= 1 / 41 - 1e-9 for p in values["p"][:25])
+
+
+def test_a_batch_reports_the_basis_that_its_p_values_have(calibrated):
+    run("calibrate", "runs/machines", calibrated)
+    batch = ["anomaly", "batch", "runs/machines"]
+    output = words(run(*batch, calibrated, "--rate", "0.05"))
+    assert "40 groups support 4.9 % exactly; 5 % is exact" in output
+    output = words(run(*batch, "stream.csv", "--one-set", "--rate", "0.05"))
+    assert "40 groups, smaller than a set of 30, support nothing exactly; 5 % is estimated" in output
+    assert set(values_of("runs/machines", "anomaly-batch")["basis"]) == {"estimated"}
+    output = words(run(*batch, calibrated, "--false-discovery-rate", "0.1"))
+    assert "p-values for a false-discovery rate of 10 % are estimated" in output
 
 
 def test_a_table_is_calibrated_on_the_sets_that_it_was_not_trained_on(machines):

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, as_tensor
@@ -180,7 +179,10 @@ def judge_batch(
     basis = threshold.basis(position, asked)
     p = threshold.p_values(given, position, basis)
     flagged = p <= rate if false_discovery_rate is None else benjamini_hochberg(p, false_discovery_rate)
-    limit = threshold.threshold(position, rate) if false_discovery_rate is None else _between(given, flagged)
+    if false_discovery_rate is not None and flagged.any():
+        limit = float(given[~flagged].min(initial=math.inf))
+    else:
+        limit = threshold.threshold(position, asked)
     return tuple(
         Judgement(score, others, limit, bool(outlier) or out, out, value, basis)
         for score, others, outlier, out, value in zip(
@@ -194,11 +196,6 @@ def _default_cutoffs(threshold: float | GroupScores) -> Cutoffs:
     if isinstance(threshold, GroupScores):
         raise ValueError("`cutoffs` must be given with calibrated scores; got none. Or set `count_all`.")
     return Cutoffs((float(threshold),))
-
-
-def _between(scores: Float[np.ndarray, " n"], flagged: Bool[np.ndarray, " n"]) -> float:
-    """The score that separates the flagged elements from the others."""
-    return float(scores[~flagged].min(initial=math.inf)) if flagged.any() else -math.inf
 
 
 class Step(NamedTuple):

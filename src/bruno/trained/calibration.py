@@ -203,16 +203,32 @@ class CalibrationJobs(TrainedData):
         )
 
 
-def report_support(scores: GroupScores, rate: float, groups: int, position: int) -> None:
-    """Log which rate the groups support exactly, and whether the asked one is estimated."""
+def report_support(
+    scores: GroupScores, rate: float, groups: int, position: int, false_discovery_rate: float | None = None
+) -> None:
+    """Log which rate the groups support exactly at a position, and whether the asked one is estimated.
+
+    Of a batch with a false-discovery rate, the lowest of its p-values is compared with this rate divided by
+    the number of elements, position + 1.
+    """
     check_rate("rate", rate)
-    position = min(position, int(scores.positions[-1]))
+    basis = scores.basis(position, rate)
+    asked = f"{100 * rate:g} % is {basis}"
+    if false_discovery_rate is not None:
+        basis = scores.basis(position, false_discovery_rate / (position + 1))
+        asked = f"p-values for a false-discovery rate of {100 * false_discovery_rate:g} % are {basis}"
     smallest = scores.smallest_exact(position)
-    asked = f"{100 * rate:g} % is {scores.basis(position, rate)}"
     if smallest < 1:
         _log.info("%d groups support %.1f %% exactly; %s", scores.groups_at(position), 100 * smallest, asked)
-    else:
-        _log.info("%d group%s nothing exactly; %s", groups, "s support" if groups > 1 else " supports", asked)
+        return
+    smaller = position > int(scores.positions[-1])
+    _log.info(
+        "%d group%s%s nothing exactly; %s",
+        groups,
+        "s" * (groups > 1) + f", smaller than a set of {position + 1}," * smaller,
+        " support" + "s" * (groups == 1),
+        asked,
+    )
 
 
 def _is_same(first: str | Path, second: str | Path) -> bool:

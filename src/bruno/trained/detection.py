@@ -98,7 +98,8 @@ class DetectionJobs(CalibrationJobs):
             return Detector(self.model, limit, rate=rate, count_all=count_all)
         found = self.calibration(data, invert=invert, seed=seed, progress=progress)
         scores = found.stream(count_all=count_all)
-        report_support(scores, rate, len(found.groups.names), _SET_SIZE - 1)
+        position = min(_SET_SIZE - 1, int(scores.positions[-1]))
+        report_support(scores, rate, len(found.groups.names), position)
         return Detector(
             self.model,
             scores,
@@ -183,7 +184,11 @@ class DetectionJobs(CalibrationJobs):
         if found:
             largest = max(map(len, _members(elements, one_set).values()))
             report_support(
-                found.batch(largest, count_all=count_all), rate, len(found.groups.names), largest - 1
+                found.batch(largest, count_all=count_all),
+                rate,
+                len(found.groups.names),
+                largest - 1,
+                false_discovery_rate,
             )
         summary = self._batch_summary(elements, judged, one_set)
         asked = rate if found and false_discovery_rate is None else None
