@@ -252,10 +252,14 @@ def _redraw(folds: list[Scores], calibrated: int, redraws: int, seed: int) -> tu
 
 def _of_fold(fold: Scores, number: int, shares: Shares) -> dict[str, Any]:
     """The measured rates of one model, each the mean over its held-out groups."""
-    own = [[some for key, some in shares[rate].items() if key[0] == number] for rate in RATES]
+    own = [
+        {name: float(np.mean(some)) for (place, name), some in shares[rate].items() if place == number}
+        for rate in RATES
+    ]
     return {
         "held out": list(fold.names),
-        "measured": [float(np.mean([np.mean(some) for some in groups])) for groups in own],
+        "measured": [float(np.mean(list(by_group.values()))) for by_group in own],
+        "by group": own,
     }
 
 
