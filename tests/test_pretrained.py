@@ -32,6 +32,7 @@ from bruno.weights import pretrained_names, pretrained_path
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("omniglot", "omniglot-small")
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -367,3 +368,12 @@ def test_a_pretrained_model_comes_with_a_calibration_on_characters_it_was_not_tr
     assert stream.basis(5, 0.01) == "estimated"
     assert stream.threshold(5, 0.01) < stream.threshold(5, 0.1)
     assert trained.kept_calibration() is None
+
+
+def test_a_character_of_no_class_is_none_of_these():
+    trained = bruno.open("omniglot-small", device="cpu")
+    known = {name: str(EXAMPLES / "known" / name) for name in "abcd"}
+    found = trained.classify(str(EXAMPLES / "new"), known, none_rate=0.05)
+    rejected = {Path(name).stem for name, none in zip(found.names, found.none_of_these, strict=True) if none}
+    assert rejected == {"e6", "e7", "e8"}
+    assert trained.classify(str(EXAMPLES / "new" / "a6.png"), known).none_of_these.tolist() == [False]

@@ -297,8 +297,11 @@ def test_queries_of_no_class_are_none_of_these(digits_run, tmp_path):
     queries = torch.cat([seen.elements[seen.labels == i][20:40] for i in (0, seen.names.index("7"))])
     assert trained.classify(queries, support).none_of_these is None
     with pytest.warns(UserWarning, match="calibrated on 3 classes"):
+        at_once = trained.classify(queries, support, none_rate=0.2)
+    with pytest.warns(UserWarning, match="calibrated on 3 classes"):
         trained.calibrate()
     found = trained.classify(queries, support, none_rate=0.2)
+    assert torch.equal(at_once.p, found.p)
     assert found.p.shape == (40, 3)
     assert torch.equal(found.none_of_these, (found.p <= 0.2).all(1))
     assert found.none_of_these[20:].double().mean() > found.none_of_these[:20].double().mean() + 0.3

@@ -42,11 +42,11 @@ def classify(
         ),
     ] = None,
     none_rate: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="Of a calibrated model: how often an element of a class may be called none of these."
+            help="How often an element of a class may be called none of these; 0.01 if calibrated before."
         ),
-    ] = 0.01,
+    ] = None,
 ) -> None:
     """Classify your own elements into your own classes, given a few examples of each."""
     if temperature is not None:

@@ -57,7 +57,7 @@ class ServedModel:
     def __init__(self, trained: Trained, store: str | Path, batch: int) -> None:
         self.trained, self.model = trained, trained.model
         self.is_images, self._imputes = self.model.kind.is_images, self.model.imputer is not None
-        self._calibration = trained.kept_calibration()
+        self._calibration = trained.ready_calibration()
         self.is_calibrated = self._calibration is not None
         self._computer = Computer(self.model, batch)
         self.sets = Sets(self.model, store)

@@ -102,9 +102,13 @@ class CalibrationJobs(TrainedData):
 
         A pretrained model comes with one, on characters that it was not trained on.
         """
-        if data is None and (kept := self.kept_calibration() or self._shipped_calibration()) is not None:
-            return kept
+        if data is None and (ready := self.ready_calibration()) is not None:
+            return ready
         return self._calibrated_on(data, invert, seed, progress)
+
+    def ready_calibration(self) -> GroupCalibration | None:
+        """The calibration that is kept with the model or comes with it; None if there is neither."""
+        return self.kept_calibration() or self._shipped_calibration()
 
     def kept_calibration(self) -> GroupCalibration | None:
         """The calibration that `calibrate` kept with the model; None without one."""

@@ -29,6 +29,7 @@ from bruno.trained.elements import Source
 
 _log = logging.getLogger(__name__)
 
+_NONE_RATE = 0.01
 _CALIBRATION_EPISODES = 600  # at least, to fit a temperature to
 
 
@@ -46,7 +47,7 @@ class ClassificationJobs(CalibrationJobs):
         data: str | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
-        none_rate: float = 0.01,
+        none_rate: float | None = None,
         seed: int = 0,
     ) -> Classification:
         """Probabilities of your own classes for your own elements, given a few examples of each class.
@@ -56,17 +57,18 @@ class ClassificationJobs(CalibrationJobs):
             support: examples of each class by its name, or a folder of class folders, or a CSV.
             prior: probability of each class, in any unit; uniform by default.
             temperature: divides the log-probabilities. By default, it is fitted to the groups of the
-                calibration that is kept with the model; without one, it is 1.
+                calibration; without one, or if it has scores alone, it is 1.
             calibrate: fit the temperature on the unseen classes of the model's own data instead.
             data: with `calibrate`, fit it on this.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
-            none_rate: a query whose p-value is at most this for every class is of none of these, which is
-                decided if the model keeps a calibration (`calibrate`). A query of one of the classes is
-                rejected with at most this probability.
+            none_rate: a query whose p-value is at most this for every class is of none of these. A query of
+                one of the classes is rejected with at most this probability. By default, it is 1 % if the
+                model has a calibration (`calibrate`, or that of a pretrained model), and nothing is rejected
+                without one. If a rate is given, a model without one is calibrated on its own unseen classes.
             seed: seed of the episodes that the temperature is fitted on.
         """
-        check_rate("none_rate", none_rate)
+        check_rate("none_rate", _NONE_RATE if none_rate is None else none_rate)
         reading: dict[str, Any] = {"invert": invert, "skip_bad": skip_bad}
         sets = self._support(support, reading)
         if len(sets) < 2:
@@ -74,13 +76,13 @@ class ClassificationJobs(CalibrationJobs):
         x, names, _ = self._read(queries, **reading)
         imputed = self.model.prior().impute(x.to(self.device)).cpu()
         self.warn_if_unfamiliar(torch.cat(list(sets.values())), imputed)
-        calibration = self.kept_calibration()
+        calibration = self.ready_calibration() if none_rate is None else self.calibration(seed=seed)
         if temperature is None and calibrate:
             temperature = self._fitted_temperature(sets, data, invert, seed)
         elif temperature is None:
             temperature = 1.0 if calibration is None else self._kept_temperature(calibration, sets, seed)
         found = classify(self.model, sets, x, names=names, prior=prior, temperature=temperature)
-        return found if calibration is None else with_p_values(found, calibration, none_rate)
+        return found if calibration is None else with_p_values(found, calibration, none_rate or _NONE_RATE)
 
     def _support(
         self, support: str | Path | Mapping[str, Source], reading: dict[str, Any]
