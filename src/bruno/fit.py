@@ -28,6 +28,7 @@ from bruno.recipe_data import (
     is_path,
     keep_frame,
     log_columns,
+    log_lost_colour,
     log_scales,
     warn_of_far_numbers,
     with_absolute_path,
@@ -113,6 +114,8 @@ def train(
     if is_path(recipe.data.name):
         if frame is None:
             log_columns(data.split("all"), recipe.data, Path(recipe.data.name).name)
+            if "data.colour" not in explicit:
+                log_lost_colour(examples, recipe.data)
         check_enough_rows(examples, recipe.data)
         recipe = fitted_to(recipe, examples, explicit)
         kept = evolve(recipe.data, columns=examples.columns, format=examples.table_format)

@@ -23,6 +23,7 @@ from bruno.data import DATASETS, Examples, load_examples
 from bruno.data.columns import BLOCK
 from bruno.data.datasets import SPLITS, split_by_class
 from bruno.data.frames import read_frame
+from bruno.data.images import has_colour
 from bruno.data.table_format import TableFormat
 from bruno.files import atomic_write
 from bruno.model import Bruno
@@ -165,6 +166,14 @@ def log_columns(examples: Examples, data: DataConfig, name: str) -> None:
             len(examples.names),
             int(examples.counts[0]),
         )
+
+
+def log_lost_colour(examples: Examples, data: DataConfig) -> None:
+    """Log that colours of user images are not used, since a defect may be one of colour alone."""
+    path = Path(data.name)
+    is_grey = examples.is_images and examples.shape[0] == 1 and not data.drawings
+    if is_grey and path.suffix.lower() != ".npz" and has_colour(path):
+        _log.info("%s: the images have colours, which are not used; data.colour=true keeps them", path.name)
 
 
 def log_scales(kinds: Sequence[str], steps: Sequence[float], columns: Sequence[str]) -> None:

@@ -182,6 +182,18 @@ def test_a_run_on_user_data_works_from_any_folder(workplace, monkeypatch):
         run("finetune", "../run", "--set", "data.name=../images/class0", "--steps", "1")
 
 
+def test_colours_that_are_not_used_are_reported(workplace):
+    make_images({f"class{i}": 4 for i in range(5)}, 8)
+    data = ["--data", "images", "--set", "data.rotations=false", "--set", "train.set_size=3", "--steps", "1"]
+    note = "images: the images have colours, which are not used; data.colour=true keeps them"
+    assert note not in run(*TRAIN, *data, "--out", "grey")
+    for path in Path("images").glob("*/*.png"):
+        Image.merge("RGB", [Image.open(path), *2 * [Image.new("L", (8, 8), 255)]]).save(path)
+    assert note in run(*TRAIN, *data, "--out", "lost")
+    assert note not in run(*TRAIN, *data, "--out", "kept", "--set", "data.colour=true")
+    assert bruno.load("kept/model.safetensors").shape == (3, 8, 8)
+
+
 def test_skipped_files_and_classes_are_reported_once(workplace):
     make_images({**{f"class{i}": 6 for i in range(5)}, "small": 2}, 8)
     Path("images/class0/0.png").write_bytes(b"no image")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from image_files import FILES, as_folder, as_tar, as_zip, picture
 from PIL import Image
 
-from bruno.data.images import decode, read_images
+from bruno.data.images import decode, has_colour, read_images
 
 every_kind = pytest.mark.parametrize("pack", [as_folder, as_zip, as_tar])
 
@@ -49,6 +49,15 @@ def test_images_are_resized_converted_and_inverted(tmp_path):
     assert read_images(path, size=(3, 2)).shape == (1, 3, 2)
     dark = as_folder(tmp_path / "dark", {"a/1.png": picture(0)})
     assert read_images(dark).inverted().elements.unique().tolist() == [255]
+
+
+@every_kind
+def test_colours_are_noticed_in_most_images(pack, tmp_path):
+    bad, coloured = b"no image", picture(250, mode="RGB")
+    assert has_colour(pack(tmp_path, {"a/1.png": coloured, "a/2.png": coloured, "b/1.png": bad}))
+    grey = tmp_path / "grey"
+    grey.mkdir()
+    assert not has_colour(pack(grey, {"a/1.png": coloured, **FILES}))
 
 
 @every_kind

@@ -6,7 +6,9 @@ import io
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -21,6 +23,9 @@ from bruno.data.examples import Examples
 
 _READABLE = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 _UNREADABLE = {".heic", ".heif", ".avif", ".jxl", ".svg", ".pdf", ".dng", ".cr2", ".nef", ".psd"}
+
+_SOME = 20  # images to find out whether there are colours
+_GREY = 8  # mean difference of the channels, of 255, up to which an image is grey
 
 Size = int | tuple[int, int]  # a side, or (height, width)
 
@@ -100,6 +105,15 @@ def normalise_drawings(
         normalise_drawing(image, wanted, invert=invert)[None] for image in images[:, 0]
     ]
     return np.stack(drawn)
+
+
+def has_colour(path: Path) -> bool:
+    """Whether most of the first images of a folder or archive of class folders have colours."""
+    found = []
+    for _, read in islice(entries(path, _is_in_class_folder), _SOME):
+        with suppress(*READ_ERRORS, ValueError):
+            found.append(float(np.ptp(decode(read(), 16, False).astype(np.int16), axis=0).mean()) > _GREY)
+    return sum(found) > len(found) / 2
 
 
 def fit_all(images: NDArray[np.uint8], size: Size | None, grey: bool | None) -> NDArray[np.uint8]:
