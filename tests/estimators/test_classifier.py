@@ -133,9 +133,16 @@ def test_images_are_classified(digits_model, unseen_digits):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("prior", "flat"), ("temperature", 0.0), ("none_prior", 1.0), ("none_label", "ash")],
+    [
+        ("prior", "flat"),
+        ("temperature", 0.0),
+        ("temperature", None),
+        ("none_prior", 1.0),
+        ("none_prior", None),
+        ("none_label", "ash"),
+    ],
 )
-def test_wrong_parameters_are_named_in_fit(set_model, setting, value):
+def test_wrong_parameters_are_named_in_fit(set_model, setting, value, without_shape_checks):
     settings = {"none_prior": 0.1, setting: value} if setting == "none_label" else {setting: value}
     with pytest.raises(ValueError, match=rf"`{setting}` .*got .*{value}"):
         FewShotClassifier(set_model, **settings).fit(ROWS, LABELS)

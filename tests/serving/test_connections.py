@@ -58,9 +58,10 @@ def test_a_second_request_of_a_connection_has_to_arrive_in_time_too():
         assert b"HTTP/1.1 408" in received
 
 
-def test_headers_that_are_too_large_are_refused():
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["incomplete", "complete"])
+def test_headers_that_are_too_large_are_refused(end):
     with service() as address:
-        received = answer_to(address, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000)
+        received = answer_to(address, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000 + end)
         assert received[:12] in (b"HTTP/1.1 431", b"")  # the answer may be lost with what was not read
         assert ask(port_of(address), "GET", "/health")[0] == 200
 

@@ -133,7 +133,9 @@ class Guard:
         name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
         if name.lower() not in self._hosts:
             raise RequestError(
-                421, f"`Host` must be one of {', '.join(sorted(self._hosts))}; got {host[:100]!r}. Allow it."
+                421,
+                f"`Host` must be one of {', '.join(sorted(self._hosts))}; got {host[:100]!r}. Start the "
+                "service with this name (--allow-host).",
             )
 
     def _check_origin(self, method: str, headers: _Headers) -> None:

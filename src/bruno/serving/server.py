@@ -21,6 +21,7 @@ from bruno.serving.service import Models
 from bruno.serving.settings import Limits
 
 _HEADERS = 2**16  # bytes of the headers of a request
+_TOO_LARGE = ("431 Request Header Fields Too Large", f"headers must have at most {_HEADERS} bytes.")
 _BACKLOG = 128  # connections that are not accepted yet
 
 
@@ -200,9 +201,7 @@ def _protocol_of(limits: Limits) -> type[HttpToolsProtocol]:
             super().data_received(data)
             is_open = not self.transport.is_closing()
             if is_open and self._in_headers and self._header_bytes > _HEADERS:
-                self._end(
-                    "431 Request Header Fields Too Large", f"headers must have at most {_HEADERS} bytes."
-                )
+                self._end(*_TOO_LARGE)
 
         def on_message_begin(self) -> None:
             self._in_headers = True
@@ -211,7 +210,15 @@ def _protocol_of(limits: Limits) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             self._in_headers, self._header_bytes = False, 0
-            super().on_headers_complete()
+            size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            if size > _HEADERS:  # they arrived in one piece
+                self._end(*_TOO_LARGE)
+            else:
+                super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            if not self.transport.is_closing():
+                super().on_body(body)
 
         def on_message_complete(self) -> None:
             self._in_headers = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -183,14 +184,14 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         return self
 
     def _check_parameters(self) -> None:
-        if not 0 <= self.none_prior < 1:
-            raise ValueError(f"`none_prior` must be from 0 up to 1; got {self.none_prior}.")
+        if not (isinstance(self.none_prior, Real) and 0 <= self.none_prior < 1):
+            raise ValueError(f"`none_prior` must be a number from 0 up to 1; got {self.none_prior!r}.")
         if isinstance(self.prior, str):
             check_choice("prior", self.prior, ("uniform", "empirical"))
         if isinstance(self.temperature, str):
             check_choice("temperature", self.temperature, ("auto",))
-        elif not self.temperature > 0:
-            raise ValueError(f"`temperature` must be above 0, or 'auto'; got {self.temperature}.")
+        elif not (isinstance(self.temperature, Real) and self.temperature > 0):
+            raise ValueError(f"`temperature` must be above 0, or 'auto'; got {self.temperature!r}.")
 
     def _validated_with_labels(
         self, X: Any, y: Any, *, reset: bool = False, least: int = 1

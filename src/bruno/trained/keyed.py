@@ -325,7 +325,7 @@ class KeyedDetector:
         if found is None:
             known = ", ".join(map(repr, self.store.latest_kept_out(_LATEST))) or "none"
             rule = f"`ids` must be of elements that did not count, the latest: {known}"
-            raise ValueError(f"{rule}; got {id!r}.")
+            raise ValueError(f"{rule}; got {id!r}. The first elements of a set may count after all.")
         decode_latents(found[1].z, self._model.dim, found[1].name)  # raises before anything changes
         return found
 
