@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from bruno.trained import KeyedDetector, Trained
 RESULTS = Path(__file__).parents[1] / "results"
 COLUMNS = 8
 _THREADS = 2
+PYOD_COMMAND = "pip install --target DIR --no-deps pyod numba llvmlite, then PYTHONPATH=DIR"
 PYOD = ("HBOS", "ECOD", "COPOD", "IForest")
 JOBS = ("one_at_a_time", "micro_batches", "window", "river", "pyod", "memory")
 
@@ -177,6 +179,9 @@ def main() -> None:
         "--out", type=Path, default=RESULTS / "streams.json", help="other jobs in it are kept"
     )
     options = parser.parse_args()
+    wanted = [job for job in options.jobs if job != "pyod" or find_spec("pyod") is not None]
+    if len(wanted) < len(options.jobs):
+        print(f"the job `pyod` is left out, as pyod is not installed: {PYOD_COMMAND} installs it elsewhere.")
     import torch
 
     torch.set_num_threads(_THREADS)
@@ -197,9 +202,10 @@ def main() -> None:
             "pyod": lambda: pyod_detectors(options.rows // 10),
             "memory": lambda: memory(trained, next(stores), options.memory_rows, options.keys, options.batch),
         }
-        found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
-        found |= {"threads": _THREADS, "cores": os.cpu_count(), "columns": COLUMNS}
-        for job in options.jobs:
+        before = json.loads(options.out.read_text()) if options.out.exists() else {}
+        found: dict[str, Any] = {"threads": _THREADS, "cores": os.cpu_count(), "columns": COLUMNS}
+        found |= {job: before[job] for job in JOBS if job in before}
+        for job in wanted:
             # The load of this machine, over 1, 5 and 15 minutes: above the cores, others slow it down.
             about = {"load": os.getloadavg(), "provenance": provenance()}
             found[job] = jobs[job]() | about
