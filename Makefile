@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 
+# Tests start many processes: bytecode that is kept saves each of them seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo page test test-fast test-long fuzz lint format bench omniglot paper clean

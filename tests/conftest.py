@@ -1,6 +1,5 @@
 """Checks the shapes in the signatures of the package, during tests only."""
 
-# ruff: noqa: E402, I001
 import os
 from functools import wraps
 
@@ -8,19 +7,30 @@ import jaxtyping
 import pytest
 from hypothesis import settings
 
-# Before any test imports the package, and for the whole session.
-jaxtyping.install_import_hook("bruno", "typechecker.check").__enter__()
-
-# Tests that run at the same time share the cores. Both settings must precede the import of torch.
-workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
-import bruno.threads  # noqa: F401
-import torch
-
 pytest_plugins = ["session_fixtures"]
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("repeatable")
+
+
+def pytest_configure(config):
+    """Check shapes in every process that runs tests: not in one that only hands them to workers."""
+    if not config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+        _check_shapes()
+
+
+def _check_shapes():
+    """Install the checks before any test imports the package, for the whole session."""
+    jaxtyping.install_import_hook("bruno", "typechecker.check").__enter__()
+    # Tests that run at the same time share the cores. Both settings must precede the import of torch.
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    import bruno.threads  # noqa: F401, I001
+    import torch
+
+    # torch.compile cannot trace the shape checks: compiled functions run without them.
+    compile = torch.compile
+    torch.compile = lambda *args, **kwargs: _without_shape_checks(compile(*args, **kwargs))
 
 
 def _without_shape_checks(function):
@@ -38,16 +48,10 @@ def _without_shape_checks(function):
     return unchecked
 
 
-def _compile(*args, **kwargs):
-    return _without_shape_checks(_torch_compile(*args, **kwargs))
-
-
-# torch.compile cannot trace the shape checks: compiled functions run without them.
-_torch_compile, torch.compile = torch.compile, _compile
-
-
 @pytest.fixture(autouse=True)
 def _seed():
+    import torch
+
     torch.manual_seed(0)
 
 

@@ -1,19 +1,21 @@
-"""Expensive session fixtures, made once for all workers of a parallel test run."""
+"""Expensive session fixtures, made once for all workers of a parallel test run.
+
+The package is imported by the fixtures: the process that starts the workers does not need it.
+"""
+
+from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from filelock import FileLock
 
-from bruno import Bruno
-from bruno.config import load_recipe
-from bruno.data import Examples, load_examples
-from bruno.data.sampling import SetSampler
-from bruno.training.run import Run
-from bruno.training.trainer import Trainer
+if TYPE_CHECKING:
+    from bruno import Bruno
+    from bruno.data import Examples
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -41,23 +43,38 @@ def digits_run(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def digits_model(digits_run) -> Bruno:
     """The model of `digits_run`, frozen."""
+    from bruno.training.run import Run
+
     return Run(digits_run).model()
 
 
 @pytest.fixture(scope="session")
 def learnt_digits() -> Examples:
     """The seven digits that the model was trained on."""
+    from bruno.data import load_examples
+
     return load_examples("digits")
 
 
 @pytest.fixture(scope="session")
 def unseen_digits() -> Examples:
     """The three digits unseen in training."""
+    from bruno.data import load_examples
+
     return load_examples("digits", "test")
 
 
 def _train_digits(folder: Path) -> None:
     """Train on upright digits at a high learning rate: 300 steps beat pixels and chance in all tasks."""
+    import torch
+
+    from bruno import Bruno
+    from bruno.config import load_recipe
+    from bruno.data import load_examples
+    from bruno.data.sampling import SetSampler
+    from bruno.training.run import Run
+    from bruno.training.trainer import Trainer
+
     recipe = load_recipe("digits", ["train.steps=300", "train.rate=4e-3", "data.rotations=false"])
     examples = load_examples("digits")
     torch.manual_seed(recipe.train.seed)
