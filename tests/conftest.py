@@ -1,6 +1,7 @@
 """Checks the shapes in the signatures of the package, during tests only."""
 
 import os
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 
 import jaxtyping
@@ -33,19 +34,33 @@ def _check_shapes():
     torch.compile = lambda *args, **kwargs: _without_shape_checks(compile(*args, **kwargs))
 
 
+@contextmanager
+def _no_shape_checks():
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
 def _without_shape_checks(function):
     """The function, with shape checks disabled while it runs."""
 
     @wraps(function)
     def unchecked(*args, **kwargs):
-        before = jaxtyping.config.jaxtyping_disable
-        jaxtyping.config.update("jaxtyping_disable", True)
-        try:
+        with _no_shape_checks():
             return function(*args, **kwargs)
-        finally:
-            jaxtyping.config.update("jaxtyping_disable", before)
 
     return unchecked
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    """Run slow tests without shape checks, which take up to half of their time, unless all tests are run."""
+    is_slow = item.get_closest_marker("slow") is not None
+    with _no_shape_checks() if is_slow and item.config.option.markexpr else nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +73,8 @@ def _seed():
 @pytest.fixture
 def without_shape_checks():
     """Disable shape checks, for tests that pass wrong shapes and types to see the package's own errors."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    with _no_shape_checks():
+        yield
 
 
 # Whole commands and whole training runs.

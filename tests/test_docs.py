@@ -84,10 +84,11 @@ def workplace(tmp_path_factory):
     """A folder with examples/, two trained runs and an exported model; lines run in any order."""
     folder = tmp_path_factory.mktemp("workplace")
     shutil.copytree(ROOT / "examples", folder / "examples")  # commands keep files beside a collection
+    digits = "train digits --set flow.units=16 --set flow.couplings=2"
     table = "train table --set data.name=examples/machines.csv --set data.group=machine"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for words in ("train digits", table):
+        for words in (digits, table):
             run([*words.split(), "--steps", "10", "--validate", "0"])
         run(["export", "runs/digits", "digits.safetensors", "--half"])
     return folder

@@ -262,7 +262,7 @@ def test_a_pretrained_model_is_fine_tuned_to_dark_ink(dark_ink, monkeypatch):
     monkeypatch.setattr("bruno.finetuning.default_sets_per_class", lambda classes: 4)
     tune = [
         "finetune",
-        "omniglot",
+        "omniglot-small",
         "--no-drawings",
         "--set",
         f"data.name={dark_ink}",

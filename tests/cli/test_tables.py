@@ -37,7 +37,8 @@ def table(tmp_path_factory) -> Table:
     stream = "heat,speed,weight\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows[30])
     (folder / "stream.csv").write_text(stream)
     data = ["--set", f"data.name={folder / 'machines.csv'}", "--set", "data.group=machine"]
-    run("train", "table", *data, "--steps", "200", "--out", folder / "runs" / "machines", "--device", "cpu")
+    data += ["--set", "train.batch=8", "--no-verdict"]
+    run("train", "table", *data, "--steps", "150", "--out", folder / "runs" / "machines", "--device", "cpu")
     return Table(rows, folder)
 
 

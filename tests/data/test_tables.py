@@ -175,9 +175,9 @@ def test_pyarrow_parses_ordinary_tables(tmp_path, monkeypatch):
     ids=lambda line: repr(line[:10]),
 )
 def test_pyarrow_and_python_agree_on_tables_of_many_blocks(tmp_path, line):
-    values = np.random.default_rng(0).normal(size=3000).tolist()
-    lines = [f"m{i % 5},{value},{'x' * 800}\n" for i, value in enumerate(values)]
-    path = write(tmp_path, "machine,a,note\n" + "".join([*lines[:1500], line, *lines[1500:]]))
+    values = np.random.default_rng(0).normal(size=300).tolist()
+    lines = [f"m{i % 5},{value},{'x' * 8000}\n" for i, value in enumerate(values)]
+    path = write(tmp_path, "machine,a,note\n" + "".join([*lines[:150], line, *lines[150:]]))
     assert path.stat().st_size > 2 * 2**20  # pyarrow reads blocks of 1 MiB
     assert_both_agree(path, columns=("a",))
 

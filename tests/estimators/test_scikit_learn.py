@@ -20,8 +20,8 @@ import bruno.sklearn.base
 from bruno.sklearn import FewShotClassifier, LatentTransformer, SetOutlierDetector
 
 ESTIMATORS = {
-    "detector": SetOutlierDetector(steps=6, rate=0.1),
-    "detector of new rows": SetOutlierDetector(novelty=True, steps=6, rate=0.1),
+    "detector": SetOutlierDetector(steps=2, rate=0.1),
+    "detector of new rows": SetOutlierDetector(novelty=True, steps=2, rate=0.1),
     "classifier": FewShotClassifier(steps=3),
     "transformer": LatentTransformer(steps=3),
 }

@@ -151,6 +151,14 @@ def test_a_calibration_survives_a_file(model, tmp_path):
         GroupCalibration.load(tmp_path / "calibration.safetensors", machine_model_of_another_scale())
 
 
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory):
+    """The file of a calibration, for reading only."""
+    path = tmp_path_factory.mktemp("saved") / "calibration.safetensors"
+    calibrated(model, 4).save(path)
+    return path
+
+
 @pytest.mark.parametrize(
     ("part", "value", "name"),
     [
@@ -165,10 +173,11 @@ def test_a_calibration_survives_a_file(model, tmp_path):
         ("usable", None, "usable"),
     ],
 )
-def test_a_damaged_calibration_is_a_value_error_that_names_the_part(model, tmp_path, part, value, name):
+def test_a_damaged_calibration_is_a_value_error_that_names_its_part(
+    model, saved, tmp_path, part, value, name
+):
     path = tmp_path / "calibration.safetensors"
-    calibrated(model, 4).save(path)
-    tensors, header = read(path, "cpu")
+    tensors, header = read(saved, "cpu")
     (header if part in header else tensors)[part] = value
     write(path, {key: tensor for key, tensor in tensors.items() if tensor is not None}, header)
     with pytest.raises(ValueError, match=rf"calibration.safetensors: .*{name}"):
