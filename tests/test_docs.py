@@ -6,11 +6,10 @@ import shlex
 import shutil
 import sys
 import tomllib
-from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import typer
+from pages import BLOCK, PAGES, README, ROOT, blocks, run_python
 from typer.testing import CliRunner
 
 from bruno.cli.main import COMMANDS, app
@@ -19,10 +18,8 @@ from bruno.config import Recipe, from_dict, load_recipe
 from bruno.fit import with_settings
 from bruno.weights import pretrained_names
 
-ROOT = Path(__file__).parents[1]
-README, COMMAND_LINE = ROOT / "README.md", ROOT / "docs" / "command-line.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMAND_LINE = ROOT / "docs" / "command-line.md"
+CLUSTER = "cluster.md"  # its blocks run in tests/cluster, which has a cluster
 
 # All shell lines are parsed. Lines with a placeholder or standard input, and these, are not run:
 PLACEHOLDER = re.compile(r"\b(DIR|FOLDER|FILE|IMAGE)\b")
@@ -38,10 +35,6 @@ CHEAPER = {  # appended to a line that is run; the last of two equal options cou
     "specks": "--samples 4",
     "inspect": "--sets 4",
 }
-
-
-def blocks(page, language):
-    return [code for found, code in BLOCK.findall(page.read_text("utf-8")) if found == language]
 
 
 def pages_with(language):
@@ -104,22 +97,10 @@ def in_workplace(workplace, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", pages_with("python"))
+@pytest.mark.parametrize("page", [page for page in pages_with("python") if page.id != CLUSTER])
 @pytest.mark.filterwarnings("default")  # models of a few steps, calibrated on few classes, warn
 def test_python_blocks_of_a_page_run_one_after_the_other(page, in_workplace):
-    names = {}
-    with cluster_for(page):
-        for block in blocks(page, "python"):
-            exec(compile(block, f"a block of {page.name}", "exec"), names)
-
-
-def cluster_for(page):
-    """A small cluster for a page that uses one."""
-    if "import ray" not in page.read_text("utf-8"):
-        return nullcontext()
-    from local_cluster import local_cluster
-
-    return local_cluster()
+    run_python(page)
 
 
 @pytest.mark.parametrize("line", shell_lines())

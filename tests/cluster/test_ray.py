@@ -2,6 +2,7 @@
 
 import copy
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import ray
 import ray.data
 import torch
 from local_cluster import local_cluster
+from pages import ROOT, run_python
 
 import bruno.ray
 from bruno import Bruno, Evidence, FlowConfig, ModelConfig
@@ -99,7 +101,7 @@ def test_scores_are_those_of_one_process_though_workers_are_killed(cluster, rows
         mortal("MergeEvidence", "aggregate_block"),
         mortal("Scoring", "score"),
     ]
-    scored = bruno.ray.score(dataset(keys, x, 6), model, "machine", columns=COLUMNS)
+    scored = bruno.ray.score(dataset(keys, x, 4), model, "machine", columns=COLUMNS)
     assert [marker.exists() for marker in killed] == [True] * 3
     found = scored.to_pandas().sort_values("number")
     assert list(found.columns) == ["number", "machine", *COLUMNS, "score", "log_prob", "others"]
@@ -171,3 +173,10 @@ def test_errors_of_workers_are_one_line(cluster, rows):
     keys[13] = None
     with pytest.raises(ValueError, match=r"^`key`.*'machine'.*without\.$"):
         bruno.ray.condition(dataset(keys, x, 1), model_of((3,), 0), "machine", columns=COLUMNS)
+
+
+@pytest.mark.filterwarnings("default")  # the model of the page is trained for a few steps
+def test_the_blocks_of_the_page_run(cluster, tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    run_python(ROOT / "docs" / "cluster.md")

@@ -1,5 +1,6 @@
 import io
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from bruno.flow import (
     set_network_dtype,
     set_recompute,
 )
+from bruno.flow.coupling import _compiled_forward
 
 NETWORKS = {
     "dense": lambda **kwargs: (DenseNetwork(6, 3, 16, **kwargs), torch.randn(200, 6) * 5 + 2),
@@ -117,8 +119,23 @@ def test_recomputing_changes_only_memory_use():
     torch.testing.assert_close(gradients(), plain)
 
 
+@pytest.fixture
+def compiler(request, monkeypatch):
+    """Compile with another backend than that of training; "eager" only traces."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=request.param))
+    _compiled_forward.cache_clear()
+    yield
+    _compiled_forward.cache_clear()
+
+
+NEEDS_GXX = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    "compiler", ["eager", pytest.param("inductor", marks=[pytest.mark.long, NEEDS_GXX])], indirect=True
+)
+@pytest.mark.usefixtures("compiler")
 def test_compiling_changes_only_speed():
     coupling = AffineCoupling(OddEven(4, 0), DenseNetwork(2, 2, 4))
     for p in coupling.parameters():

@@ -59,7 +59,7 @@ class Reader:
 
     Attributes:
         prepare: writes a mutated file into a folder and returns a function that reads it.
-        cases: number of files in `make test`.
+        cases: number of files in `make test-long`; `make test` has a third of them.
     """
 
     prepare: Case

@@ -35,12 +35,13 @@ def calibrated(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("calibrations", [1, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("count_all", [False, True])
-def test_false_alarms_of_new_machines_are_within_the_asked_rate(model, count_all):
+def test_false_alarms_of_new_machines_are_within_the_asked_rate(model, count_all, calibrations):
     """The model ignores the correlations of sensors; p-values hold nevertheless."""
     shares: dict[tuple[float, str], list[float]] = {}
     new = latents_of(model, machines(60, 20, seed=2))
-    for seed in range(2):
+    for seed in range(calibrations):
         found = calibrated(model, 60, seed=10 + seed)
         cutoffs = None if count_all else found.cutoffs
         stream, batch = found.stream(count_all=count_all), found.batch(20, count_all=count_all)
@@ -118,6 +119,7 @@ def test_a_gross_fault_does_not_make_rows_with_missing_numbers_outliers():
     assert shares.mean() < rate + 3 * shares.std() / math.sqrt(sets)
 
 
+@pytest.mark.slow
 def test_a_stream_imputes_missing_numbers_from_its_own_set():
     """As `Watch` does: the next row is completed given the rows that count, then judged."""
     model = machine_model("impute")
@@ -132,6 +134,7 @@ def test_a_stream_imputes_missing_numbers_from_its_own_set():
     assert np.mean(alarms) < 0.15
 
 
+@pytest.mark.slow
 def test_thresholds_do_not_zigzag(model):
     stream = calibrated(model, 40, rows=30).stream()
     for rate in (0.01, 0.1):
