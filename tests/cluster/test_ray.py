@@ -29,9 +29,14 @@ COLUMNS = ["heat", "load", "noise"]
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with local_cluster():
-        yield
+def cluster(tmp_path_factory):
+    """A cluster whose processes work in a folder with examples/: workers find relative paths there."""
+    folder = tmp_path_factory.mktemp("cluster")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with local_cluster():
+            yield
 
 
 def model_of(shape: tuple[int, ...], levels: int) -> Bruno:
@@ -176,7 +181,5 @@ def test_errors_of_workers_are_one_line(cluster, rows):
 
 
 @pytest.mark.filterwarnings("default")  # the model of the page is trained for a few steps
-def test_the_blocks_of_the_page_run(cluster, tmp_path, monkeypatch):
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    monkeypatch.chdir(tmp_path)
+def test_the_blocks_of_the_page_run(cluster):
     run_python(ROOT / "docs" / "cluster.md")
