@@ -455,8 +455,10 @@ def test_consecutive_rows_are_sets_without_a_group_column(workplace):
 def wandering(tmp_path_factory) -> tuple[Trained, np.ndarray]:
     """A model of a machine whose level wanders, without a group column, and its later rows, all clean."""
     folder, generator = tmp_path_factory.mktemp("wandering"), np.random.default_rng(0)
-    level = 4 * np.sin(np.arange(1000)[:, None] / np.array([90, 130]))
-    rows = level + 0.5 * generator.normal(size=(1000, 2))
+    steps, level = generator.normal(size=(1100, 2)), np.zeros((1100, 2))
+    for i in range(1, 1100):
+        level[i] = 0.98 * level[i - 1] + 0.4 * steps[i]
+    rows = level + 0.5 * generator.normal(size=(1100, 2))
     (folder / "t.csv").write_text("a,b\n" + "".join(f"{a:.4f},{b:.4f}\n" for a, b in rows[:900]))
     settings = {"data": {"name": str(folder / "t.csv")}, "steps": 100}
     return bruno.train("table", folder / "run", **settings), rows[900:]
@@ -469,7 +471,7 @@ def test_a_row_without_a_group_column_is_judged_by_the_rows_near_it(wandering):
     assert list(judged.summary.groups)[:2] == ["rows 1-20", "rows 21-40"]
     near = trained.watch(rows, trained.detector(rate=0.05))
     found = [sum(judgement.outlier for _, judgement in near), judged.summary.outliers]
-    assert max(found) <= 12
+    assert max(found) <= 30  # of 200; 0.3 to 0.7 of them are flagged if all rows are one set
     whole = trained.watch(rows[:2], trained.detector(rate=0.05), one_set=True)
     assert (near.detector.window, whole.detector.window) == (19, None)
     assert trained.judge_batch(rows, rate=0.05, one_set=True).summary.groups.keys() == {""}

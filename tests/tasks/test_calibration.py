@@ -57,6 +57,34 @@ def test_false_alarms_of_new_machines_are_within_the_asked_rate(model, count_all
         assert np.mean(found_rates) > rate * 0.4
 
 
+def drifting(sets: int, seed: int) -> Examples:
+    """Consecutive rows of machines whose levels change within each set."""
+    clean = machines(sets, 20, seed=seed)
+    slope = (
+        1.5 * clean.elements.std(0) * torch.randn(sets, 1, clean.elements.shape[-1], generator=seeded(seed))
+    )
+    drift = slope * torch.linspace(-1, 1, 20).unsqueeze(1)
+    return Examples(clean.elements + drift.flatten(0, 1), clean.labels, clean.names)
+
+
+@pytest.mark.slow
+def test_consecutive_rows_are_calibrated_in_the_order_of_time(model):
+    """The next row of a drifting machine is less likely given those before it than a random one."""
+    data, shares = drifting(60, 1), {}
+    reference = reference_density(model, SetSampler(data), generator=seeded())
+    new = Groups.of(model, drifting(60, 2), ordered=True, reference=reference, generator=seeded())
+    for ordered in (True, False):
+        groups = Groups.of(model, data, ordered=ordered, reference=reference, generator=seeded())
+        found = GroupCalibration(model, groups, fixed_cutoffs(model, groups), -math.inf, "", True)
+        limits = torch.tensor([found.stream().threshold(n, 0.05) for n in range(1, 20)])
+        scores = stream_scores(model, new.latents.view(60, 20, -1), found.cutoffs) - new.shortfall.view(
+            60, 20
+        )
+        shares[ordered] = (scores[:, 1:] < limits)[:, 9:].double().mean().item()
+    assert 0.02 < shares[True] < 0.07
+    assert shares[False] > 0.08
+
+
 @pytest.mark.slow
 def test_false_alarms_of_rows_with_missing_numbers_are_at_most_the_rate():
     """Imputed numbers are typical of the set: rows with holes are flagged no more often than others."""

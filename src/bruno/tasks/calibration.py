@@ -44,6 +44,8 @@ class Groups:
         usable: whether log p(x) of each element is at least the floor.
         shortfall: of log p(x) of each element below the reference, see `shortfall`.
         names: names of the groups.
+        ordered: whether the elements of a group follow each other in time. They are then not exchangeable: a
+            drifting level makes the next one less likely than a random one.
     """
 
     latents: Float[Tensor, "n_or_none dim"]
@@ -51,6 +53,7 @@ class Groups:
     usable: Bool[Tensor, " n"]
     shortfall: Float[Tensor, " n"]
     names: tuple[str, ...]
+    ordered: bool = False
 
     @classmethod
     @torch.no_grad()
@@ -62,10 +65,13 @@ class Groups:
         floor: float = -math.inf,
         reference: float = -math.inf,
         generator: Generator,
+        ordered: bool = False,
         progress: Progress | None = None,
     ) -> Groups:
-        """Encode examples, at most `_MOST_ELEMENTS` random ones of each class."""
-        order = torch.randperm(len(examples), generator=generator, device=generator.device).cpu()
+        """Encode examples, at most `_MOST_ELEMENTS` of each class: random ones, or the first if ordered."""
+        order = torch.arange(len(examples))
+        if not ordered:
+            order = torch.randperm(len(examples), generator=generator, device=generator.device).cpu()
         labels = examples.labels[order]
         rank = torch.zeros(len(order), dtype=torch.long)
         for group in range(len(examples.names)):
@@ -85,6 +91,7 @@ class Groups:
             log_prob >= floor,
             shortfall(log_prob, reference),
             examples.names,
+            ordered,
         )
 
     @cached_property
@@ -95,11 +102,16 @@ class Groups:
     def orders(
         self, groups: Int[Tensor, " some"], length: int, orders: int, generator: Generator
     ) -> Int[Tensor, "some orders length"]:
-        """Random orders of the elements of groups, as indices; −1 after the last element of a group."""
+        """Random orders of the elements of groups, as indices; −1 after the last element of a group.
+
+        The first order of ordered groups is that of time.
+        """
         index = torch.full((len(groups), orders, length), -1)
         for place, group in enumerate(groups.tolist()):
             members = (self.labels == group).nonzero().flatten()
             keys = torch.rand((orders, len(members)), generator=generator, device=generator.device).cpu()
+            if self.ordered:
+                keys[0] = torch.arange(len(members))
             shuffled = members[keys.argsort(1)[:, :length]]
             index[place, :, : shuffled.shape[1]] = shuffled
         return index
@@ -226,6 +238,7 @@ class GroupCalibration:
             "data": self.data,
             "unseen": self.unseen,
             "seed": self.seed,
+            "ordered": self.groups.ordered,
             "tables": tables,
         }
         tensors = {
@@ -254,7 +267,7 @@ class GroupCalibration:
         with parsing(path, "a calibration that `bruno calibrate` saved"):
             return cls(
                 model,
-                _parse_groups(tensors, header["names"], model.dim),
+                _parse_groups(tensors, header, model.dim),
                 Cutoffs(_numbers("cutoffs", header["cutoffs"]), *_numbers("rate", [header["rate"]])),
                 _bound(header, "floor"),
                 str(header["data"]),
@@ -265,7 +278,8 @@ class GroupCalibration:
             )
 
 
-def _parse_groups(tensors: dict[str, Tensor], names: Any, dim: int) -> Groups:
+def _parse_groups(tensors: dict[str, Tensor], header: dict[str, Any], dim: int) -> Groups:
+    names = header["names"]
     latents = check_tensor("latents", tensors["latents"], (None, dim))
     labels, usable = tensors["labels"], tensors["usable"]
     shape = (len(labels),) if labels.ndim else ()
@@ -276,7 +290,7 @@ def _parse_groups(tensors: dict[str, Tensor], names: Any, dim: int) -> Groups:
     lacking = check_tensor("shortfall", tensors["shortfall"], shape)
     require(len(labels) > 0 and int(labels.min()) >= 0, "labels", "at least 0")
     require(int(labels.max()) < len(names), "labels", f"below {len(names)}")
-    groups = Groups(latents, labels, usable, lacking, tuple(names))
+    groups = Groups(latents, labels, usable, lacking, tuple(names), bool(header.get("ordered", False)))
     require(int(groups.counts.min()) >= 2, "labels", "of at least two elements in each group")
     return groups
 
@@ -327,19 +341,27 @@ def _rounded_down(scores: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
 def stream_group_scores(
     model: Bruno, groups: Groups, cutoffs: Cutoffs | None, seed: int = 0, unseen: bool = True
 ) -> GroupScores:
-    """Scores of groups as streams in random orders; every position after the first has a distribution."""
+    """Scores of groups as streams; every position after the first has a distribution.
+
+    Of exchangeable elements, every one that is still to come could be the next, in random orders. Of ordered
+    ones, only the next in time is.
+    """
     length = min(_LONGEST, int(groups.counts.max()))
     if length < 2:
         raise ValueError(
             f"`groups` must have at least two elements in one group; got {len(groups.names)} of one element."
         )
     every = torch.arange(len(groups.names))
-    index = groups.orders(every, length, groups.number_of_orders(len(every), length), _generator(model, seed))
+    orders = 1 if groups.ordered else groups.number_of_orders(len(every), length)
+    index = groups.orders(every, length, orders, _generator(model, seed))
 
     def function(z: Tensor, usable: Tensor) -> Tensor:
         return scores_of_the_rest(model, z, cutoffs, usable)
 
-    scores = groups.scores(function, index, model.device)[:, :, 1:]
+    scores = groups.scores(function, index, model.device)
+    if groups.ordered:
+        scores = scores.masked_fill(~torch.eye(length, dtype=torch.bool), math.nan)
+    scores = scores[:, :, 1:]
     by_position = scores.permute(2, 0, 1, 3).flatten(2)
     return GroupScores.of(torch.arange(1, length), by_position, len(groups.labels), unseen=unseen)
 

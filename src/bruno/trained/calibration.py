@@ -7,6 +7,7 @@ import math
 import os
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,10 +147,11 @@ class CalibrationJobs(TrainedData):
         unseen = unseen and other is not None
         other = clean if other is None else other
         floor, reference = self._densities(other, generator)
-        cutoffs = fixed_cutoffs(self.model, Groups.of(self.model, other, floor=floor, generator=generator))
-        groups = Groups.of(
-            self.model, clean, floor=floor, reference=reference, generator=generator, progress=progress
+        encode = partial(
+            Groups.of, self.model, floor=floor, generator=generator, ordered=self.has_consecutive_sets
         )
+        cutoffs = fixed_cutoffs(self.model, encode(other))
+        groups = encode(clean, reference=reference, progress=progress)
         name = data or (self.recipe.data.name if self.recipe else "unknown data")
         if len(groups.names) < _TOO_FEW_GROUPS:
             warnings.warn(
