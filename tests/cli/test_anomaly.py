@@ -176,9 +176,9 @@ def test_only_the_latest_scores_of_a_long_stream_are_kept(in_digits, monkeypatch
 def test_the_class_of_a_synthetic_stream_and_its_outliers_can_be_chosen(in_digits):
     examples = bruno.open("run").examples()
     places = zip(examples.elements, examples.labels.tolist(), strict=True)
-    labels = {x.numpy().tobytes(): examples.names[label] for x, label in places}
+    labels = {x.cpu().numpy().tobytes(): examples.names[label] for x, label in places}
     stream = bruno.open("run").synthetic_stream(classes=("5", "8"), set_class="5")
-    found = [(labels[x.numpy().tobytes()], "another class" in name) for name, x, _ in stream]
+    found = [(labels[x.cpu().numpy().tobytes()], "another class" in name) for name, x, _ in stream]
     assert set(found) == {("5", False), ("8", True)}
     run("anomaly", "watch", "run", "--threshold", "0", "--classes", "5,8", "--set-class", "5")
     assert len(values_of("run", "anomaly")["scores"]) == len(stream)

@@ -186,7 +186,8 @@ class KeyedDetector:
                 kept_out |= {int(i): latents.z[i] for i in rows[~update.counts]}
         if evidence:
             parts = [torch.from_numpy(part) for part in before]
-            found.evidence = Evidence(torch.from_numpy(found.seen).round().long(), *parts)
+            on_cpu = Evidence(torch.from_numpy(found.seen).round().long(), *parts)
+            found.evidence = on_cpu.to(self._model.device)
         self._rule.judge(found)
         if self._within:
             self._judge_within(found)
