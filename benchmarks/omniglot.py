@@ -121,7 +121,8 @@ def gather(name: str, folder: Path) -> None:
             shutil.copy(file, to)
     for file in (run / "half" / "results").glob("*.json"):
         shutil.copy(file, to / "half")
-    shutil.copy(run / "half" / "results" / "samples.png", to / "drawn.png")
+    if name in PRETRAINED:
+        shutil.copy(run / "half" / "results" / "samples.png", to / "drawn.png")
     experiments.write_learning_curve(run, to / "learning.json")
 
 

@@ -31,6 +31,7 @@ UNSEEN = "2,5,8"  # by the runs of seven classes
 MODEL = "model.safetensors"  # in the folder of a run
 SETS = "--sets 20"  # of `bruno inspect`, whose parameters are shown; bits/dim by position are in bits.json
 MOST_BYTES = 300_000  # of a PNG
+IN_TABLES = ("bits", "bits-half", "few-shot", "outliers", "correlations")  # results whose pictures are not kept
 MINUTES = {"cifar10": "25", "fashion-mnist": "25", "mnist": "25", "mnist-even": "25", "mnist-dense": "6"}
 
 
@@ -198,7 +199,7 @@ def keep(result: Path, to: Path) -> None:
     """Copy a result and its picture; photographs become WebP, which takes a tenth of the space."""
     shutil.copy(result, to)
     picture = result.with_suffix(".png")
-    if not picture.is_file():
+    if not picture.is_file() or to.stem in IN_TABLES:
         return
     if picture.stat().st_size <= MOST_BYTES:
         shutil.copy(picture, to.with_suffix(".png"))
