@@ -31,7 +31,7 @@ UNSEEN = "2,5,8"  # by the runs of seven classes
 MODEL = "model.safetensors"  # in the folder of a run
 SETS = "--sets 20"  # of `bruno inspect`, whose parameters are shown; bits/dim by position are in bits.json
 MOST_BYTES = 300_000  # of a PNG
-IN_TABLES = ("bits", "bits-half", "few-shot", "outliers", "correlations")  # results whose pictures are not kept
+IN_TABLES = ("bits", "bits-half", "few-shot", "outliers", "correlations")  # their pictures are not kept
 MINUTES = {"cifar10": "25", "fashion-mnist": "25", "mnist": "25", "mnist-even": "25", "mnist-dense": "6"}
 
 
@@ -44,7 +44,7 @@ def settings(text: str) -> list[str]:
 TO_CLASSIFY = settings(
     "data.rotations=true train.mirror=true train.shift=1 train.slant=0.2 train.warp=0.05 train.fade=0.3 "
     "train.shared=true train.discriminative=1.0 train.onset=0.3 train.episodes=4 train.way=7 train.shot=1 "
-    "train.queries=19"
+    "train.queries=19 train.rate=5e-4"
 )
 SMALL = {  # networks that are small enough to be part of the package
     "mnist": settings("flow.filters=40 flow.units=96"),
