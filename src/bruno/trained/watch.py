@@ -174,7 +174,9 @@ class Watch:
         own = self.state.sets.get(group) or SetState.of(self.detector.begin())
         judgement, stream, z, counts = self.detector.step(own.stream, element.x.to(self._trained.device))
         within, drift = own.within, own.drift
-        if not judgement.out_of_distribution:
+        # Ranks within a window are only reported if every element counts; they take as long as the judgement.
+        ranks = self.detector.window is None or self.detector.count_all
+        if ranks and not judgement.out_of_distribution:
             ranked = within.p_value(model, z)
             within = within.add(z)
             if self.detector.window is None:  # consecutive sets change all the time
