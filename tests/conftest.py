@@ -89,15 +89,19 @@ def without_shape_checks():
         yield
 
 
-# Whole commands and whole training runs.
-END_TO_END = {"test_docs.py", "test_fit.py", "test_pretrained.py", "test_trained.py"}
-END_TO_END |= {"test_run.py", "test_checkpoints.py", "test_clock.py"}
+# Whole commands, training runs and streams, estimators that are trained, and plots: most of their tests take
+# a second or so.
+SLOW_FOLDERS = {"cli", "estimators"}
+SLOW_FILES = {"test_docs.py", "test_fit.py", "test_pretrained.py", "test_trained.py", "test_verdict.py"}
+SLOW_FILES |= {"test_run.py", "test_checkpoints.py", "test_clock.py", "test_received_run.py"}
+SLOW_FILES |= {"test_keyed.py", "test_commits.py", "test_calibration.py", "test_familiarity.py"}
+SLOW_FILES |= {"test_explanation.py", "test_stability.py", "test_plots.py", "test_timelines.py"}
 
 
 def pytest_collection_modifyitems(items):
     """Mark end-to-end tests, and those that need a trained model, as slow."""
     for item in items:
-        if _needs_a_model(item) or item.path.name in END_TO_END or item.path.parent.name == "cli":
+        if _needs_a_model(item) or item.path.name in SLOW_FILES or item.path.parent.name in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
     items.sort(key=_needs_a_model)  # last: while one worker trains the model, the others have work to do
 

@@ -17,6 +17,7 @@ with atomic_write(Path(sys.argv[1])) as beside:
 """
 
 
+@pytest.mark.slow
 def test_temporary_files_of_a_killed_process_are_deleted(tmp_path):
     path = tmp_path / "a[1].json"
     killed = subprocess.run([sys.executable, "-c", KILLED, str(path)])

@@ -153,8 +153,10 @@ class TestArrays:
         "nested list": lambda x: x.tolist(),
     }
 
-    @pytest.mark.parametrize("form", FORMS)
-    @pytest.mark.parametrize("name", ["8×8", "vector of 7"])
+    @pytest.mark.parametrize(
+        ("form", "name"),
+        [*((form, "vector of 7") for form in FORMS), ("array", "8×8"), ("nested list", "8×8")],
+    )
     def test_arrays_and_lists_give_the_same_results_as_tensors(self, form, name):
         model = trained(MODELS[name])
         x, convert = elements(model, 3), self.FORMS[form]

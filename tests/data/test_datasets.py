@@ -293,6 +293,7 @@ def test_https_mirrors_come_first():
             assert insecure == sorted(insecure)
 
 
+@pytest.mark.slow
 @needs_omniglot
 def test_omniglot_splits_are_the_published_ones(monkeypatch):
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: b"")  # names matter here, pixels do not
@@ -368,6 +369,7 @@ def test_published_content_may_be_compressed_again(tmp_path, monkeypatch):
         load_examples("mnist", data_dir=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_the_files_of_this_machine_have_the_published_content(name, monkeypatch):
     if not all(locate(name, REAL).values() if REAL.is_dir() else [False]):

@@ -25,6 +25,7 @@ def test_a_text_file_is_not_read_beyond_the_limit(tmp_path, limit, monkeypatch):
         read_table(path)
 
 
+@pytest.mark.slow
 def test_short_cells_need_more_memory_than_their_text(tmp_path, limit):
     path = tmp_path / "a.csv"
     path.write_text("a,b\n" + "1,2\n" * 1000)

@@ -87,6 +87,7 @@ def test_the_next_row_is_imputed_given_the_rows_before_it(imputer):
     torch.testing.assert_close(first, joint_means(imputer, y[-1:])[0])
 
 
+@pytest.mark.slow
 def test_draws_have_the_distribution_of_the_missing_numbers(imputer):
     y, _ = rows_of_sets(imputer, 1, ROWS)
     y[-1, 1:] = torch.nan
@@ -98,6 +99,7 @@ def test_draws_have_the_distribution_of_the_missing_numbers(imputer):
     torch.testing.assert_close(drawn[:, 1:].T.cov(), expected, atol=0.1, rtol=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.2])
 def test_covariances_are_learnt_from_rows_with_and_without_holes(imputer, rate):
     y, labels = rows_of_sets(imputer, 200, 20)

@@ -126,6 +126,7 @@ def test_an_empty_set_scores_0(tmp_path):
     assert (run(tmp_path / "score.onnx", x=x, **evidence)[0] == 0).all()
 
 
+@pytest.mark.slow
 def test_all_graphs_share_one_file_of_weights(tmp_path):
     model = model_of(CONFIGS["images, convolutional"], elements_of(CONFIGS["images, convolutional"]))
     export_onnx(model, tmp_path / "one", functions=("decode",))

@@ -92,6 +92,7 @@ def test_missing_values_raise():
         classification_matrix(["x", "y"], CLASSES, PROBABILITIES, support=[images(1)])
 
 
+@pytest.mark.slow
 def test_a_summary_shows_the_least_certain_queries_and_the_rest_of_the_classes(figures):
     probabilities = (5 * torch.randn((50, 35), generator=torch.Generator().manual_seed(0))).softmax(1)
     certainty = probabilities.amax(1).tolist()

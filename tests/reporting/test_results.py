@@ -95,6 +95,7 @@ def test_a_file_that_is_not_a_result_is_skipped_with_a_warning(tmp_path, content
     assert len(warned) == 1
 
 
+@pytest.mark.slow
 @given(change=st.dictionaries(st.sampled_from([*WHOLE, "model"]), JSON, min_size=1))
 def test_any_json_is_read_or_skipped(change):
     with TemporaryDirectory() as folder:

@@ -62,6 +62,7 @@ def test_small_groups_support_early_positions_only():
     assert (found.groups_at(1), found.groups_at(2), found.groups_at(3)) == (30, 20, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("groups", "spread"), [(2, 0.0), (2, 2.0), (4, 0.0), (4, 2.0), (20, 0.0), (20, 2.0), (120, 1.0)]
 )

@@ -69,6 +69,7 @@ def test_low_p_values_are_detected_and_dated():
     assert test.position == 260
 
 
+@pytest.mark.slow
 def test_a_change_of_a_machine_is_detected_and_a_constant_rate_of_faults_is_not(model):
     rows = machines(2, 120, seed=3, fault_rate=0.1).elements[:120]
 

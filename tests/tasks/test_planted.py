@@ -28,6 +28,7 @@ def found(model):
     return measure(model, machines(40, 30, seed=1), machines(30, 30, seed=2), rows=12_000, rate=0.05)
 
 
+@pytest.mark.slow
 def test_both_methods_flag_about_as_many_clean_rows_as_asked_for(found):
     for method in (found.model, found.baseline):
         assert 0.02 < method.false_alarms < 0.1
