@@ -106,7 +106,7 @@ class SetAnomalyDetector(AnomalyDetector):
         if not row:
             return
         if self._scorer is None and (opened := self._opened(row)) is not None:
-            self._start(opened, self._columns_of(row))
+            self._start(*opened)
         if self._scorer is None:
             self._rows.append(row)
             if len(self._rows) == self.warm_up:
@@ -131,8 +131,8 @@ class SetAnomalyDetector(AnomalyDetector):
 
     # --- helpers -----------------------------------------------------------------------------------------
 
-    def _opened(self, row: Mapping[str, float]) -> SetScorer | None:
-        """The scorer of a given model; None without one."""
+    def _opened(self, row: Mapping[str, float]) -> tuple[SetScorer, tuple[str, ...]] | None:
+        """The scorer of a given model, and its columns; None without one."""
         if self.model is None:
             return None
         given = open_trained(self.model) if isinstance(self.model, str | Path) else self.model
@@ -141,15 +141,12 @@ class SetAnomalyDetector(AnomalyDetector):
         model = given.model if isinstance(given, Trained) else given
         if model.kind.is_images:
             raise ValueError(f"`model` must be a model of rows; got one of images {model.shape}.")
-        columns = self._columns_of(row)
+        columns = given.columns if isinstance(given, Trained) else ()
+        columns = columns or tuple(sorted(row))
         if len(columns) != model.dim:
             raise ValueError(f"`x` must have {model.dim} columns for this model; got {len(columns)}.")
         criterion: Any = "score" if self.criterion == "auto" else self.criterion
-        return SetScorer.of(model, criterion, seed=self.seed)
-
-    def _columns_of(self, row: Mapping[str, float]) -> tuple[str, ...]:
-        known = self.model.columns if isinstance(self.model, Trained) else ()
-        return known or tuple(sorted(row))
+        return SetScorer.of(model, criterion, seed=self.seed), columns
 
     def _start(self, scorer: SetScorer, columns: tuple[str, ...]) -> None:
         self._scorer, self._columns = scorer, columns

@@ -184,3 +184,19 @@ def test_without_river_the_error_names_the_extra(monkeypatch):
     source = importlib.util.spec_from_file_location("without_river", bruno.river.__file__)
     with pytest.raises(ImportError, match=r"bruno\[river\]"):
         source.loader.exec_module(importlib.util.module_from_spec(source))
+
+
+def test_the_columns_of_a_model_are_in_its_own_order_if_it_is_a_path(tmp_path):
+    rows = np.random.default_rng(3).normal([0.0, 5.0, 50.0], size=(96, 3)).tolist()
+    table = tmp_path / "table.csv"
+    lines = [f"{i // 8},{','.join(map(str, row))}" for i, row in enumerate(rows)]
+    table.write_text("\n".join(["set,zeta,mid,alpha", *lines]) + "\n")
+    data = {"name": str(table), "group": "set"}
+    trained = bruno.train("table", out=tmp_path / "run", data=data, steps=2, validation_sets=0)
+    names = ("zeta", "mid", "alpha")
+    given = [dict(zip(names, row, strict=True)) for row in rows[:8]]
+    by_path, by_model = (
+        learnt(SetAnomalyDetector(model), given) for model in (str(tmp_path / "run"), trained)
+    )
+    assert by_path.columns == by_model.columns == names
+    assert by_path.score_one(given[0]) == pytest.approx(by_model.score_one(given[0]), abs=1e-4)
