@@ -187,7 +187,7 @@ def test_without_river_the_error_names_the_extra(monkeypatch):
 
 
 def test_the_columns_of_a_model_are_in_its_own_order_if_it_is_a_path(tmp_path):
-    rows = np.random.default_rng(3).normal([0.0, 5.0, 50.0], size=(96, 3)).tolist()
+    rows = np.random.default_rng(3).normal([0.0, 5.0, 50.0], size=(240, 3)).tolist()
     table = tmp_path / "table.csv"
     lines = [f"{i // 8},{','.join(map(str, row))}" for i, row in enumerate(rows)]
     table.write_text("\n".join(["set,zeta,mid,alpha", *lines]) + "\n")
