@@ -179,7 +179,7 @@ def test_output_shape_is_the_shape_of_the_output(case):
 )
 def test_full_size_models_invert_in_float32(shape, kwargs):
     flow = ConvRealNVP(shape, **kwargs)
-    x = 3 * torch.randn(2, *shape)
+    x = 3 * torch.randn(4, *shape)
     initialise(flow, lambda: flow(x))
     with torch.no_grad():
         for name, parameter in flow.named_parameters():  # outputs as large as after training
