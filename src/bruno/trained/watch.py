@@ -174,7 +174,7 @@ class Watch:
         own = self.state.sets.get(group) or SetState.of(self.detector.begin())
         judgement, stream, z, counts = self.detector.step(own.stream, element.x.to(self._trained.device))
         within, drift = own.within, own.drift
-        # Ranks within a window are only reported if every element counts; they take as long as the judgement.
+        # With a window, ranks are only reported if every element counts. They take as long as the judgement.
         ranks = self.detector.window is None or self.detector.count_all
         if ranks and not judgement.out_of_distribution:
             ranked = within.p_value(model, z)
