@@ -32,8 +32,9 @@ def site(written) -> str:
     return addresses.get(timeout=60)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    """Chromium. While Playwright runs, the thread has an event loop: tests of other modules need their own."""
     playwright = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("no Chromium was found. Install it with: apt-get install chromium")
@@ -43,14 +44,14 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def desktop(browser, site):
     page = opened(browser, site, viewport={"width": 1100, "height": 800}, reduced_motion="reduce")
     page.wait_for_selector("#more[aria-busy=false]")
     return page
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def phone(browser, site):
     size = {"width": 390, "height": 844}
     page = opened(browser, site, viewport=size, has_touch=True, is_mobile=True, color_scheme="dark")
