@@ -34,7 +34,7 @@ def site(written) -> str:
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium. While Playwright runs, the thread has an event loop: tests of other modules need their own."""
+    """Chromium. While Playwright runs, its event loop blocks those of other modules."""
     playwright = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("no Chromium was found. Install it with: apt-get install chromium")
