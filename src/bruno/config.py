@@ -169,6 +169,7 @@ class TrainConfig:
         3.0, "learning rate of the process, as a multiple of `rate`", _from(0, _LARGEST)
     )
     weight_decay: float = setting(0.0, "weight decay of the flow", _from(0, _LARGEST))
+    dropout: float = setting(0.0, "dropout rate in the networks of the flow", _UP_TO_ONE)
     warmup: float = setting(0.02, "fraction of the run in which the learning rate warms up", _UP_TO_ONE)
     decay: str = choice("schedule of the learning rate", "linear", "cosine", "exponential", "none")
     final_rate: float = setting(0.0, "final learning rate, as a fraction of `rate`", _UP_TO_ONE)

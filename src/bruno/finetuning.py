@@ -164,7 +164,7 @@ def _finetuning_recipe(
         settings: override all of these.
     """
     defaults = {"episodes": _EPISODES, "way": _WAY, "queries": 1, "shared": False, "discriminative": 1.0}
-    defaults |= {"onset": 0.0, "minutes": 0.0, "seed": 0, "rate": _RATE * original.train.rate}
+    defaults |= {"onset": 0.0, "minutes": 0.0, "seed": 0, "dropout": 0.0, "rate": _RATE * original.train.rate}
     started, _ = with_settings(original, {**defaults, "warmup": _WARMUP, **plan})
     recipe, explicit = with_settings(started, settings)
     if before.drawings is not None and "data.drawings" not in explicit:

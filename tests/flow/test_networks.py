@@ -15,6 +15,7 @@ from bruno.flow import (
     OddEven,
     initialise,
     set_compiled,
+    set_dropout,
     set_network_dtype,
     set_recompute,
 )
@@ -141,6 +142,7 @@ def test_compiling_changes_only_speed():
     for p in coupling.parameters():
         p.data.add_(0.1 * torch.randn_like(p))
     x = torch.randn(3, 4)
+    set_dropout(coupling, 0.3, torch.Generator().manual_seed(0))
     plain = coupling(x)
     set_compiled(coupling, True)
     torch.testing.assert_close(coupling(x), plain)

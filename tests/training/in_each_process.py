@@ -13,6 +13,7 @@ EPISODES = {"discriminative": 0.1, "episodes": 2, "way": 3}
 TRAIN = {
     "batch": 4,
     "ema": 0.9,
+    "dropout": 0.1,
     "decay": "none",
     "warmup": 0.0,
     **EPISODES,

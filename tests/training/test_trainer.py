@@ -253,3 +253,19 @@ def test_elements_of_another_shape_are_rejected(sampler):
 def test_a_step_that_does_not_fit_into_memory_is_rejected(sampler, settings, message):
     with pytest.raises(ValueError, match=message):
         Trainer(fresh(), sampler, TrainConfig(**settings))
+
+
+def test_dropout_acts_in_training_steps_only_and_continues_after_a_resume(sampler):
+    config = TrainConfig(steps=6, batch=4, set_size=5, dropout=0.3)
+    whole, first = Trainer(fresh(), sampler, config), Trainer(fresh(), sampler, config)
+    losses = [step.loss for step in whole.advance(6)]
+    first.advance(3)
+    resumed = Trainer(fresh(), sampler, config)
+    resumed.restore(first.state())
+    assert [step.loss for step in resumed.advance(3)] == losses[3:]
+    plain = Trainer(fresh(), sampler, evolve(config, dropout=0.0))
+    assert [step.loss for step in plain.advance(6)] != losses
+    x = torch.randint(0, 17, (2, 5, 1, 8, 8))
+    assert torch.equal(whole.model.encode(x).z, whole.model.encode(x).z)
+    with pytest.raises(ValueError, match=r"`train.dropout` .*got 1"):
+        evolve(config, dropout=1.0)

@@ -10,6 +10,7 @@ from bruno.flow.coupling import (
     Partition,
     SplineCoupling,
 )
+from bruno.flow.dropout import Dropout, set_dropout
 from bruno.flow.imputation import Imputer
 from bruno.flow.mixing import ChannelMixing
 from bruno.flow.networks import ConvNetwork, DenseNetwork, initialise
@@ -35,6 +36,7 @@ __all__ = [
     "Coupling",
     "DenseNetwork",
     "DenseRealNVP",
+    "Dropout",
     "FactorOut",
     "Flatten",
     "Imputer",
@@ -45,6 +47,7 @@ __all__ = [
     "Squeeze",
     "initialise",
     "set_compiled",
+    "set_dropout",
     "set_network_dtype",
     "set_recompute",
 ]

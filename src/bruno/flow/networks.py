@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bruno.flow.dropout import Dropout
+
 MEMORY_FORMAT = torch.channels_last  # up to 10 % faster on a CPU
 
 
@@ -86,7 +88,7 @@ class Conv(WeightNormed):
 
 
 class DenseNetwork(nn.Module):
-    """Two hidden layers with ELU: (batch, inputs) -> (batch, per_output·outputs).
+    """Two hidden layers with ELU, dropout after the second: (batch, inputs) -> (batch, per_output·outputs).
 
     `per_output` is the number of parameters for each number that moves: two for an affine coupling.
     """
@@ -99,7 +101,7 @@ class DenseNetwork(nn.Module):
             Dense(inputs, units, weight_norm=weight_norm),
             nn.ELU(),
             Dense(units, units, weight_norm=weight_norm),
-            nn.ELU(),
+            nn.Sequential(nn.ELU(), Dropout()),  # one entry: names of weights in files stay as they are
             Dense(units, per_output * outputs, weight_norm=weight_norm, zero=True),
         )
 
@@ -139,15 +141,16 @@ class ConvNetwork(nn.Module):
 
 
 class _ResidualBlock(nn.Module):
-    """x -> elu(x + conv(elu(conv(x))))."""
+    """x -> elu(x + conv(dropout(elu(conv(x)))))."""
 
     def __init__(self, filters: int, weight_norm: bool) -> None:
         super().__init__()
         self.in_block = Conv(filters, filters, 3, weight_norm=weight_norm)
         self.out_block = Conv(filters, filters, 3, weight_norm=weight_norm)
+        self.dropout = Dropout()
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.elu(x + self.out_block(F.elu(self.in_block(x))))
+        return F.elu(x + self.out_block(self.dropout(F.elu(self.in_block(x)))))
 
 
 def initialise(module: nn.Module, run: Callable[[], Any]) -> None:

@@ -18,7 +18,7 @@ from bruno import limits
 from bruno.config import TrainConfig
 from bruno.data.augmentation import augment_sets
 from bruno.data.sampling import SetSampler
-from bruno.flow import set_compiled, set_network_dtype, set_recompute
+from bruno.flow import set_compiled, set_dropout, set_network_dtype, set_recompute
 from bruno.flow.preprocessing import ColumnScales, Standardise, dequantise
 from bruno.model import Bruno
 from bruno.training.cuda_graph import CapturedStep
@@ -230,12 +230,14 @@ class Trainer:
         set_compiled(self.model, on_gpu and config.graph)
         set_network_dtype(self.model, torch.bfloat16 if on_gpu and config.precision == "bfloat16" else None)
         set_recompute(self.model, config.recompute)
+        set_dropout(self.model, config.dropout, self.generator, self.rank)
         try:
             return self._plain_step()
         finally:
             set_compiled(self.model, False)
             set_network_dtype(self.model, None)
             set_recompute(self.model, False)
+            set_dropout(self.model, 0.0)
 
     def _plain_step(self) -> Tensor:
         """Take a step without waiting for the device; returns (loss, bits/dim, accuracy, gradient norm)."""
