@@ -11,6 +11,7 @@ import bruno
 from bruno import Bruno, FlowConfig, ModelConfig, known_models
 from bruno.checkpoint import load_with_metadata, read, read_about, write
 from bruno.config import from_dict
+from bruno.flow.networks import WeightNormed
 from bruno.weights import pretrained_names
 
 
@@ -166,6 +167,59 @@ def test_half_precision_halves_the_file_and_loads_as_float32(tmp_path):
     torch.testing.assert_close(half.encode(x).z, model.encode(x).z, rtol=0.01, atol=0.01)
     assert read_about(tmp_path / "half") == {"seed": 3}
     assert read_about(tmp_path / "whole") == {}
+
+
+def weight_normed(units: int = 256, weight_norm: bool = True) -> Bruno:
+    flow = FlowConfig("dense", couplings=2, units=units, weight_norm=weight_norm)
+    model = Bruno.from_config(ModelConfig((1, 8, 8), flow=flow))
+    model.initialise(torch.randint(0, 256, (40, 1, 8, 8)))
+    for p in model.flow.parameters():
+        p.data.add_(0.02 * torch.randn_like(p))
+    return model
+
+
+def test_weights_in_8_bits_quarter_the_file_and_hardly_change_the_model(tmp_path):
+    model, x = weight_normed(), torch.randint(0, 256, (40, 1, 8, 8))
+    bruno.save(model, tmp_path / "whole")
+    bruno.save(model, tmp_path / "int8", int8=True, about={"seed": 3})
+    assert (tmp_path / "int8").stat().st_size < 0.3 * (tmp_path / "whole").stat().st_size
+    small = bruno.load(tmp_path / "int8")
+    assert all(p.dtype == torch.float32 for p in small.parameters())
+    assert read_about(tmp_path / "int8") == {"seed": 3}
+    z = model.encode(x).z
+    error, rounded = ((m.encode(x).z - z).square().mean().sqrt() for m in (small, model))
+    assert 0 < error < 0.02 * z.std()
+    assert rounded == 0
+    bruno.save(small, tmp_path / "again", int8=True)  # rounding twice is rounding once
+    torch.testing.assert_close(bruno.load(tmp_path / "again").encode(x).z, small.encode(x).z)
+
+
+def test_directions_from_8_bits_are_as_long_as_those_of_a_new_layer(tmp_path):
+    # Adam moves every number by about the learning rate: a direction of length 1,000 would hardly turn.
+    bruno.save(weight_normed(), tmp_path / "int8", int8=True)
+    for layer in bruno.load(tmp_path / "int8").modules():
+        if isinstance(layer, WeightNormed):
+            lengths = layer.direction.flatten(1).norm(dim=1)
+            torch.testing.assert_close(lengths, layer.magnitude.flatten().abs(), rtol=1e-3, atol=1e-6)
+
+
+def test_without_weight_norm_8_bits_are_16(tmp_path):
+    model, x = weight_normed(weight_norm=False), torch.randint(0, 256, (40, 1, 8, 8))
+    bruno.save(model, tmp_path / "int8", int8=True)
+    bruno.save(model, tmp_path / "half", half=True)
+    loaded = [bruno.load(tmp_path / name).encode(x).z for name in ("int8", "half")]
+    assert torch.equal(*loaded)
+
+
+@pytest.mark.parametrize("name", ["bound", "magnitude", "direction"])
+def test_integers_in_the_place_of_other_weights_are_rejected(tmp_path, name):
+    bruno.save(weight_normed(units=8), tmp_path / "model", int8=True)
+    tensors, header = read(tmp_path / "model", "cpu")
+    whole = next(n for n in tensors if n.endswith(f".{name}"))
+    short = tensors[whole][:, :1] if name == "direction" else tensors[whole].to(torch.int8)
+    write(tmp_path / "model", {**tensors, whole: short.contiguous()}, header)
+    with pytest.raises(ValueError, match=r"must hold the weights of its config"):
+        bruno.load(tmp_path / "model")
 
 
 def test_a_model_and_its_metadata_are_read_once(tmp_path, monkeypatch):

@@ -22,8 +22,9 @@ LAYOUT = """
     bruno.data.tables bruno.data.formats bruno.data.cifar
     bruno.data.sources bruno.data.reader bruno.data.datasets bruno.data.published
     bruno.data.loading bruno.data
-    bruno.flow.bijection bruno.flow.networks bruno.flow.spline bruno.flow.coupling bruno.flow.mixing
-    bruno.flow.realnvp bruno.flow.preprocessing bruno.flow.imputation bruno.flow
+    bruno.flow.bijection bruno.flow.dropout bruno.flow.networks bruno.flow.compression bruno.flow.spline
+    bruno.flow.coupling bruno.flow.mixing bruno.flow.realnvp bruno.flow.preprocessing
+    bruno.flow.imputation bruno.flow
     bruno.process.checks bruno.process.evidence bruno.process.distributions bruno.process.coefficients
     bruno.process.step_density bruno.process.processes bruno.process
     bruno.components bruno.known_models bruno.posterior bruno.model bruno.checkpoint bruno.weights

@@ -18,6 +18,7 @@ from bruno import known_models
 from bruno.config import ModelConfig, from_dict, to_dict
 from bruno.data.archives import reason
 from bruno.files import atomic_write, check_regular, parse_json, raw_bytes
+from bruno.flow.compression import compress, restore
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
 from bruno.text import is_utf8
@@ -28,7 +29,12 @@ _CHECKSUM = "checksum of all"
 
 
 def save(
-    thing: Bruno | Posterior, path: str | Path, *, half: bool = False, about: dict[str, Any] | None = None
+    thing: Bruno | Posterior,
+    path: str | Path,
+    *,
+    half: bool = False,
+    int8: bool = False,
+    about: dict[str, Any] | None = None,
 ) -> None:
     """Write a model or a posterior to a file, atomically.
 
@@ -36,6 +42,7 @@ def save(
         thing: a model that was built from a config, or a posterior of any model.
         path: the file.
         half: store the weights of a model's flow in half precision; loading restores the type of the model.
+        int8: store most of them in 8 bits, and the others in half precision; see `bruno.flow.compression`.
         about: metadata of a model, ready for JSON; `load_with_metadata` returns it.
     """
     if isinstance(thing, Posterior):
@@ -53,16 +60,15 @@ def save(
                 "Save its state_dict() instead."
             )
         tensors = thing.state_dict()
-        if half:  # not the process: it is small, and its parameters range widely
-            tensors = {
-                n: t.half() if n in dict(thing.named_parameters()) and n.startswith("flow.") else t
-                for n, t in tensors.items()
-            }
+        if half or int8:  # not the process: it is small, and its parameters range widely
+            short = {n for n, _ in thing.named_parameters() if n.startswith("flow.")}
+            compressed = compress(tensors) if int8 else {}
+            tensors = {n: t.half() if n in short else t for n, t in tensors.items()} | compressed
         header = {"kind": "model", "config": to_dict(thing.config), "about": about or {}}
     else:
         raise TypeError(f"`thing` must be a Bruno or a Posterior; got {type(thing).__name__}.")
     write(Path(path), tensors, header)
-    if isinstance(thing, Bruno) and not half:
+    if isinstance(thing, Bruno) and not (half or int8):
         thing.source = str(Path(path).resolve())  # where its posteriors find it again
 
 
@@ -151,6 +157,7 @@ def _loaded(
     dtype = tensors["process.mean"].dtype if "process.mean" in tensors else torch.float
     if dtype not in (torch.float, torch.double):
         raise ValueError(f"{path}: must hold weights in float32 or float64; got {dtype}.")
+    tensors |= restore(tensors, dtype)
     tensors |= {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.dtype == torch.half}
     # Assigned, not copied: some buffers have their own precision.
     load_weights(model.to(dtype), tensors, path, assign=True)

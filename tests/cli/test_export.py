@@ -35,6 +35,10 @@ def test_a_model_file_has_its_recipe_and_provenance_and_can_be_rounded(tiny, tmp
     run("export", whole, half, "--half")
     run("export", "run", "from-run.safetensors", "--half")
     assert half.read_bytes() == Path("from-run.safetensors").read_bytes()
+    run("export", "run", "small.safetensors", "--int8")
+    assert Path("small.safetensors").stat().st_size < half.stat().st_size
+    with pytest.raises(ValueError, match=r"`int8` is for model files"):
+        run("export", "run", "graphs", "--onnx", "--int8")
     about = read_about(half)
     assert about == read_about(whole)
     assert about["recipe"] == json.loads(Path("run/recipe.json").read_text())

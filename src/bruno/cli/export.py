@@ -15,6 +15,9 @@ def export(
     model: ModelName,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --onnx a folder.")],
     half: Annotated[bool, typer.Option("--half", help="Store the weights in half precision.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Store them in 8 bits: half as large again, and almost as exact.")
+    ] = False,
     checkpoint: Annotated[str, typer.Option(help="Of a run: last, or best on validation.")] = "last",
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write ONNX graphs that encode, decode and score elements.")
@@ -23,7 +26,7 @@ def export(
     """Write a model to one file, with its recipe, or as ONNX graphs, to use without its run folder."""
     from bruno.trained import export as export_model
 
-    path = export_model(model, out, half=half, checkpoint=checkpoint, onnx=onnx)
+    path = export_model(model, out, half=half, int8=int8, checkpoint=checkpoint, onnx=onnx)
     files = sorted(path.iterdir()) if onnx else [path]
     size = sum(file.stat().st_size for file in files)
     console.print(f"written: {path}, {_size(size)}", soft_wrap=True)

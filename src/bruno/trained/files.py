@@ -53,7 +53,13 @@ def open(
 
 
 def export(
-    path: str | Path, out: str | Path, *, half: bool = False, checkpoint: str = "last", onnx: bool = False
+    path: str | Path,
+    out: str | Path,
+    *,
+    half: bool = False,
+    int8: bool = False,
+    checkpoint: str = "last",
+    onnx: bool = False,
 ) -> Path:
     """Write a model to one file, with its recipe and provenance, or to a folder as ONNX; returns the path.
 
@@ -61,19 +67,22 @@ def export(
         path: a run folder, a model file, or the name of a pretrained model.
         out: the file to write, or with `onnx` the folder.
         half: store the weights of the flow in half precision.
+        int8: store them in 8 bits instead; not for ONNX graphs.
         checkpoint: of a run folder: "last", or "best" on validation.
         onnx: write the functions encode, decode and score as ONNX graphs; see `Trained.export_onnx`.
     """
     name, out = _checked_name(path), Path(out)
+    if onnx and int8:
+        raise ValueError("`int8` is for model files, not for ONNX graphs. Omit it, or take `half`.")
     if onnx:
         open(path, checkpoint=checkpoint, device="cpu").export_onnx(out, half=half)
         return out
     check_replaceable(out, rb".{8}\{", "a model file")
     if _is_run(name):
-        Run(name).export(out, checkpoint, half=half)
+        Run(name).export(out, checkpoint, half=half, int8=int8)
     else:
         model, about = load_with_metadata(_model_file(name, checkpoint))
-        save(model, out, half=half, about=about)
+        save(model, out, half=half, int8=int8, about=about)
     return out
 
 

@@ -93,11 +93,11 @@ class Run:
         """The frozen model at the "last" or the "best" checkpoint, with averaged weights if it has them."""
         return self._checkpoints.model(which, device)[0]
 
-    def export(self, path: Path, which: str = "last", *, half: bool = False) -> None:
+    def export(self, path: Path, which: str = "last", *, half: bool = False, int8: bool = False) -> None:
         """Write the model at a checkpoint to a file, with recipe and provenance."""
         model, header = self._checkpoints.model(which, "cpu")
         about = {"recipe": to_dict(self.recipe), "provenance": header["provenance"]}
-        save(model, path, half=half, about=about)
+        save(model, path, half=half, int8=int8, about=about)
 
     def read_log(self) -> list[dict[str, Any]]:
         """Log entries as dicts, without truncated lines and without steps that were later repeated."""
