@@ -31,7 +31,7 @@ UNSEEN = "2,5,8"  # by the runs of seven classes
 MODEL = "model.safetensors"  # in the folder of a run
 SETS = "--sets 20"  # of `bruno inspect`, whose parameters are shown; bits/dim by position are in bits.json
 MOST_BYTES = 300_000  # of a PNG
-IN_TABLES = ("bits", "bits-half", "few-shot", "outliers", "correlations")  # their pictures are not kept
+IN_TABLES = ("bits", "bits-int8", "few-shot", "outliers", "correlations")  # their pictures are not kept
 MINUTES = {"cifar10": "25", "fashion-mnist": "25", "mnist": "25", "mnist-even": "25", "mnist-dense": "6"}
 
 
@@ -49,11 +49,6 @@ TO_CLASSIFY = settings(
 SMALL = {  # networks that are small enough to be part of the package
     "mnist": settings("flow.filters=40 flow.units=96"),
     "fashion-mnist": settings("flow.filters=40 flow.units=96"),
-    # As a density alone, a model of photographs hardly depends on the set.
-    "cifar10": settings(
-        "flow.filters=48 train.shared=true train.discriminative=0.05 train.onset=0.2 train.episodes=2 "
-        "train.way=8 train.shot=1 train.queries=19 train.rate=1e-3"
-    ),
 }
 RUNS = {
     **{name: [name, "--minutes", minutes] for name, minutes in MINUTES.items()},
@@ -86,7 +81,7 @@ TUNED = {
 TOGETHER = (  # trained at the same time on one GPU
     ("cifar10", "cifar10-gaussian"),
     ("fashion-mnist", "mnist", "mnist-even"),
-    ("fashion-mnist-small", "mnist-small", "cifar10-small"),
+    ("fashion-mnist-small", "mnist-small"),
     ("fashion-mnist-gaussian", "mnist-gaussian", "mnist-even-gaussian"),
     ("mnist-dense", "mnist-dense-gaussian"),
     ("mnist-seven", "fashion-mnist-seven", "mnist-seven-density", "fashion-mnist-seven-density"),
@@ -213,15 +208,15 @@ def keep(result: Path, to: Path) -> None:
         image.convert("RGB").save(to.with_suffix(".webp"), quality=90, method=6)
 
 
-def measured_half(run: Path) -> Path:
-    """The model of a run in half precision, as it is published; its bits/dim are measured too."""
-    half = run / "half.safetensors"
-    if not half.is_file():
-        experiments.run("export", str(run / MODEL), str(half), "--half")
-    if not (RESULTS / run.name / "bits-half.json").is_file():
-        experiments.run("evaluate", str(half))
-        keep(results_folder(half) / "results" / "bits-test.json", RESULTS / run.name / "bits-half.json")
-    return half
+def measured_int8(run: Path) -> Path:
+    """The model of a run with weights in 8 bits, as it is published; its bits/dim are measured too."""
+    small = run / "int8.safetensors"
+    if not small.is_file():
+        experiments.run("export", str(run / MODEL), str(small), "--int8")
+    if not (RESULTS / run.name / "bits-int8.json").is_file():
+        experiments.run("evaluate", str(small))
+        keep(results_folder(small) / "results" / "bits-test.json", RESULTS / run.name / "bits-int8.json")
+    return small
 
 
 def tuned(name: str, folder: Path) -> str:
@@ -266,8 +261,8 @@ def main() -> None:
         study(arguments.folder)
     for name, run_name in PRETRAINED.items():
         if run_name in arguments.only and (arguments.folder / run_name / MODEL).is_file():
-            half = measured_half(arguments.folder / run_name)
-            experiments.add_to_package(name, half, paper_tables.card)
+            small = measured_int8(arguments.folder / run_name)
+            experiments.add_to_package(name, small, paper_tables.card)
     paper_tables.write_pictures()
     paper_tables.write_tables()
 

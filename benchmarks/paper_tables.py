@@ -20,7 +20,7 @@ CARD = ROOT / "benchmarks" / "image-model-card.md"
 PRETRAINED = {  # pretrained models, and the runs they come from
     "mnist": "mnist-small",
     "fashion-mnist": "fashion-mnist-small",
-    "cifar10": "cifar10-small",
+    "cifar10": "cifar10",
 }
 BITS = {"paper": ".3f", "bits/dim": ".3f", "first position": ".3f", "minutes": ".0f", "steps": ",.0f"}
 ROWS = {  # rows of the table of bits/dim: the run, and the number published with the paper's code
@@ -36,7 +36,6 @@ ROWS = {  # rows of the table of bits/dim: the run, and the number published wit
     "Fashion-MNIST, small model": ("fashion-mnist-small", nan),
     "CIFAR-10": ("cifar10", 3.651),
     "CIFAR-10, Gaussian process": ("cifar10-gaussian", nan),
-    "CIFAR-10, small model, both losses": ("cifar10-small", nan),
 }
 CLASSIFIERS = {  # rows of the few-shot table: the runs of MNIST and of Fashion-MNIST
     "both losses, seven classes": ("mnist-seven", "fashion-mnist-seven"),
@@ -207,7 +206,7 @@ def card(name: str) -> str:
     """The card of a pretrained model: how it was trained, its numbers and its limits."""
     run, about = PRETRAINED[name], read_about(WEIGHTS / f"{name}.safetensors")
     made: dict[str, Any] = about["provenance"]
-    columns = {"float32": bits(run), "half precision": bits(run, "bits-half")}
+    columns = {"float32": bits(run), "8 bits": bits(run, "bits-int8")}
     if run != name:
         columns["the larger network of the preset"] = bits(name)
     rows = zip(("bits/dim", "first position"), *columns.values(), strict=True)
