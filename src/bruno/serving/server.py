@@ -116,7 +116,7 @@ class _Server(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=_protocol_of(limits),
+            http=type("Protocol", (_Protocol,), {"limits": limits}),
             ws="none",
             log_config=None,
             log_level="error",
@@ -174,77 +174,77 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _protocol_of(limits: Limits) -> type[HttpToolsProtocol]:
+class _Protocol(HttpToolsProtocol):
     """uvicorn's protocol, with limits on connections, and on the size and time of headers."""
 
-    class Protocol(HttpToolsProtocol):
-        _timer: asyncio.TimerHandle | None = None
-        _header_bytes = 0
-        _in_headers = True
+    limits: Limits
+    _timer: asyncio.TimerHandle | None = None
+    _header_bytes = 0
+    _in_headers = True
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > limits.connections:
-                self._end("503 Service Unavailable", "too many connections. Try again later.", retry=True)
-            else:
-                self._start_timer()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            if self.transport.is_closing():
-                return
-            if self._in_headers:
-                self._header_bytes += len(data)
-            super().data_received(data)
-            is_open = not self.transport.is_closing()
-            if is_open and self._in_headers and self._header_bytes > _HEADERS:
-                self._end(*_TOO_LARGE)
-
-        def on_message_begin(self) -> None:
-            self._in_headers = True
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            self._end("503 Service Unavailable", "too many connections. Try again later.", retry=True)
+        else:
             self._start_timer()
-            super().on_message_begin()
 
-        def on_headers_complete(self) -> None:
-            self._in_headers, self._header_bytes = False, 0
-            size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-            if size > _HEADERS:  # they arrived in one piece
-                self._end(*_TOO_LARGE)
-            else:
-                super().on_headers_complete()
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
 
-        def on_body(self, body: bytes) -> None:
-            if not self.transport.is_closing():
-                super().on_body(body)
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_headers:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        is_open = not self.transport.is_closing()
+        if is_open and self._in_headers and self._header_bytes > _HEADERS:
+            self._end(*_TOO_LARGE)
 
-        def on_message_complete(self) -> None:
-            self._in_headers = True
-            self._stop_timer()
-            super().on_message_complete()
+    def on_message_begin(self) -> None:
+        self._in_headers = True
+        self._start_timer()
+        super().on_message_begin()
 
-        def _start_timer(self) -> None:
-            self._stop_timer()
-            self._timer = self.loop.call_later(limits.read_seconds, self._too_slow)
+    def on_headers_complete(self) -> None:
+        self._in_headers, self._header_bytes = False, 0
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > _HEADERS:  # they arrived in one piece
+            self._end(*_TOO_LARGE)
+        else:
+            super().on_headers_complete()
 
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
 
-        def _too_slow(self) -> None:
-            self._end("408 Request Timeout", f"a request must arrive within {limits.read_seconds:g} seconds.")
+    def on_message_complete(self) -> None:
+        self._in_headers = True
+        self._stop_timer()
+        super().on_message_complete()
 
-        def _end(self, status: str, reason: str, retry: bool = False) -> None:
-            """Answer without the application, and close the connection."""
-            body = f'{{"error": "{reason}"}}'
-            again = "retry-after: 1\r\n" * retry
-            self.transport.write(
-                f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{again}connection: close\r\n"
-                f"content-length: {len(body)}\r\n\r\n{body}".encode()
-            )
-            self.transport.close()
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(self.limits.read_seconds, self._too_slow)
 
-    return Protocol
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self._end(
+            "408 Request Timeout", f"a request must arrive within {self.limits.read_seconds:g} seconds."
+        )
+
+    def _end(self, status: str, reason: str, retry: bool = False) -> None:
+        """Answer without the application, and close the connection."""
+        body = f'{{"error": "{reason}"}}'
+        again = "retry-after: 1\r\n" * retry
+        self.transport.write(
+            f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{again}connection: close\r\n"
+            f"content-length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        self.transport.close()
