@@ -113,43 +113,54 @@ def finetune(
     check_count("trials", trials or 2, 2)  # to estimate a standard error
     if split is not None:
         check_choice("split", split, SPLITS)
-    before = open_trained(trained) if isinstance(trained, str) else trained
-    if before.recipe is None:
-        raise ValueError(f"`trained` must have a recipe; {before.folder} has none.")
+    before, original = _opened(trained)
     given = {name: value for name, value in (("way", way), ("episodes", episodes)) if value is not None}
     recipe, explicit = _finetuning_recipe(
-        before, before.recipe, {"shot": shot, "generative": generative}, {**settings, **given}
+        before, original, {"shot": shot, "generative": generative}, {**settings, **given}
     )
     run = Run(out or before.folder.with_name(f"{before.folder.name}-finetuned"))
     if resume:
         recipe = with_planned_length(recipe, run, explicit)
-    data, levels = RecipeData(recipe, before.data_dir), before.model.levels
-    unseen = unseen_split(before.recipe, recipe)
-    split = split or unseen
-    held_out = imputed(data.split(split).with_levels(levels), before.model) if trials else None
-    if held_out is not None and held_out.shape != before.model.shape:
-        raise ValueError(
-            f"`data` must have elements of the model's shape {before.model.shape}; got {held_out.shape}."
-        )
-    generator = torch.Generator().manual_seed(recipe.train.seed)
-    examples = imputed(data.training().with_levels(levels), before.model, generator)
-    if recipe.data != before.recipe.data:
-        before.warn_if_unfamiliar(examples.elements, remedy="`data.invert`")
-    if len(examples.names) < 2:
-        raise ValueError(
-            f"`data` must have at least 2 classes; {recipe.data.name} has {len(examples.names)}."
-        )
+    data, unseen = RecipeData(recipe, before.data_dir), unseen_split(original, recipe)
+    held_out = _held_out(before.model, data, split or unseen) if trials else None
+    examples = _examples(before, original, recipe, data)
     recipe, model = fitted_to(recipe, examples, explicit), copy.deepcopy(before.model).requires_grad_(True)
     with process_group(str(before.device)):
         if not explicit & {"train.episodes", "train.batch", "train.shared"}:
-            resized = examples if examples.shape == model.shape else data.split(recipe.data.split)
-            recipe = _with_sized_steps(recipe, model, resized, explicit, run if resume else None)
+            recipe = _with_sized_steps(recipe, model, examples, data, explicit, run if resume else None)
         model = run_training(run, recipe, model, examples, resume, None, save_every, progress)
     after = Trained(model, recipe, run.folder, data_dir=before.data_dir)
     if held_out is None:
         return FineTuned(after, None, unseen)
-    comparison = _compared(before, after, held_out, split, trials, compare_progress)
+    comparison = _compared(before, after, held_out, split or unseen, trials, compare_progress)
     return FineTuned(after, comparison, unseen)
+
+
+def _opened(trained: Trained | str) -> tuple[Trained, Recipe]:
+    """The model to start from, and its recipe."""
+    found = open_trained(trained) if isinstance(trained, str) else trained
+    if found.recipe is None:
+        raise ValueError(f"`trained` must have a recipe; {found.folder} has none.")
+    return found, found.recipe
+
+
+def _held_out(model: Bruno, data: RecipeData, split: str) -> Examples:
+    """The examples to compare both models on."""
+    found = imputed(data.split(split).with_levels(model.levels), model)
+    if found.shape != model.shape:
+        raise ValueError(f"`data` must have elements of the model's shape {model.shape}; got {found.shape}.")
+    return found
+
+
+def _examples(before: Trained, original: Recipe, recipe: Recipe, data: RecipeData) -> Examples:
+    """The examples to fine-tune on; warns if they are unlike those of the first training."""
+    generator = torch.Generator().manual_seed(recipe.train.seed)
+    found = imputed(data.training().with_levels(before.model.levels), before.model, generator)
+    if recipe.data != original.data:
+        before.warn_if_unfamiliar(found.elements, remedy="`data.invert`")
+    if len(found.names) < 2:
+        raise ValueError(f"`data` must have at least 2 classes; {recipe.data.name} has {len(found.names)}.")
+    return found
 
 
 def _finetuning_recipe(
@@ -177,12 +188,18 @@ def _finetuning_recipe(
 
 
 def _with_sized_steps(
-    recipe: Recipe, model: Bruno, examples: Examples, explicit: set[str], resumed: Run | None
+    recipe: Recipe,
+    model: Bruno,
+    examples: Examples,
+    data: RecipeData,
+    explicit: set[str],
+    resumed: Run | None,
 ) -> Recipe:
     """The recipe with episodes that also serve as sets, as large as time and memory allow.
 
     A resumed run keeps the episodes that it began with. On a GPU, neither time nor memory is short.
     """
+    examples = examples if examples.shape == model.shape else data.split(recipe.data.split)
     train, smallest = recipe.train, int(examples.counts.min())
     if resumed is not None and resumed.checkpoints:
         planned = resumed.recipe.train

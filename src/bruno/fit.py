@@ -95,12 +95,7 @@ def train(
         TrainingFailedError: if gradients stay non-finite even at smaller learning rates.
     """
     check_count("validation_sets", validation_sets or 2, 2)
-    if not isinstance(recipe, Recipe | str | Path):
-        raise TypeError(
-            f"`recipe` must be a Recipe, a preset or the path of a TOML file; got {type(recipe).__name__}."
-        )
-    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
+    name, recipe = _named_recipe(recipe)
     settings, frame = _without_frame(settings)
     recipe, explicit = with_settings(recipe, settings)
     run = Run(out or Path("runs") / name)
@@ -113,25 +108,45 @@ def train(
     examples = data.training()
     if is_path(recipe.data.name):
         if frame is None:
-            log_columns(data.split("all"), recipe.data, Path(recipe.data.name).name)
-            if "data.colour" not in explicit:
-                log_lost_colour(examples, recipe.data)
-        check_enough_rows(examples, recipe.data)
-        recipe = fitted_to(recipe, examples, explicit)
-        kept = evolve(recipe.data, columns=examples.columns, format=examples.table_format)
-        recipe = evolve(recipe, data=kept)
-        warn_of_far_numbers(examples)
+            _log_user_data(recipe, data, examples, explicit)
+        recipe = _fitted_to_user_data(recipe, examples, explicit)
     with process_group(device):
         torch.manual_seed(recipe.train.seed)
         element = data.split(recipe.data.split) if recipe.data.original else examples
         model = Bruno.from_config(recipe.model(element.shape, element.levels)).to(device)
         examples = _learn_columns(model, examples, recipe.train.seed)
         measure = _validation(recipe, data, model, validation_sets)
-        chosen = explicit & {"train.steps", "train.minutes"}
-        if measure and not (chosen or resume) and has_few_sets(examples):
+        if measure and not resume and not explicit & {"train.steps", "train.minutes"}:
             recipe = _with_suitable_steps(recipe, data, model, examples, measure)
         model = run_training(run, recipe, model, examples, resume, measure, save_every, progress)
     return Trained(model, recipe, run.folder, data_dir=data_dir)
+
+
+def _named_recipe(recipe: Recipe | str | Path) -> tuple[str, Recipe]:
+    """The name of a recipe, and the recipe itself."""
+    if isinstance(recipe, Recipe):
+        return "run", recipe
+    if not isinstance(recipe, str | Path):
+        raise TypeError(
+            f"`recipe` must be a Recipe, a preset or the path of a TOML file; got {type(recipe).__name__}."
+        )
+    return Path(recipe).stem, load_recipe(str(recipe))
+
+
+def _log_user_data(recipe: Recipe, data: RecipeData, examples: Examples, explicit: set[str]) -> None:
+    """Log how the files were read: their columns, and whether colour was dropped."""
+    log_columns(data.split("all"), recipe.data, Path(recipe.data.name).name)
+    if "data.colour" not in explicit:
+        log_lost_colour(examples, recipe.data)
+
+
+def _fitted_to_user_data(recipe: Recipe, examples: Examples, explicit: set[str]) -> Recipe:
+    """The recipe with settings that suit the data, and with the columns and format that were found."""
+    check_enough_rows(examples, recipe.data)
+    recipe = fitted_to(recipe, examples, explicit)
+    warn_of_far_numbers(examples)
+    kept = evolve(recipe.data, columns=examples.columns, format=examples.table_format)
+    return evolve(recipe, data=kept)
 
 
 def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, set[str]]:
@@ -243,8 +258,11 @@ def with_planned_length(recipe: Recipe, run: Run, explicit: set[str]) -> Recipe:
 def _with_suitable_steps(
     recipe: Recipe, data: RecipeData, model: Bruno, examples: Examples, measure: Callable[[Bruno], float]
 ) -> Recipe:
-    """The recipe with as many steps as suit a few sets, chosen on validation sets that are not trained on."""
-    if set(data.split("validation").names) & set(examples.names):
+    """The recipe with as many steps as suit a few sets, chosen on validation sets that are not trained on.
+
+    It stays as it is if the sets are many, or if there are no such validation sets.
+    """
+    if not has_few_sets(examples) or set(data.split("validation").names) & set(examples.names):
         return recipe
     sampler, steps = SetSampler(examples, device=model.device), recipe.train.steps
 
