@@ -18,6 +18,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from bruno.checks import check_choice
 from bruno.config import DataConfig, Recipe
 from bruno.data import DATASETS, Examples, load_examples
 from bruno.data.columns import BLOCK
@@ -61,8 +62,7 @@ class RecipeData:
 
         `data.classes` limits training only: held-out splits have all classes.
         """
-        if split not in SPLITS:
-            raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
+        check_choice("split", split, SPLITS)
         examples, data = self._original if original else self._resized, self.recipe.data
         if split != "all":
             divide = split_by_class if is_path(data.name) else DATASETS[data.name].split

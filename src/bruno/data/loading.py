@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from bruno.checks import check_choice
 from bruno.data.archives import file_stamp
 from bruno.data.datasets import DATASETS, SPLITS, Dataset, split_by_class
 from bruno.data.examples import Examples
@@ -55,13 +56,11 @@ def load_examples(
         name: one of `DATASETS`, or a path.
         split: "train", "validation", "trainval" (both), "test", or "all". Where models are tested on unseen
             classes, the splits have different classes.
-        data_dir: the folder that is searched first, by default $BRUNO_DATA; then ~/.cache/bruno, where
-            downloads are saved.
+        data_dir: the folder to search before ~/.cache/bruno, which has the downloads; by default $BRUNO_DATA.
         size: for user images: resize to this height and width.
         original: return images in their published size instead.
         grey: for user images: one channel; otherwise three.
-        group: for a table: the group column, which assigns rows to sets; without one, consecutive rows form
-            sets.
+        group: for a table: the column that names the set of a row; without one, consecutive rows are a set.
         columns: for a table: the columns to read, in this order; by default all that are numbers.
         table_format: for a table: words for what is not to be detected, such as "semicolon decimal-comma".
         missing: for a table: read missing cells as NaN.
@@ -73,15 +72,12 @@ def load_examples(
     """
     if not name:
         raise ValueError(f"`name` must be one of {', '.join(DATASETS)}, or a path; got {name!r}.")
-    if split not in SPLITS:
-        raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
+    check_choice("split", split, SPLITS)
     if name in DATASETS:
         if size:
             raise ValueError(f"`size` must be omitted for {name}, which has a fixed size; got {size}.")
         _check_not_a_table(name, group, columns, table_format)
-        source = DATASETS[name]
-        parsed = _parsed(name, source, data_dir, download, original)
-        part = parsed if split == "all" else source.split(parsed, split)
+        part = _named(name, split, data_dir, download, original)
         return _normalised(part, invert) if drawings else part
     examples = load_path(
         name,
@@ -95,8 +91,20 @@ def load_examples(
         drawings=drawings,
         invert=invert,
     )
+    return _part_of(examples, split, min_count if skip_bad else None)
+
+
+def _named(name: str, split: str, data_dir: str | Path | None, download: bool, original: bool) -> Examples:
+    """A split of a named dataset."""
+    source = DATASETS[name]
+    parsed = _parsed(name, source, data_dir, download, original)
+    return parsed if split == "all" else source.split(parsed, split)
+
+
+def _part_of(examples: Examples, split: str, min_count: int | None) -> Examples:
+    """A split of user data, without classes of fewer than `min_count` elements."""
     part = examples if split == "all" else split_by_class(examples, split)
-    if not skip_bad:
+    if min_count is None:
         return part
     skipped = examples.with_at_least(min_count).skipped  # the same for all splits: reported once
     return replace(part.with_at_least(min_count), skipped=skipped)

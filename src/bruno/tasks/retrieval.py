@@ -135,8 +135,7 @@ def measure_retrieval(
     """
     sizes = _collection_sizes(examples, queries, shots, at, rotations)
     characters = len(examples.names)
-    if rotations:
-        examples = with_rotations(examples)
+    examples = with_rotations(examples) if rotations else examples
     z = Index.of(model, examples, progress=progress).latents
     labels = examples.labels.to(z.device)
     raw = model.normalised(examples.elements.to(z.device)).flatten(1).to(z.dtype)
@@ -149,11 +148,7 @@ def measure_retrieval(
         ranked = of_class | (labels % characters != label % characters)
         for shot, by_method in rows.items():
             chosen = members[:shot]
-            fits = {"BRUNO": _log_prob(model, z, Evidence.of(z[chosen])) - prior}
-            for space, points in spaces.items():
-                distance = torch.cdist(points, points[chosen])
-                fits[f"mean distance, {space}"] = -distance.mean(1)
-                fits[f"nearest distance, {space}"] = -distance.amin(1)
+            fits = {"BRUNO": _log_prob(model, z, Evidence.of(z[chosen])) - prior, **_nearness(spaces, chosen)}
             rest = ranked.index_fill(0, chosen, False)
             target = of_class[rest].cpu()
             chances[shot].append(target.double().mean().item())
@@ -169,6 +164,16 @@ def measure_retrieval(
         )
         for shot, size in zip(shots, sizes, strict=True)
     )
+
+
+def _nearness(spaces: dict[str, Tensor], chosen: Int[Tensor, " shot"]) -> dict[str, Tensor]:
+    """Negative distances of all elements to the chosen ones, mean and nearest, in each space."""
+    found = {}
+    for space, points in spaces.items():
+        distance = torch.cdist(points, points[chosen])
+        found[f"mean distance, {space}"] = -distance.mean(1)
+        found[f"nearest distance, {space}"] = -distance.amin(1)
+    return found
 
 
 def _collection_sizes(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from bruno.checks import check_choice
 from bruno.data import Examples, is_available, load_examples, load_path
 from bruno.data.datasets import SPLITS
 from bruno.kinds import Images
@@ -65,8 +66,8 @@ class TrainedData(TrainedModel):
     ) -> Selection:
         if invert and not is_path(data):
             raise ValueError("`invert` is for your own images; name them with `data`, or omit it.")
-        if split is not None and split not in SPLITS:
-            raise ValueError(f"`split` must be one of {', '.join(SPLITS)}; got {split!r}.")
+        if split is not None:
+            check_choice("split", split, SPLITS)
         if split and is_path(data):
             raise ValueError(f"`split` is for known datasets; all of {data} is used. Omit {split}.")
         data, split = self._available(data), split or "test"
