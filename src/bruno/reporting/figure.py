@@ -74,9 +74,13 @@ def to_png(figure: Figure) -> bytes:
     """The figure as PNG; characters that no font has are drawn as boxes, without a warning."""
     from matplotlib import rc_context
 
-    file = io.BytesIO()
-    with rc_context({"font.sans-serif": _fonts()}), warnings.catch_warnings():
+    file, layout = io.BytesIO(), figure.get_layout_engine()
+    fixed = {"figure.autolayout": False, "figure.constrained_layout.use": False}
+    with rc_context({"font.sans-serif": _fonts(), **fixed}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
+        if layout is not None:
+            layout.execute(figure)
+            figure.set_layout_engine(None)  # `savefig` would draw everything twice for its sake
         figure.savefig(file, format="png")
     return file.getvalue()
 
