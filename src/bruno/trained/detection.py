@@ -11,11 +11,12 @@ import torch
 
 from bruno.data import Element, SetSampler
 from bruno.data.columns import consecutive_sets
-from bruno.data.reader import collected
+from bruno.data.reader import ElementReader, collected
 from bruno.kinds import Kind
 from bruno.model import Bruno, Posterior
 from bruno.tasks.anomaly import Detector, Judgement, check_rate, judge_batch
 from bruno.tasks.anomaly_benchmark import Contamination, measure_anomaly
+from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.progress import Progress
 from bruno.tasks.stream_summary import StreamSummary
@@ -151,7 +152,25 @@ class DetectionJobs(CalibrationJobs):
         check_rate("rate", rate)
         if false_discovery_rate is not None:
             check_rate("false_discovery_rate", false_discovery_rate)
-        reader = self.reader(invert=invert, skip_bad=skip_bad, group=group)
+        elements = self._batch_elements(
+            batch, self.reader(invert=invert, skip_bad=skip_bad, group=group), one_set
+        )
+        found = None
+        if threshold is None:
+            found = self.calibration(data, invert=invert, seed=seed, progress=progress)
+        sets = list(_members(elements, one_set).values())
+        judged = self._judge_sets(
+            elements, sets, found, threshold or 0.0, rate, count_all, false_discovery_rate
+        )
+        summary = self._batch_summary(elements, judged, one_set)
+        asked = rate if found and false_discovery_rate is None else None
+        explanation = self._explained(elements, judged, sets, found, seed) if explain else None
+        return BatchJudgement(summary, self.kind, asked, calibration_command(self, batch), explanation)
+
+    def _batch_elements(
+        self, batch: Source | Iterable[Element], reader: ElementReader, one_set: bool
+    ) -> list[Element]:
+        """The elements of a batch with the names of their sets, and missing numbers imputed."""
         elements = collected(grouped_elements(self, batch, reader, one_set))
         warn_of_unreadable(reader)
         if len(elements) < 2:
@@ -160,11 +179,21 @@ class DetectionJobs(CalibrationJobs):
             elements = _in_consecutive_sets(elements)
         elements = _completed(self.model, elements, one_set)
         self.warn_if_unfamiliar(torch.stack([one.x for one in elements]))
-        found = None
-        if threshold is None:
-            found = self.calibration(data, invert=invert, seed=seed, progress=progress)
+        return elements
+
+    def _judge_sets(
+        self,
+        elements: list[Element],
+        sets: list[list[int]],
+        found: GroupCalibration | None,
+        threshold: float,
+        rate: float,
+        count_all: bool,
+        false_discovery_rate: float | None,
+    ) -> dict[int, Judgement]:
+        """The judgements by position; without a calibration, by the threshold. Logs what they rest on."""
         judged: dict[int, Judgement] = {}
-        for members in _members(elements, one_set).values():
+        for members in sets:
             x = torch.stack([elements[i].x for i in members]).to(self.device)
             if len(x) < 2:
                 judged[members[0]] = Judgement(0.0, 0, None, False, False)
@@ -172,7 +201,7 @@ class DetectionJobs(CalibrationJobs):
             judgements = judge_batch(
                 self.model,
                 x,
-                found.batch(len(x), count_all=count_all) if found else threshold or 0.0,
+                found.batch(len(x), count_all=count_all) if found else threshold,
                 rate=rate,
                 cutoffs=found.cutoffs if found else None,
                 count_all=count_all,
@@ -182,24 +211,24 @@ class DetectionJobs(CalibrationJobs):
             )
             judged |= dict(zip(members, judgements, strict=True))
         if found:
-            largest = max(map(len, _members(elements, one_set).values()))
-            report_support(
-                found.batch(largest, count_all=count_all),
-                rate,
-                len(found.groups.names),
-                largest - 1,
-                false_discovery_rate,
-            )
-        summary = self._batch_summary(elements, judged, one_set)
-        asked = rate if found and false_discovery_rate is None else None
-        explanation = None
-        if explain:
-            sets = list(_members(elements, one_set).values())
-            reference = found.reference if found else -math.inf
-            explanation = explain_outliers(
-                self.model, elements, judged, sets, self.columns, reference=reference, seed=seed
-            )
-        return BatchJudgement(summary, self.kind, asked, calibration_command(self, batch), explanation)
+            largest = max(map(len, sets))
+            scores = found.batch(largest, count_all=count_all)
+            report_support(scores, rate, len(found.groups.names), largest - 1, false_discovery_rate)
+        return judged
+
+    def _explained(
+        self,
+        elements: list[Element],
+        judged: Mapping[int, Judgement],
+        sets: list[list[int]],
+        found: GroupCalibration | None,
+        seed: int,
+    ) -> Explanation | None:
+        """What makes the outliers with the lowest scores unusual; None if there are no outliers."""
+        reference = found.reference if found else -math.inf
+        return explain_outliers(
+            self.model, elements, judged, sets, self.columns, reference=reference, seed=seed
+        )
 
     def _batch_summary(
         self, elements: list[Element], judged: Mapping[int, Judgement], one_set: bool
