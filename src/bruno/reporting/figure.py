@@ -75,8 +75,11 @@ def to_png(figure: Figure) -> bytes:
     from matplotlib import rc_context
 
     file, layout = io.BytesIO(), figure.get_layout_engine()
-    fixed = {"figure.autolayout": False, "figure.constrained_layout.use": False}
-    with rc_context({"font.sans-serif": _fonts(), **fixed}), warnings.catch_warnings():
+    with (
+        rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}),
+        rc_context({"font.sans-serif": _fonts()}),
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         if layout is not None:
             layout.execute(figure)
