@@ -83,6 +83,17 @@ def _one_command_line():
 
 
 @pytest.fixture
+def without_pictures(monkeypatch):
+    """Do not render pictures, which takes half of the time of many commands; tests/reporting renders them."""
+    from PIL import Image
+
+    def blank(figure, file, **options):
+        Image.new("L", (1, 1)).save(file, "png")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", blank)
+
+
+@pytest.fixture
 def without_shape_checks():
     """Disable shape checks, for tests that pass wrong shapes and types to see the package's own errors."""
     with _no_shape_checks():

@@ -135,6 +135,7 @@ def lines_to_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("words", lines_to_run())
 @pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("without_pictures")
 def test_shell_lines_run(words, in_workplace, tmp_path):
     name, _ = parse(words)
     run([*words, *CHEAPER.get(name, "").format(new=tmp_path / "run").split()])

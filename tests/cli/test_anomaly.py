@@ -1,5 +1,6 @@
 """`bruno anomaly watch`, `bruno anomaly batch` and `bruno anomaly measure`."""
 
+import inspect
 import itertools
 import json
 import os
@@ -27,6 +28,13 @@ WATCH = ["anomaly", "watch", "run"]
 ELEMENTS = 10  # in queries/5
 
 
+@pytest.fixture(autouse=True)
+def pictures(request) -> None:
+    """Render pictures only for the tests that look at them, which name this fixture."""
+    if "pictures" not in inspect.signature(request.function).parameters:
+        request.getfixturevalue("without_pictures")
+
+
 @pytest.fixture
 def stream(in_digits, tmp_path) -> Path:
     """Images of a five, with one image of a two among them."""
@@ -42,7 +50,7 @@ def posterior_in(state: Path) -> bruno.Posterior:
 # --- a stream --------------------------------------------------------------------------------------------
 
 
-def test_an_outlier_in_a_folder_is_flagged(stream):
+def test_an_outlier_in_a_folder_is_flagged(stream, pictures):
     watch = [*WATCH, stream, "--typical", "support/5", "--threshold", "10"]
     assert re.search(r"5-04-outlier\.png  outlier$", run(*watch), re.MULTILINE)
     values = values_of("run", "anomaly")
@@ -232,7 +240,7 @@ def test_an_outlier_in_a_batch_is_flagged(stream):
     assert re.search(r"1 of 11 are outliers", output)
 
 
-def test_patches_of_an_outlier_are_explained(stream):
+def test_patches_of_an_outlier_are_explained(stream, pictures):
     run("anomaly", "batch", "run", stream, "--threshold", "10", "--explain")
     values = values_of("run", "explanation")
     assert values["names"][0].endswith("5-04-outlier.png")
@@ -268,7 +276,7 @@ def test_a_batch_has_no_options_of_a_stream(in_digits, option):
 
 
 @pytest.mark.slow
-def test_outliers_are_found_in_contaminated_sets(in_digits, monkeypatch):
+def test_outliers_are_found_in_contaminated_sets(in_digits, monkeypatch, pictures):
     small_forest = partial(sklearn.ensemble.IsolationForest, n_estimators=3)
     monkeypatch.setattr("sklearn.ensemble.IsolationForest", small_forest)
     output = run("anomaly", "measure", "run", "--sets", "12", "--set-size", "10")

@@ -14,12 +14,17 @@ from bruno.tasks.anomaly import Detector
 from bruno.trained import KeyedDetector
 from cli.commandline import run, run_main, values_of
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
 HEADER = "time,machine,heat,speed\n"
 WATCH = ["anomaly", "watch", "run", "--threshold", "-5", "--store", "s.db", "--json"]
 
 
 @pytest.fixture
 def stream(trained_once, workplace) -> list[str]:
+    return write_stream(trained_once)
+
+
+def write_stream(trained_once: Path) -> list[str]:
     """Rows of three machines in random order, an outlier of m1 in line 72; run/ is the model."""
     shutil.copytree(trained_once, "run")
     random = np.random.default_rng(1)
@@ -236,9 +241,19 @@ def test_an_alarm_is_accepted_by_the_name_of_the_row(stream):
 # --- bad input -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def filled(stream) -> Path:
-    scores("stream.csv")
+@pytest.fixture(scope="module")
+def filled_once(trained_once, tmp_path_factory) -> Path:
+    """A folder with a model, streams, a store that has judged one of them, and bad stores."""
+    folder = tmp_path_factory.mktemp("filled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_stream(trained_once)
+        scores("stream.csv")
+        write_bad_files()
+    return folder
+
+
+def write_bad_files() -> None:
     shutil.copy("s.db", "damaged.db")
     content = bytearray(Path("damaged.db").read_bytes())
     content[4096:] = b"\xa5" * len(content[4096:])
@@ -249,6 +264,11 @@ def filled(stream) -> Path:
     Path("keyless.csv").write_text("heat,speed\n1.0,2.0\n")
     Path("nameless.csv").write_text("machine,heat,speed\n,1.0,2.0\n")
     bruno.save(bruno.Bruno.from_config(bruno.open("run").model.config), "other.safetensors")
+
+
+@pytest.fixture
+def filled(filled_once, workplace) -> Path:
+    shutil.copytree(filled_once, workplace, dirs_exist_ok=True)
     return Path("s.db")
 
 
