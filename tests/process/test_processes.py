@@ -297,9 +297,10 @@ def test_autocast_does_not_lower_the_precision(name):
 
 
 @pytest.mark.slow
-def test_torch_compile_gives_the_same_result():
+@pytest.mark.parametrize("cases", ["some", pytest.param("all", marks=pytest.mark.long)])
+def test_torch_compile_gives_the_same_result(cases):
     script = Path(__file__).with_name("compiled.py")
-    subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+    subprocess.run([sys.executable, script, cases], check=True, capture_output=True, text=True)
 
 
 @every_process

@@ -88,15 +88,16 @@ class State:
 
 
 @pytest.mark.slow
-def test_nothing_that_was_acknowledged_is_lost_and_nothing_counts_twice(tmp_path):
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_nothing_that_was_acknowledged_is_lost_and_nothing_counts_twice(tmp_path, kills):
     model, store, state = saved_model(tmp_path), tmp_path / "sets", State()
     writers = [Writer(number, state) for number in range(CLIENTS)]
     for writer in writers:
         writer.start()
-    for kill_after in (CLIENTS * PUTS // 4, CLIENTS * PUTS // 2):
+    for kill in range(1, kills + 1):
         with served_by(model, "--store", store) as service:
             state.served_at(service.port)
-            state.wait_for(kill_after)
+            state.wait_for(CLIENTS * PUTS * kill // (kills + 1))
             service.stop(signal.SIGKILL)
     with served_by(model, "--store", store) as service:
         state.served_at(service.port)

@@ -64,10 +64,15 @@ def test_images_of_another_size_are_reduced_to_that_of_the_model(digits_model):
     assert reason == familiarity.check(downsample(enlarged, (8, 8)))
 
 
+@pytest.fixture(scope="module")
+def omniglot():
+    """The pretrained model; its `familiarity` is estimated once."""
+    return bruno.open("omniglot", device="cpu")
+
+
 @pytest.mark.parametrize("folder", ["known/a", "known/b", "new", "stream"])
-def test_characters_of_many_strokes_are_familiar(folder):
-    trained = bruno.open("omniglot", device="cpu")
-    assert trained.familiarity.check(trained.read(EXAMPLES / folder).x) == ""
+def test_characters_of_many_strokes_are_familiar(omniglot, folder):
+    assert omniglot.familiarity.check(omniglot.read(EXAMPLES / folder).x) == ""
 
 
 def test_samples_are_drawn_once(digits_model, unseen_digits, monkeypatch):
