@@ -8,7 +8,7 @@ import jaxtyping
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["session_fixtures"]
+pytest_plugins = ["session_fixtures", "missing_packages"]
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("repeatable")
@@ -22,7 +22,15 @@ def pytest_configure(config):
 
 def _check_shapes():
     """Install the checks before any test imports the package, for the whole session."""
-    jaxtyping.install_import_hook("bruno", "typechecker.check").__enter__()
+    from missing_packages import missing_package
+
+    try:
+        import typechecker  # noqa: F401
+    except ModuleNotFoundError as error:
+        if not missing_package(error):
+            raise
+    else:
+        jaxtyping.install_import_hook("bruno", "typechecker.check").__enter__()
     # Tests that run at the same time share the cores. Both settings must precede the import of torch.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
