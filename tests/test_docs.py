@@ -30,6 +30,7 @@ CHEAPER = {  # appended to a line that is run; the last of two equal options cou
     "train": "--steps 3 --validate 0 --out {new}",
     "finetune": "--steps 3 --trials 0 --out {new}",
     "evaluate": "--sets 4",
+    "sample": "--samples 2",
     "fewshot": "--trials 2",
     "retrieve measure": "--queries 4",
     "specks": "--samples 4",

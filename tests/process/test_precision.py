@@ -25,6 +25,7 @@ DATA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [SHORT, pytest.param(N, marks=pytest.mark.long)])
 @pytest.mark.parametrize("correlation", [0.0, 0.1, 0.9, 0.9999])
 @pytest.mark.parametrize(
