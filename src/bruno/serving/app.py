@@ -45,13 +45,13 @@ def create_app(
     """An ASGI application that serves models. It closes their stores when it is shut down.
 
     Args:
-        models: trained models, or the paths or names of some, by name. A list of paths is named by the last
-            part of each; NAME=PATH gives another name.
+        models: trained models by name, or their paths. In a list of paths, the last part of a path is the
+            name; NAME=PATH gives another one. A pretrained model is given by its name.
         store: the folder for the sets of all models, as NAME.db; ":memory:" for none. By default, the file
             `sets.db` in the folder of each model.
-        token: the bearer token that requests must have; without one, everyone who can connect may ask.
+        token: the bearer token that requests must have; without one, anyone who connects may ask.
         hosts: names that the Host header may have, besides 127.0.0.1 and localhost.
-        limits: what is accepted.
+        limits: limits on requests.
         batching: compute requests that are waiting at the same time as one batch.
         checkpoint: of run folders: "last", or "best" on validation.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
@@ -127,7 +127,7 @@ class _Route(APIRoute):
 
 
 class _Shortcut:
-    """Calls the functions of routes with a fixed path directly: FastAPI's routing takes longer than a row."""
+    """Calls the functions of routes with a fixed path directly, as FastAPI's routing takes long."""
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
         self._app = app

@@ -23,7 +23,7 @@ class _Request:
 
 
 class Batcher:
-    """Runs jobs in one thread, those that wait at the same time together.
+    """Runs jobs in one thread; those that wait at the same time form a batch.
 
     While a batch is computed, the next one gathers. A request waits for others that have arrived already,
     never for those that may come: requests that the event loop reads in one turn are handed over together.

@@ -1,4 +1,4 @@
-"""The documentation as one page of HTML that loads nothing; the same as in /openapi.json."""
+"""The content of /openapi.json as one HTML page that loads nothing else."""
 
 from __future__ import annotations
 

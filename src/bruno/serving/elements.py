@@ -30,7 +30,7 @@ def read_images(trained: Trained, given: Sequence[Any], limits: Limits, name: st
     """Images of a request as a tensor (n, *shape).
 
     Args:
-        trained: the model, which normalises images of others.
+        trained: the model, which may normalise drawings.
         given: for each image, a PNG as bytes or as text in base64, or nested lists of numbers.
         limits: the limits of the service.
         name: the field to name in an error.
@@ -124,7 +124,7 @@ def _image(trained: Trained, given: Any, limits: Limits, name: str) -> Tensor:
 
 
 def _png(trained: Trained, content: bytes, limits: Limits, name: str) -> Tensor:
-    """An image of a PNG; other formats are not decoded."""
+    """The image in a PNG; other formats are not decoded."""
     if content.startswith(_SIGNATURE) and len(content) >= _SIZE.stop:
         width, height = struct.unpack(">II", content[_SIZE])
         if width * height > limits.pixels:

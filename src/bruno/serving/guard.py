@@ -1,4 +1,4 @@
-"""What every request passes before the service looks at it: who may ask, from where, and how much."""
+"""Checks of every request before the service handles it: host, origin, token, size and number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SAFE_HEADERS = [
 
 
 class _Headers(NamedTuple):
-    """The headers that are looked at, each at most once in a request."""
+    """The headers that are checked, each at most once in a request."""
 
     host: str = ""
     authorization: str = ""
@@ -218,7 +218,7 @@ class _Taken:
 
 
 def _headers_of(scope: Scope) -> _Headers:
-    """The headers that are looked at; raises 400 if one is repeated."""
+    """The headers that are checked; raises 400 if one is repeated."""
     found: dict[str, Any] = {}
     for raw, value in scope["headers"]:
         name = _LOOKED_AT.get(raw)

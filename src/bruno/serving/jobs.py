@@ -43,7 +43,7 @@ class Scores:
 
 
 class ServedModel:
-    """A model with its sets, and the jobs that it does.
+    """A model with its sets, and the jobs that it runs.
 
     The jobs run in one thread, by `run`: a batch reads and changes the store without locks, and its changes
     are one transaction.

@@ -1,4 +1,4 @@
-"""The page to draw on, if it is built: every file has its own route, so that no path is looked up."""
+"""The page to draw on, if it is built: every file has its own route, so that requests reach no others."""
 
 from __future__ import annotations
 

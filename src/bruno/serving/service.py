@@ -29,14 +29,14 @@ Models = Mapping[str, Trained | str | Path] | Sequence[str | Path]
 
 
 class Service:
-    """Models side by side: jobs are batched on their way to each, in a thread of its own.
+    """Several models; the jobs of each run in batches, in a thread of its own.
 
     Args:
-        models: trained models, or the paths or names of some, by name. A list of paths is named by the last
-            part of each; NAME=PATH gives another name.
+        models: trained models by name, or their paths. In a list of paths, the last part of a path is the
+            name; NAME=PATH gives another one. A pretrained model is given by its name.
         store: the folder for the sets of all models, as NAME.db; ":memory:" for none. By default, the file
             `sets.db` in the folder of each model.
-        limits: what is accepted.
+        limits: limits on requests.
         batching: compute requests that are waiting at the same time as one batch.
         checkpoint: of run folders: "last", or "best" on validation.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
@@ -93,7 +93,7 @@ class Service:
         return name, self._models[name]
 
     async def run(self, name: str, job: Job, elements: int = 1) -> Any:
-        """The answer of a job on a model, computed together with others; see `Batcher`."""
+        """The answer of a job on a model, computed in a batch with others; see `Batcher`."""
         return await self._batchers[name](job, elements)
 
     async def read(self, name: str, given: Sequence[Any], field: str = "elements") -> Tensor:
