@@ -40,7 +40,7 @@ class SetAnomalyDetector(AnomalyDetector):
     outlier of it.
 
     Args:
-        model: a run folder, a model file, a pretrained model, or an object of `bruno.open`, `bruno.train` or
+        model: a run folder, a model file, a pretrained model, or the result of `bruno.open`, `bruno.train` or
             `bruno.load`; by default, a small model is trained on the first rows.
         warm_up: number of first rows that the small model is trained on.
         criterion: "score", "density" or "auto", as above.

@@ -217,7 +217,7 @@ def _run(
     batch_size: int | None = None,
     num_gpus: float | None = None,
 ) -> Any:
-    """`map_batches` by actors, each of which is made once."""
+    """`map_batches` by actors, which load the model once."""
     if num_gpus is None:
         num_gpus = 1 if ray.cluster_resources().get("GPU", 0) >= 1 else 0
     most = ray.cluster_resources().get("GPU", 0) / num_gpus if num_gpus else _cpus()

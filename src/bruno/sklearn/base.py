@@ -42,7 +42,7 @@ class SetEstimator(BaseEstimator):  # type: ignore[misc]
     A given model is never trained. `clone` shares it, and does not copy its weights.
 
     Args:
-        model: a run folder, a model file, a pretrained model, or an object of `bruno.open`, `bruno.train` or
+        model: a run folder, a model file, a pretrained model, or the result of `bruno.open`, `bruno.train` or
             `bruno.load`; by default, a small model is trained on the rows.
         steps: optimiser steps of the small model; by default a fifth of the number of rows, from 10 to 1000.
         random_state: seed of all random numbers.

@@ -39,7 +39,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
     is that of an element of a new class, log p(x).
 
     Args:
-        model: a run folder, a model file, a pretrained model, or an object of `bruno.open`, `bruno.train` or
+        model: a run folder, a model file, a pretrained model, or the result of `bruno.open`, `bruno.train` or
             `bruno.load`; by default, a small model is trained on the first examples.
         prior: "uniform", "empirical" for the frequencies of the examples, or the probability of each class in
             the order of `classes_`, in any unit.

@@ -53,7 +53,7 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
     new rows given the set, row by row, and do not change the set; `partial_fit` adds rows to it.
 
     Args:
-        model: a run folder, a model file, a pretrained model, or an object of `bruno.open`, `bruno.train` or
+        model: a run folder, a model file, a pretrained model, or the result of `bruno.open`, `bruno.train` or
             `bruno.load`, conditioned on the rows; by default, a small model is trained on the rows.
         novelty: judge new rows instead of the rows of the set.
         contamination: "auto" to flag rows with a p-value of at most `rate`; or the fraction of the rows of
