@@ -73,7 +73,7 @@ class ModelOptions:
         bool | None,
         typer.Option(
             "--drawings/--no-drawings",
-            help="Normalise images of others as line drawings; by default if the model learnt drawings.",
+            help="Normalise your own images as line drawings; by default if the model learnt drawings.",
         ),
     ] = None
 

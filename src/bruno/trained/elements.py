@@ -1,4 +1,4 @@
-"""A trained model with its recipe, and the elements of the user's that it reads."""
+"""A trained model with its recipe, and the user files and arrays that it reads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TrainedModel:
         folder: where its results go.
         is_pretrained: whether it comes with the package.
         data_dir: the folder of published datasets; $BRUNO_DATA if None.
-        drawings: whether to normalise the line drawings of others; as in training if None.
+        drawings: whether to normalise line drawings in user files; as in training if None.
     """
 
     model: Bruno
@@ -83,7 +83,7 @@ class TrainedModel:
 
     @property
     def normalises(self) -> bool:
-        """Whether images of others are normalised as line drawings; see `normalise_drawing`."""
+        """Whether images in user files are normalised as line drawings; see `normalise_drawing`."""
         kind = self.model.kind
         if not isinstance(kind, Images) or not kind.is_grey:
             return False
@@ -155,8 +155,8 @@ class TrainedModel:
     ) -> Elements:
         """Elements from files and folders, from a reader, or from frames, arrays, tensors and PIL images.
 
-        Warns about files that were skipped, and of images unlike those of training. By default, files and PIL
-        images are normalised as drawings or inverted, as in training; arrays and tensors are not changed.
+        Warns about files that were skipped, and about images unlike those of training. By default, files and
+        PIL images are normalised as drawings or inverted, as in training; arrays and tensors are not changed.
         Missing numbers of rows are imputed from the rows of the same group, or of the whole source if it has
         no groups; without `impute` they stay NaN.
         """

@@ -28,7 +28,7 @@ def open(
         checkpoint: of a run folder: "last", or "best" on validation.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
         data_dir: the folder of published datasets; $BRUNO_DATA by default.
-        drawings: normalise images of others as line drawings; by default if the model learnt drawings.
+        drawings: normalise images in user files as line drawings; by default if the model learnt drawings.
     """
     if data_dir is not None and not Path(data_dir).is_dir():
         raise ValueError(f"`data_dir` must be an existing folder; got {str(data_dir)!r}.")
