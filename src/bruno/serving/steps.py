@@ -125,7 +125,7 @@ def _consecutive(sizes: Iterable[int]) -> list[slice]:
 
 
 def _each(function: Callable[[list[Any]], list[Any]], steps: list[Any]) -> list[Any]:
-    """The results of steps together; if that fails, of each alone, so that no request fails by another."""
+    """The results of steps together; if that fails, of each alone, so that no request makes another fail."""
     if not steps:
         return []
     try:

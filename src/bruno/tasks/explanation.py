@@ -131,7 +131,7 @@ def explain_scores(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Explanation:
-    """`explain` with the scores of a scorer, such as that of an estimator; arguments as there."""
+    """`explain` with the scores of a scorer, such as that of an estimator, and the same other arguments."""
     check_count("permutations", permutations, 4)
     if permutations % 2:
         raise ValueError(f"`permutations` must be even; got {permutations}.")

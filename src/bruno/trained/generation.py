@@ -131,8 +131,8 @@ class GenerationJobs(TrainedData):
     ) -> SpreadByRepeats:
         """Samples after the same element was seen a number of times, for each of some elements.
 
-        At least as many samples are drawn as a variance needs. `repeats` are the numbers of times, by default
-        from 1 to 20; the other arguments are those of `sample`.
+        More samples are drawn if a variance needs them. `repeats` are the numbers of times, by default from 1
+        to 20; the other arguments are those of `sample`.
         """
         generator = self._generator(seed)
         (x,) = self._sets(given, 1, set_size, split, data, classes, invert, skip_bad, generator)

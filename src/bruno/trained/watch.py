@@ -164,7 +164,7 @@ class Watch:
         return element._replace(x=x.cpu())
 
     def _posterior(self, element: Element) -> Posterior:
-        """The posterior of the set of an element, before it."""
+        """The posterior of the set of an element, before the element is added."""
         own, model = self.state.sets.get(self._set_of(element)), self._trained.model
         return Posterior(model, own.stream.evidence) if own else model.prior()
 
