@@ -64,6 +64,29 @@ def unseen_digits() -> Examples:
     return load_examples("digits", "test")
 
 
+_BITS_OF_SAMPLES: dict[str, tuple[float, float]] = {}
+
+
+@pytest.fixture
+def familiarity_once(monkeypatch) -> None:
+    """Draw the samples behind `Familiarity` once for each model: those of a large one take seconds."""
+    from functools import cached_property
+
+    from bruno.tasks.familiarity import Familiarity
+
+    drawn = vars(Familiarity)["_bits_of_samples"].func
+
+    def shared(self: Familiarity) -> tuple[float, float]:
+        model = self.model.fingerprint()
+        if model not in _BITS_OF_SAMPLES:
+            _BITS_OF_SAMPLES[model] = drawn(self)
+        return _BITS_OF_SAMPLES[model]
+
+    again = cached_property(shared)
+    again.__set_name__(Familiarity, "_bits_of_samples")
+    monkeypatch.setattr(Familiarity, "_bits_of_samples", again)
+
+
 def _train_digits(folder: Path) -> None:
     """Train on upright digits at a high learning rate: 300 steps beat pixels and chance in all tasks."""
     import torch

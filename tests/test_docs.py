@@ -100,6 +100,7 @@ def in_workplace(workplace, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in pages_with("python") if page.id != CLUSTER])
 @pytest.mark.filterwarnings("default")  # models of a few steps, calibrated on few classes, warn
+@pytest.mark.usefixtures("familiarity_once")
 def test_python_blocks_of_a_page_run_one_after_the_other(page, in_workplace):
     run_python(page)
 
@@ -136,7 +137,7 @@ def lines_to_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("words", lines_to_run())
 @pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("without_pictures", "familiarity_once")
 def test_shell_lines_run(words, in_workplace, tmp_path):
     name, _ = parse(words)
     run([*words, *CHEAPER.get(name, "").format(new=tmp_path / "run").split()])

@@ -30,6 +30,7 @@ from bruno.tasks.index import Index
 from bruno.tasks.retrieval import rank
 from bruno.weights import pretrained_names, pretrained_path
 
+pytestmark = pytest.mark.usefixtures("familiarity_once")
 ROOT = Path(__file__).parents[1]
 NAMES = ("omniglot", "omniglot-small")
 EXAMPLES = Path(__file__).parents[1] / "examples"
