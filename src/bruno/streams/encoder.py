@@ -76,8 +76,6 @@ class RowEncoder:
         assert isinstance(preprocessing, Standardise)
         self._scales = _Scales.of(preprocessing)
         self._couplings = [_coupling_of(part) for part in model.flow.bijections]  # type: ignore[union-attr]
-        widest = max((len(bias) for one in self._couplings for _, bias in one.layers), default=0)
-        self._tile = _TILE if widest <= _WIDE else _LARGE_TILE
 
     @staticmethod
     def supports(model: Bruno) -> bool:
@@ -93,17 +91,12 @@ class RowEncoder:
     def __call__(self, x: Any) -> Latents:
         """The latents of complete rows (n, dim)."""
         x = np.asarray(x, dtype=np.float64)
-        y, log_det = self._scales(x)
-        if not self._couplings:
-            return Latents(y, log_det)
-        n, dim = y.shape
-        tiles = -(-n // self._tile)
-        padded = np.zeros((tiles, self._tile, dim))
-        padded.reshape(-1, dim)[:n] = y
-        total = np.zeros((tiles, self._tile))
+        # A single row is a vector: numpy is faster with fewer axes.
+        y, log_slopes = self._scales(x[0] if len(x) == 1 else x)
         for coupling in self._couplings:
-            total += coupling(padded)
-        return Latents(padded.reshape(-1, dim)[:n], log_det + total.reshape(-1)[:n])
+            coupling(y, log_slopes)
+        log_det = np.add.reduce(log_slopes, -1) + self._scales.log_det
+        return Latents(y.reshape(x.shape), np.asarray(log_det).reshape(len(x)))
 
 
 # --- preprocessing ---------------------------------------------------------------------------------------
@@ -123,31 +116,87 @@ class _Scales:
 
     @classmethod
     def of(cls, module: Standardise) -> _Scales:
-        mean, deviation = module.mean.numpy().copy(), module.deviation.numpy().copy()
+        mean, deviation = _copied(module.mean), _copied(module.deviation)
         centre, width = np.zeros_like(mean), np.ones_like(mean)
         log, asinh = None, None
         if isinstance(module, ColumnScales):
-            centre, width = module.centre.numpy().copy(), module.width.numpy().copy()
+            centre, width = _copied(module.centre), _copied(module.width)
             log, asinh = (module.kind.numpy() == kind for kind in (1, 2))
             log, asinh = (mask if mask.any() else None for mask in (log, asinh))
         log_det = float(-np.log(deviation).sum() - np.log(width).sum())
         return cls(mean, deviation, log_det, centre, width, log, asinh)
 
-    def __call__(self, x: Numbers) -> tuple[Numbers, Numbers]:
-        u = (x - self.centre) / self.width
-        bent, log_det = u, np.full(len(x), self.log_det)
+    def __call__(self, x: Float[np.ndarray, "*n dim"]) -> tuple[Numbers, Numbers]:
+        """The scaled columns, and the log-slopes of the log and asinh scales, both new arrays."""
+        log_slopes = np.zeros(x.shape)
+        if self.log is not None or self.asinh is not None:  # otherwise the centre is 0 and the width 1
+            x = self._bent((x - self.centre) / self.width, log_slopes)
+        y = x - self.mean
+        y /= self.deviation
+        np.maximum(y, -_FURTHEST, out=y)
+        return np.minimum(y, _FURTHEST, out=y), log_slopes
+
+    def _bent(self, u: Numbers, log_slopes: Numbers) -> Numbers:
+        """g(u) of each column; subtracts from its log-slope."""
+        bent = u
         if self.log is not None:
             large = np.log(np.maximum(u, 1.0))
             bent = np.where(self.log, np.where(u > 1, large, u - 1), bent)
-            log_det = log_det - np.where(self.log, large, 0.0).sum(1)
+            log_slopes -= np.where(self.log, large, 0.0)
         if self.asinh is not None:
             bent = np.where(self.asinh, np.arcsinh(u), bent)
-            log_det = log_det - np.where(self.asinh, np.log(np.hypot(u, 1.0)), 0.0).sum(1)
-        scaled = (bent - self.mean) / self.deviation
-        return np.minimum(np.maximum(scaled, -_FURTHEST), _FURTHEST), log_det
+            log_slopes -= np.where(self.asinh, np.log(np.hypot(u, 1.0)), 0.0)
+        return bent
 
 
 # --- couplings -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Network:
+    """`DenseNetwork` in numpy: x W + b of each layer, and ELU between them."""
+
+    layers: list[tuple[Numbers, Numbers]]  # weights (inputs, outputs) and biases
+    tile: int  # rows of a matrix product
+
+    @classmethod
+    def of(cls, network: DenseNetwork) -> _Network:
+        dense = [layer for layer in network.layers if isinstance(layer, Dense)]
+        widest = max(len(layer.bias) for layer in dense)
+        layers = [(_copied(layer.weight.T), _copied(layer.bias)) for layer in dense]
+        return cls(layers, _TILE if widest <= _WIDE else _LARGE_TILE)
+
+    def __call__(self, x: Float[np.ndarray, "*n inputs"]) -> Float[np.ndarray, "*n outputs"]:
+        one = x.ndim == 1
+        n = 1 if one else len(x)
+        padded = np.zeros((-(-n // self.tile) * self.tile, x.shape[-1]))
+        rows = padded[0] if one else padded[:n]
+        rows[:] = x
+        for i, (weight, bias) in enumerate(self.layers):
+            if i:
+                _apply_elu(rows)
+            padded = self._product(padded, weight)
+            rows = padded[0] if one else padded[:n]
+            rows += bias
+        return rows
+
+    def _product(self, padded: Numbers, weight: Numbers) -> Numbers:
+        """padded · weight, in tiles."""
+        if len(padded) == self.tile:  # the same product of one tile, in less time
+            return np.asarray(padded.dot(weight))
+        tiles = padded.reshape(len(padded) // self.tile, self.tile, len(weight))
+        return np.asarray(np.matmul(tiles, weight)).reshape(len(padded), weight.shape[1])
+
+
+def _copied(values: torch.Tensor) -> Numbers:
+    return values.detach().double().numpy().copy()
+
+
+def _apply_elu(x: Numbers) -> None:
+    """x above 0, exp(x) − 1 below, which is at least x; in place."""
+    bent = np.minimum(x, 0.0)
+    np.expm1(bent, out=bent)
+    np.maximum(x, bent, out=x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,28 +205,25 @@ class _Coupling:
 
     fixed: slice
     moved: slice
-    layers: list[tuple[Numbers, Numbers]]  # weights (inputs, outputs) and biases
+    network: _Network
     bound: float
     bins: int = 0
     interval: float = 0.0
 
-    def __call__(self, x: Float[np.ndarray, "tiles rows dim"]) -> Float[np.ndarray, "tiles rows"]:
-        """Map tiles of rows in place; returns the log-det of each row."""
-        output = x[..., self.fixed]
-        for i, (weight, bias) in enumerate(self.layers):
-            if i:
-                output = np.maximum(output, np.expm1(np.minimum(output, 0.0)))  # ELU, as exp(x) − 1 ≥ x
-            output = np.matmul(output, weight)
-            output += bias
-        size = x[..., self.moved].shape[-1]
-        s, t = self.bound * np.tanh(output[..., :size]), output[..., size : 2 * size]
-        moved, log_slope = x[..., self.moved], s
+    def __call__(self, x: Float[np.ndarray, "*n dim"], log_slopes: Float[np.ndarray, "*n dim"]) -> None:
+        """Map rows in place, and add to the log-slopes of the numbers that move."""
+        output = self.network(x[..., self.fixed])
+        moved, slopes = x[..., self.moved], log_slopes[..., self.moved]
+        size = moved.shape[-1]
+        s, t = np.tanh(output[..., :size]), output[..., size : 2 * size]
+        s *= self.bound
+        slopes += s
         if self.bins:
-            raw = output[..., 2 * size :].reshape(*output.shape[:-1], -1, size)
-            moved, bent = _spline(moved, raw, self.bins, self.interval)
-            log_slope = s + bent
-        x[..., self.moved] = moved * np.exp(s) + t
-        return np.asarray(log_slope.sum(-1))
+            raw = output[..., 2 * size :].reshape(*output.shape[:-1], 3 * self.bins - 1, size)
+            moved[...], bent = _spline(moved, raw, self.bins, self.interval)
+            slopes += bent
+        moved *= np.exp(s, out=s)
+        moved += t
 
 
 def _is_exportable(part: Any) -> bool:
@@ -189,16 +235,11 @@ def _is_exportable(part: Any) -> bool:
 
 
 def _coupling_of(part: Any) -> _Coupling:
-    layers = [
-        (layer.weight.detach().double().numpy().T.copy(), layer.bias.detach().double().numpy().copy())
-        for layer in part.network.layers
-        if isinstance(layer, Dense)
-    ]
     parity, spline = part.partition.parity, isinstance(part, SplineCoupling)
     return _Coupling(
         slice(parity, None, 2),
         slice(1 - parity, None, 2),
-        layers,
+        _Network.of(part.network),
         part.bound.item(),
         part.bins if spline else 0,
         part.interval if spline else 0.0,
@@ -206,8 +247,8 @@ def _coupling_of(part: Any) -> _Coupling:
 
 
 def _spline(
-    x: Float[np.ndarray, "tiles rows m"],
-    raw: Float[np.ndarray, "tiles rows count m"],
+    x: Float[np.ndarray, "*n m"],
+    raw: Float[np.ndarray, "*n count m"],
     bins: int,
     interval: float,
 ) -> tuple[Numbers, Numbers]:
