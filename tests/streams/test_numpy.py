@@ -10,6 +10,7 @@ from bruno.flow import AffineCoupling
 from bruno.process import GaussianProcess, StudentTProcess
 from bruno.streams.densities import RowDensities
 from bruno.streams.encoder import RowEncoder, TorchEncoder, encoder_of
+from bruno.streams.evidence import SetEvidence, evidence_inside, with_element, without_element
 from bruno.tasks.keep_out import scores_within
 
 ROWS = machines(5, 20, seed=7).reshape(-1, DIM)
@@ -49,6 +50,12 @@ def test_latents_of_a_row_do_not_depend_on_its_batch(model, size):
         part = encode(ROWS[start : start + size])
         np.testing.assert_array_equal(part.z, whole.z[start : start + size])
         np.testing.assert_array_equal(part.log_det, whole.log_det[start : start + size])
+
+
+def test_no_rows_have_no_latents(model):
+    z, log_det = encoder_of(model)(ROWS[:0])
+    assert z.shape == (0, DIM)
+    assert log_det.shape == (0,)
 
 
 def test_wide_networks_have_larger_tiles_and_the_same_latents():
@@ -113,6 +120,28 @@ def test_densities_are_those_of_the_process(process, count):
     np.testing.assert_array_equal(found, np.concatenate(one))
 
 
+@pytest.mark.parametrize("process", PROCESSES, ids=["student", "gaussian"])
+def test_one_set_has_the_density_that_it_has_in_a_batch(process):
+    count = np.array([0.0, 1.0, 31.0, 32.0, 33.5, 2047.0, 2048.0, 1e6])
+    random = np.random.default_rng(0)
+    z, mean, scatter = random.normal(size=(3, len(count), 3))
+    scatter = count[:, None] * scatter**2
+    densities = RowDensities(process)
+    found = densities(z, count, mean, scatter)
+    for _ in range(2):  # the second time, coefficients are known
+        one = [densities(z[i], n, mean[i], scatter[i]) for i, n in enumerate(count.tolist())]
+        np.testing.assert_array_equal(found, np.stack(one))
+    np.testing.assert_array_equal(densities.prior(z), np.stack([densities.prior(one) for one in z]))
+
+
+def test_coefficients_take_bounded_memory(monkeypatch):
+    monkeypatch.setattr("bruno.streams.densities._BLOCKS_BYTES", 10_000)
+    densities, z = RowDensities(PROCESSES[0]), np.zeros(3)
+    for n in range(0, 5000, 10):
+        densities(z, float(n), z, z)
+    assert len(densities._blocks) <= 2
+
+
 def test_scores_within_sets_are_those_of_keep_out():
     model = small_model()
     model = Bruno(model.shape, model.flow, model.process.double(), model.preprocessing)
@@ -121,3 +150,27 @@ def test_scores_within_sets_are_those_of_keep_out():
     densities = RowDensities(model.process)
     found = densities.scores_within(z.numpy(), inside.numpy(), densities.prior(z.view(-1, DIM).numpy()))
     np.testing.assert_allclose(found, scores_within(model, z, inside).numpy(), rtol=1e-9, atol=1e-9)
+
+
+# --- evidence --------------------------------------------------------------------------------------------
+
+
+def test_an_element_that_is_added_and_removed_leaves_the_evidence_unchanged():
+    z = np.random.default_rng(0).normal(size=(6, 9, 3))
+    given = evidence_inside(z[:, :-1], np.ones((6, 8), bool))
+    given = given._replace(n=given.n[:, None])
+    more = with_element(given, z[:, -1])
+    whole = evidence_inside(z, np.ones((6, 9), bool))
+    for found, expected in zip((more.n[:, 0], *more[1:]), whole, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    for found, expected in zip(without_element(more, z[:, -1]), given, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_last_element_leaves_no_evidence():
+    far = np.array([1e9, -3.0])
+    one = SetEvidence(1.0, far, np.zeros(2))
+    two = with_element(one, np.array([0.1, 0.2]))
+    np.testing.assert_array_equal(without_element(two, far).scatter, 0.0)
+    assert without_element(one, far).n == 0
+    np.testing.assert_array_equal(without_element(one, far).mean, 0.0)

@@ -3,47 +3,46 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bruno.process import ExchangeableProcess
 from bruno.process.distributions import log_gamma_half_step
+from bruno.streams.evidence import SetEvidence, evidence_inside, without_element
 
 Numbers = NDArray[np.float64]
 _TABLE = 2048  # counts whose constants are tabulated; for larger ones Stirling's series is exact
+_BLOCK, _BLOCKS_BYTES = 32, 2**24  # counts whose coefficients are computed together, and memory for them
 
 
-class SetEvidence(NamedTuple):
-    """Count, mean and scatter of sets."""
+class _Coefficients(NamedTuple):
+    """The part of the predictive of sets that depends on their counts alone.
 
-    n: Float[np.ndarray, " k"]
-    mean: Float[np.ndarray, "k dim"]
-    scatter: Float[np.ndarray, "k dim"]
+    With the mean and the scatter of a set, and m0 the mean of the process::
 
-
-class _Shape(NamedTuple):
-    """The predictive of sets without its location: Student-t, or Gaussian without a power.
-
-    With d = residual²/spread, log p = constant − ½ Σ (log_scale + power · log(1 + d)), or + d.
+        location = m0 + gain·(mean − m0)
+        spread = base + within·scatter + between·(mean − m0)²         dof · scale²; Gaussian: the variance
+        log p = constant − ½ Σ (log(spread) + power·log(1 + d))       d = (z − location)²/spread
+        log p = constant − ½ Σ (log(spread) + d)                      Gaussian, whose spread is the base
     """
 
-    spread: Float[np.ndarray, "n dim"]
-    log_scale: Float[np.ndarray, "n dim"]
-    power: Float[np.ndarray, "n dim"] | None
-    constant: Float[np.ndarray, " n"]
+    gain: Float[np.ndarray, "*n dim"]
+    base: Float[np.ndarray, "*n dim"]
+    within: Float[np.ndarray, "*n dim"] | None
+    between: Float[np.ndarray, "*n dim"] | None
+    power: Float[np.ndarray, "*n dim"] | None
+    constant: Any  # (*n,), a number for one set
 
-
-def evidence_inside(z: Float[np.ndarray, "k m dim"], inside: Bool[np.ndarray, "k m"]) -> SetEvidence:
-    """The evidence of the elements of sets that are inside."""
-    weight = inside[:, :, None].astype(np.float64)
-    n = weight.sum(1)
-    mean = (weight * z).sum(1) / np.maximum(n, 1.0)
-    gap = z - mean[:, None]
-    return SetEvidence(n[:, 0], mean, (weight * gap * gap).sum(1))
+    def at(self, place: Any) -> _Coefficients:
+        """Those of one set, or of several in an array of places."""
+        parts: list[Any] = [None if part is None else part[place] for part in self]
+        return _Coefficients(*parts)
 
 
 class RowDensities:
@@ -60,12 +59,13 @@ class RowDensities:
         self._mean, self._r, self._e = (part.cpu().numpy() for part in (mean, r, e))
         self._excess = None if excess is None else excess.cpu().numpy()
         self._table = self._constants(np.arange(_TABLE, dtype=np.float64))
-        none = np.zeros((1, self.dim))
-        self._before = self._shape(np.zeros(1), self._location_and_spread(np.zeros(1), none, none)[1])
+        self._blocks: dict[int, _Coefficients] = {}
+        self._most_blocks = max(1, _BLOCKS_BYTES // (5 * 8 * _BLOCK * self.dim))
+        self._none = self._coefficients(np.zeros(1)).at(0)
 
-    def prior(self, z: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
+    def prior(self, z: Float[np.ndarray, "*n dim"]) -> Float[np.ndarray, "*n"]:
         """log p(z) without evidence."""
-        return self._density(z - self._mean, self._before)
+        return self._density(z - self._mean, self._none.base, self._none)
 
     def scores_within(
         self,
@@ -74,40 +74,44 @@ class RowDensities:
         prior: Float[np.ndarray, " km"],
     ) -> Float[np.ndarray, "k m"]:
         """log p(z_i | all others of the set that are inside) − log p(z_i); `prior` is log p(z_i)."""
-        weight = inside[:, :, None].astype(np.float64)
-        n, mean, scatter = (part[:, None] for part in evidence_inside(z, inside))
-        gap = z - mean
-        # An element inside is removed from the evidence; one outside is not part of it.
-        rest = n[:, :, None] - weight
-        others = np.where(rest > 0, mean - weight * gap / np.maximum(rest, 1.0), 0.0)
-        left = np.where(rest > 1, np.maximum(scatter - weight * gap * (z - others), 0.0), 0.0)
-        k, m, dim = z.shape
-        found = self(z.reshape(-1, dim), rest.reshape(-1), others.reshape(-1, dim), left.reshape(-1, dim))
-        return np.asarray(found - prior).reshape(k, m)
+        n, mean, scatter = evidence_inside(z, inside)
+        given = SetEvidence(n[:, None, None], mean[:, None], scatter[:, None])
+        # An element outside is not part of the evidence.
+        others = without_element(given, z, inside[:, :, None].astype(np.float64))
+        count = others.n[..., 0]
+        found = self._log_prob(z, self._up_to(z.shape[1], count), others.mean, others.scatter)
+        return np.asarray(found - prior.reshape(found.shape))
+
+    def scores_of(self, z: Float[np.ndarray, "k m dim"]) -> Callable[[Tensor], Tensor]:
+        """The function from the elements inside to `scores_within`, for `typical_elements`."""
+        prior = self.prior(z.reshape(-1, z.shape[-1]))
+        return lambda inside: torch.from_numpy(self.scores_within(z, inside.numpy(), prior))
 
     def __call__(
         self,
-        z: Float[np.ndarray, "n dim"],
-        count: Float[np.ndarray, " n"],
-        mean: Float[np.ndarray, "n dim"],
-        scatter: Float[np.ndarray, "n dim"],
-    ) -> Float[np.ndarray, " n"]:
-        """log p(z | evidence) of the next element of each set."""
-        offset, spread = self._location_and_spread(count, mean, scatter)
-        return self._density(z - self._mean - offset, self._shape(count, spread))
+        z: Float[np.ndarray, "*n dim"],
+        count: Float[np.ndarray, "*n"] | float,
+        mean: Float[np.ndarray, "*n dim"],
+        scatter: Float[np.ndarray, "*n dim"],
+    ) -> Float[np.ndarray, "*n"]:
+        """log p(z | evidence) of the next element of each set, or of one set, whose count is a number."""
+        given = self._coefficients(count) if isinstance(count, np.ndarray) else self._coefficients_of(count)
+        return self._log_prob(z, given, mean, scatter)
 
-    def _density(self, residual: Float[np.ndarray, "n dim"], shape: _Shape) -> Float[np.ndarray, " n"]:
+    def _log_prob(self, z: Numbers, given: _Coefficients, mean: Numbers, scatter: Numbers) -> Numbers:
+        """log p(z | evidence), with the coefficients of the counts of the evidence."""
+        shift = mean - self._mean
+        return self._density(z - self._mean - given.gain * shift, _spread(given, shift, scatter), given)
+
+    def _density(self, residual: Numbers, spread: Numbers, given: _Coefficients) -> Numbers:
         """The log-density of residuals z − location."""
-        distance = residual * residual / shape.spread
-        density = shape.log_scale + (distance if shape.power is None else shape.power * np.log1p(distance))
-        return np.asarray(shape.constant - 0.5 * density.sum(1))
-
-    def _shape(self, count: Float[np.ndarray, " n"], spread: Float[np.ndarray, "n dim"]) -> _Shape:
-        if self._excess is None:
-            constant = np.full(1, -0.5 * self.dim * math.log(2 * math.pi))
-            return _Shape(spread, np.log(spread), None, constant)
-        dof = 2 + self._excess + count[:, None]
-        return _Shape(spread, np.log(spread / dof), dof + 1, self._constant(count))
+        distance = residual * residual
+        distance /= spread
+        if given.power is not None:
+            np.log1p(distance, out=distance)
+            distance *= given.power
+        distance += np.log(spread)
+        return np.asarray(given.constant - 0.5 * np.add.reduce(distance, -1))
 
     def location_and_scale(
         self,
@@ -116,26 +120,46 @@ class RowDensities:
         scatter: Float[np.ndarray, "n dim"],
     ) -> tuple[Float[np.ndarray, "n dim"], Float[np.ndarray, "n dim"]]:
         """Location and scale of the predictive of each set."""
-        offset, spread = self._location_and_spread(count, mean, scatter)
+        given, shift = self._coefficients(count), mean - self._mean
         dof = 1.0 if self._excess is None else 2 + self._excess + count[:, None]
-        return self._mean + offset, np.sqrt(spread / dof)
+        return self._mean + given.gain * shift, np.sqrt(_spread(given, shift, scatter) / dof)
 
-    def _location_and_spread(
-        self, count: Numbers, mean: Numbers, scatter: Numbers
-    ) -> tuple[Numbers, Numbers]:
-        """location − m0, and dof · scale²; of a Gaussian process, the variance."""
-        n, r, e = count[:, None], self._r, self._e
-        nr = n * r
-        w = e + nr
-        shift = mean - self._mean
-        offset = nr / w * shift
-        k = e * (w + r) / w
+    # --- coefficients ------------------------------------------------------------------------------------
+
+    def _coefficients_of(self, count: float) -> _Coefficients:
+        """`_coefficients` of one set, from those of a block of counts: the next count is one more."""
+        if not count.is_integer():
+            return self._coefficients(np.array([count])).at(0)
+        block, place = divmod(int(count), _BLOCK)
+        return self._block(block).at(place)
+
+    def _up_to(self, most: int, count: Float[np.ndarray, "*n"]) -> _Coefficients:
+        """`_coefficients` of whole counts up to `most`; small ones are those of a block."""
+        return self._block(0).at(count.astype(np.intp)) if most < _BLOCK else self._coefficients(count)
+
+    def _block(self, block: int) -> _Coefficients:
+        """Those of `_BLOCK` counts; they are kept."""
+        if block not in self._blocks:
+            if len(self._blocks) >= self._most_blocks:
+                self._blocks.clear()
+            first = block * _BLOCK
+            self._blocks[block] = self._coefficients(np.arange(first, first + _BLOCK, dtype=np.float64))
+        return self._blocks[block]
+
+    def _coefficients(self, count: Float[np.ndarray, "*n"]) -> _Coefficients:
+        """With w = e + n·r and k = e·(w + r)/w as in the process, elementwise."""
+        n, r, e = count[..., None], self._r, self._e
+        w = e + n * r
+        gain, k = n * r / w, e * (w + r) / w
         if self._excess is None:
-            return offset, k
-        return offset, k * (self._excess + scatter / e + n / w * shift * shift)
+            return _Coefficients(gain, k, None, None, None, self._constant(count))
+        power = 3 + self._excess + n
+        return _Coefficients(gain, k * self._excess, k / e, k * n / w, power, self._constant(count))
 
-    def _constant(self, count: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    def _constant(self, count: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
         """`_constants`, from a table or by a series, chosen for each row alone."""
+        if self._excess is None:
+            return np.full(count.shape, -0.5 * self.dim * math.log(2 * math.pi))
         whole = count.astype(np.intp)
         if whole.max(initial=0) < _TABLE and (whole == count).all():
             return np.asarray(self._table[whole])
@@ -149,16 +173,24 @@ class RowDensities:
         return np.asarray(found)
 
     def _constants(self, count: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """Σ_d log Γ((ν+n+1)/2) − log Γ((ν+n)/2) − ½ log(π·(ν+n)); 0 for a Gaussian process."""
+        """Σ_d log Γ((ν+n+1)/2) − log Γ((ν+n)/2) − ½ log π."""
         if self._excess is None:
             return np.zeros(len(count))
-        dof = 2 + self._excess + count[:, None]
-        half_step = log_gamma_half_step(torch.from_numpy(dof / 2)).numpy()
-        return np.asarray((half_step - 0.5 * np.log(math.pi * dof)).sum(1))
+        half_step = log_gamma_half_step(torch.from_numpy((2 + self._excess + count[:, None]) / 2)).numpy()
+        return np.asarray((half_step - 0.5 * math.log(math.pi)).sum(1))
 
     def _constants_by_series(self, count: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """The same by the series of `log_gamma_half_step`, ½ log(u) + 1/(64 u²), for large counts."""
         assert self._excess is not None
-        dof = 2 + self._excess + count[:, None]
-        u = dof / 2 - 0.25
-        return np.asarray((0.5 * np.log(u / (math.pi * dof)) + 1 / (64 * u * u)).sum(1))
+        u = (2 + self._excess + count[:, None]) / 2 - 0.25
+        return np.asarray((0.5 * np.log(u / math.pi) + 1 / (64 * u * u)).sum(1))
+
+
+def _spread(given: _Coefficients, shift: Numbers, scatter: Numbers) -> Numbers:
+    """base + within·scatter + between·(mean − m0)²; of a Gaussian process, the base."""
+    if given.within is None or given.between is None:
+        return given.base
+    spread = given.within * scatter
+    spread += given.base
+    spread += given.between * (shift * shift)
+    return np.asarray(spread)

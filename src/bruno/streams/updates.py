@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from bruno.model import Bruno
 from bruno.streams.codec import INSIDE, KEPT_OUT, USABLE, Ranks, encode_latents
-from bruno.streams.densities import RowDensities, evidence_inside
+from bruno.streams.densities import RowDensities
+from bruno.streams.evidence import Numbers, SetEvidence, evidence_inside, with_element
 from bruno.streams.sets import First, HotSets
 from bruno.streams.window import Window
 from bruno.tasks.anomaly import Detector
@@ -74,6 +74,8 @@ class Updates:
 
     def prior(self, z: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         """log p(z) without evidence."""
+        if len(z) == 1:  # a vector, as numpy is faster with fewer axes
+            return self._densities.prior(z[0]).reshape(1)
         return self._densities.prior(z)
 
     def advance(
@@ -85,8 +87,10 @@ class Updates:
     ) -> Update:
         """Score the next element of each of different sets, and add those that count."""
         sets = self._sets
+        if len(slots) == 1 and not self._within and sets.position[slots[0]] >= START:
+            return self._advance_one(int(slots[0]), z[0], log_det.item(), prior.item())
         seen, mean, scatter, position = (
-            array[slots] for array in (sets.count, sets.mean, sets.scatter, sets.position)
+            array.take(slots, 0) for array in (sets.count, sets.mean, sets.scatter, sets.position)
         )
         score = self._densities(z, seen, mean, scatter) - prior
         beyond = prior + log_det < self._floor
@@ -95,7 +99,8 @@ class Updates:
             places = np.minimum(np.rint(seen).astype(np.intp), len(self._cutoff_at) - 1)
             counts &= score >= self._cutoff_at[places]
         is_young = self._keep_first(slots, z, position, ~beyond, counts)
-        self._add(slots, z, seen, mean, scatter, counts, np.where(is_young, 1.0, self._keeps))
+        keeps = np.where(is_young, 1.0, self._keeps)
+        self._add(slots[counts], z[counts], keeps[counts, None])
         sets.position[slots] = position + 1
         if is_young.any():
             counts[is_young] = self._reconsider(slots[is_young], position[is_young] + 1)
@@ -107,37 +112,45 @@ class Updates:
         score = np.where(seen > 0, score - np.maximum(self._reference - prior - log_det, 0.0), score)
         return Update(score, seen, position, beyond, counts, p_within)
 
+    def _advance_one(self, slot: int, z: Float[np.ndarray, " dim"], log_det: float, prior: float) -> Update:
+        """`advance` of one set whose first elements are not reconsidered any more: decisions in Python.
+
+        A comparison takes a microsecond in numpy, however small its arrays are.
+        """
+        sets = self._sets
+        seen, position = sets.count.item(slot), sets.position.item(slot)
+        score = self._densities(z, seen, sets.mean[slot], sets.scatter[slot]).item() - prior
+        beyond = prior + log_det < self._floor
+        counts = not beyond
+        if counts and self._cutoffs is not None:
+            counts = score >= self._cutoff_at.item(min(round(seen), len(self._cutoff_at) - 1))
+        sets.position[slot] = position + 1
+        if counts:
+            self._count(slot, z)
+        if seen > 0:
+            score -= max(self._reference - prior - log_det, 0.0)
+        found = (np.array([score]), np.array([seen]), np.array([position]), np.array([beyond]))
+        return Update(*found, np.array([counts]), None)
+
     def include(self, slot: int, z: Float[np.ndarray, " dim"]) -> None:
         """Count an element that passed before; the position stays."""
         self.end_of_start(slot)
-        one, where = z[None], np.array([slot])
-        sets = self._sets
-        seen, mean, scatter = (array[where] for array in (sets.count, sets.mean, sets.scatter))
-        self._add(where, one, seen, mean, scatter, np.ones(1, np.bool_), np.full(1, self._keeps))
-        if self._window is not None:
-            self._window.add(slot, one)
+        self._count(slot, z)
 
-    def _add(
-        self,
-        slots: Int[np.ndarray, " n"],
-        z: Float[np.ndarray, "n dim"],
-        seen: Float[np.ndarray, " n"],
-        mean: Float[np.ndarray, "n dim"],
-        scatter: Float[np.ndarray, "n dim"],
-        counts: Bool[np.ndarray, " n"],
-        keeps: Float[np.ndarray, " n"],
-    ) -> None:
-        """Add the elements that count (Welford), after the others have faded."""
-        if not counts.all():
-            slots, z, seen, mean, scatter, keeps = (
-                part[counts] for part in (slots, z, seen, mean, scatter, keeps)
-            )
-        before = (keeps * seen)[:, None]
-        after = before + 1
-        gap = z - mean
-        self._sets.count[slots] = after[:, 0]
-        self._sets.mean[slots] = mean + gap / after
-        self._sets.scatter[slots] = keeps[:, None] * scatter + gap * gap * (before / after)
+    def _count(self, slot: int, z: Float[np.ndarray, " dim"]) -> None:
+        """Add an element to a set whose first elements are not reconsidered any more."""
+        sets = self._sets
+        given = SetEvidence(sets.count.item(slot), sets.mean[slot], sets.scatter[slot])
+        sets.count[slot], sets.mean[slot], sets.scatter[slot] = with_element(given, z, self._keeps)
+        if self._window is not None:
+            self._window.add(slot, z[None])
+
+    def _add(self, slots: Int[np.ndarray, " n"], z: Float[np.ndarray, "n dim"], keeps: Numbers) -> None:
+        """Add an element to each of some sets."""
+        sets = self._sets
+        given = SetEvidence(*(array.take(slots, 0) for array in (sets.count, sets.mean, sets.scatter)))
+        after = with_element(given._replace(n=given.n[:, None]), z, keeps)
+        sets.count[slots], sets.mean[slots], sets.scatter[slots] = after.n[:, 0], after.mean, after.scatter
 
     # --- the first elements ------------------------------------------------------------------------------
 
@@ -153,7 +166,7 @@ class Updates:
         is_young = np.zeros(len(slots), np.bool_)
         if self._cutoffs is None:
             return is_young
-        for i in np.flatnonzero(position < START).tolist():
+        for i in (position < START).nonzero()[0].tolist():
             slot, place = int(slots[i]), int(position[i])
             first = self._sets.begin(slot) if place == 0 else self._sets.first.get(slot)
             if first is None:  # it began with a posterior, or an element was accepted
@@ -199,12 +212,8 @@ class Updates:
     ) -> Bool[np.ndarray, "k m"]:
         """Which elements of sets are typical of them; float64, as that must not depend on the batch."""
         assert self._cutoffs is not None
-        prior = self._densities.prior(z.reshape(-1, z.shape[-1]))
-
-        def scores(inside: Tensor) -> Tensor:
-            return torch.from_numpy(self._densities.scores_within(z, inside.numpy(), prior))
-
         latents, may = torch.from_numpy(z), torch.from_numpy(usable)
+        scores = self._densities.scores_of(z)
         return np.asarray(typical_elements(self._model, latents, self._cutoffs, may, scores).numpy())
 
     def _replace(

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bruno.streams.codec import decode_latents, encode_latents
+from bruno.streams.evidence import SetEvidence, without_element
 from bruno.streams.sets import HotSets
 from bruno.streams.store import Store
 
@@ -44,14 +45,13 @@ class Window:
             name, number - self.size
         )
         old = decode_latents(data, len(sets.mean[slot]), name)
-        mean, scatter = sets.mean[slot], sets.scatter[slot]
-        rest = mean + (mean - old) / n
-        left = scatter - (old - mean) * (old - rest)
-        if number % self.size == 0 or ((old - rest) ** 2 > _HUGE * np.maximum(left, 0.0) / n).any():
+        given = SetEvidence(n + 1, sets.mean[slot], sets.scatter[slot])
+        _, rest, left = without_element(given, old)
+        if number % self.size == 0 or ((old - rest) ** 2 > _HUGE * left / n).any():
             inside = self._elements(name, number)
             rest = inside.mean(0)
             left = ((inside - rest) ** 2).sum(0)
-        sets.count[slot], sets.mean[slot], sets.scatter[slot] = n, rest, np.maximum(left, 0.0)
+        sets.count[slot], sets.mean[slot], sets.scatter[slot] = n, rest, left
 
     def _elements(self, name: str, last: int) -> Float[np.ndarray, "size dim"]:
         """The latents of the elements of a window up to this number."""
