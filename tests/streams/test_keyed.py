@@ -1,5 +1,7 @@
 """A stream for every key: rows of many sets, in batches of any size, with bounded memory."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -71,6 +73,16 @@ def test_a_fixed_threshold_needs_no_calibration():
     assert np.isnan(found.p).all()
     judged = found.seen > 0
     np.testing.assert_array_equal(found.outlier[judged], found.score[judged] < -1.0)
+
+
+@pytest.mark.parametrize("made", [detector(), Detector(trained().model, -1.0)], ids=["p-values", "fixed"])
+def test_single_rows_out_of_distribution_are_judged_like_those_of_a_batch(made):
+    x = X.copy()
+    x[::7] *= 1e6
+    made = dataclasses.replace(made, floor=-80.0)
+    expected = in_steps(keyed(detector=made), KEYS, x, len(KEYS))
+    assert 0 < expected.out_of_distribution.mean() < 0.2
+    assert_same(in_steps(keyed(detector=made), KEYS, x, 1), expected)
 
 
 def test_posteriors_are_those_of_the_elements_that_count():

@@ -18,7 +18,7 @@ from torch import Tensor
 from bruno.data.archives import READ_ERRORS
 from bruno.model import Bruno
 from bruno.serving.settings import Limits, RequestError
-from bruno.streams.rows import check_numbers
+from bruno.streams.rows import complete_rows
 from bruno.trained import Trained
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -54,7 +54,7 @@ def read_rows(model: Bruno, given: Sequence[Any], limits: Limits, name: str) -> 
         raise RequestError(422, f"`{name}` must be rows of {model.dim} numbers; got {_shortened(given[0])}.")
     rows = rows.astype(np.float64)
     try:
-        check_numbers(rows, model.imputer is not None)
+        complete_rows(rows, model.imputer is not None)
     except ValueError as error:
         raise RequestError(422, str(error).replace("`x`", f"`{name}`")) from error
     return torch.from_numpy(rows)

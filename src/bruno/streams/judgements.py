@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -50,9 +51,12 @@ class Judgements:
     @classmethod
     def empty(cls, n: int) -> Judgements:
         """Room for n judgements, all skipped."""
-        score, threshold, p, p_within = np.full((4, n), math.nan)
-        outlier, beyond, exact, counts = np.zeros((4, n), np.bool_)
-        seen, position, skipped = np.zeros(n), np.zeros(n, np.int64), np.ones(n, np.bool_)
+        numbers, flags = np.empty((4, n)), np.zeros((5, n), np.bool_)
+        numbers.fill(math.nan)
+        flags[4] = True
+        score, threshold, p, p_within = numbers
+        outlier, beyond, exact, counts, skipped = flags
+        seen, position = np.zeros(n), np.zeros(n, np.int64)
         return cls(score, seen, position, threshold, outlier, beyond, p, exact, p_within, counts, skipped)
 
     def __len__(self) -> int:
@@ -97,6 +101,9 @@ class Rule:
 
     def judge(self, found: Judgements) -> None:
         """Set threshold, p-value and outlier from score, evidence and position."""
+        if len(found) == 1:  # a stream of one row at a time
+            self._judge_one(found)
+            return
         beyond, detector = found.out_of_distribution, self.detector
         judged = (found.position >= detector.warm_up) & (found.seen > 0) & ~found.skipped
         found.outlier |= beyond
@@ -105,13 +112,26 @@ class Rule:
             found.outlier |= judged & (found.score < detector.threshold)
             return
         rows = np.flatnonzero(judged)
-        place = self._place(found, rows)
-        if len(rows) == 1:  # a stream of one row at a time
-            self._judge_at(found, rows, int(place[0]), detector.threshold)
-        else:
-            self._judge_by_place(found, rows, place, detector.threshold)
-        if self._window is not None or self._forgets:
-            found.exact &= self._is_as_calibrated(found)
+        place = np.asarray(self._place(found.position[rows], found.seen[rows]), np.int64)
+        self._judge_by_place(found, rows, place, detector.threshold)
+        found.exact &= self._is_as_calibrated(found.position)
+
+    def _judge_one(self, found: Judgements) -> None:
+        """`judge` of one row, with decisions in Python, which are faster than those of numpy."""
+        position, seen, detector = found.position.item(), found.seen.item(), self.detector
+        found.outlier[0] = beyond = found.out_of_distribution.item()
+        if position < detector.warm_up or seen <= 0 or found.skipped.item():
+            return
+        if not isinstance(detector.threshold, GroupScores):
+            found.threshold[0] = detector.threshold
+            found.outlier[0] = beyond or found.score.item() < detector.threshold
+            return
+        place = int(self._place(position, seen))
+        threshold, exact = self._limit(place, detector.threshold)
+        given = np.array([-math.inf if beyond else found.score.item()])
+        p = detector.threshold.p_values(given, place, "exact" if exact else "estimated").item()
+        found.p[0], found.threshold[0], found.outlier[0] = p, threshold, beyond or p <= detector.rate
+        found.exact[0] = exact and self._is_as_calibrated(position)
 
     def _judge_by_place(
         self,
@@ -129,30 +149,38 @@ class Rule:
         self, found: Judgements, rows: Int[np.ndarray, " n"], position: int, scores: GroupScores
     ) -> None:
         """Judge the rows at one position."""
-        if position not in self._limits:
-            exact = scores.basis(position, self.detector.rate) == "exact"
-            self._limits[position] = scores.threshold(position, self.detector.rate), exact
-        threshold, exact = self._limits[position]
+        threshold, exact = self._limit(position, scores)
         given = np.where(found.out_of_distribution[rows], -math.inf, found.score[rows])
         p = scores.p_values(given, position, "exact" if exact else "estimated")
         found.p[rows], found.threshold[rows], found.exact[rows] = p, threshold, exact
         found.outlier[rows] |= p <= self.detector.rate
 
-    def _place(self, found: Judgements, rows: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """The position at which rows are compared with the calibration: that of as much evidence."""
-        place = found.position[rows]
-        if self._window is not None:
-            place = np.minimum(place, self._window)
-        if self._forgets:
-            place = np.minimum(place, np.rint(found.seen[rows]).astype(np.int64).clip(1))
-        return np.asarray(np.minimum(place, self._last))
+    def _limit(self, position: int, scores: GroupScores) -> tuple[float, bool]:
+        """The threshold at a position, and whether p-values are exact there."""
+        if position not in self._limits:
+            exact = scores.basis(position, self.detector.rate) == "exact"
+            self._limits[position] = scores.threshold(position, self.detector.rate), exact
+        return self._limits[position]
 
-    def _is_as_calibrated(self, found: Judgements) -> Bool[np.ndarray, " n"]:
+    def _place(self, position: Any, seen: Any) -> Any:
+        """The position at which rows are compared with the calibration: that of as much evidence.
+
+        For arrays, or numbers of one row.
+        """
+        smaller: Any = min if isinstance(position, int) else np.minimum
+        if self._window is not None:
+            position = smaller(position, self._window)
+        if self._forgets:
+            position = smaller(position, np.maximum(np.rint(seen), 1))
+        return smaller(position, self._last)
+
+    def _is_as_calibrated(self, position: Any) -> Any:
         """Whether a set so far had the evidence of the groups of the calibration.
 
         A full window of exchangeable elements is one, if no element was kept out by its score.
         """
         if self._forgets:
-            return np.zeros(len(found), np.bool_)
-        assert self._window is not None
-        return np.asarray((found.position <= self._window) | self.detector.count_all)
+            return False
+        if self._window is None:
+            return True
+        return (position <= self._window) | self.detector.count_all

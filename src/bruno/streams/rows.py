@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from bruno.checks import check_at_least, check_count
@@ -42,20 +42,21 @@ def checked_keys(keys: Sequence[Any] | NDArray[Any]) -> list[str]:
     return names
 
 
-def check_numbers(rows: Float[np.ndarray, "n dim"], missing: bool) -> None:
-    """Raise unless all numbers can be used."""
-    if np.abs(rows).max(initial=0.0) <= MAX_NUMBER:  # never true of NaN
-        return
+def complete_rows(rows: Float[np.ndarray, "n dim"], missing: bool) -> Bool[np.ndarray, " n"] | None:
+    """Which rows have all their numbers; None if all have. Raises unless all numbers can be used."""
+    if np.maximum.reduce(np.abs(rows), None, initial=0.0) <= MAX_NUMBER:  # never true of NaN
+        return None
     with np.errstate(invalid="ignore"):
-        fine = np.abs(rows) <= MAX_NUMBER
+        fine, holes = np.abs(rows) <= MAX_NUMBER, np.isnan(rows)
     if missing:
-        fine |= np.isnan(rows)
+        fine |= holes
     if not fine.all():
         row, column = (int(place[0]) for place in np.nonzero(~fine))
         raise ValueError(
             f"`x` must be finite and below {MAX_NUMBER:.1e}; row {row + 1} has {rows[row, column]} in column "
             f"{column + 1}."
         )
+    return np.asarray(~holes.any(1))
 
 
 def checked_offsets(offsets: Any, n: int) -> NDArray[np.int64] | None:

@@ -60,7 +60,10 @@ class HotSets:
     def slots(self, names: Sequence[str]) -> Int[np.ndarray, " n"]:
         """The slots of sets, read from the store if they are not in use, and empty if they are new."""
         known = self._slots
-        different = list(dict.fromkeys(names)) if len(names) > 1 else names
+        if len(names) == 1 and (only := known.get(names[0])) is not None:
+            known.move_to_end(names[0])
+            return np.array([only], np.intp)
+        different = list(dict.fromkeys(names))
         absent = [name for name in different if name not in known]
         for name in different:
             if name in known:
@@ -170,7 +173,7 @@ class HotSets:
         young = [slot for slot in slots.tolist() if slot in self.first] if self.first else []
         first = {slot: (self.first[slot], self.first[slot].flags.copy()) for slot in young}
         ranks = {slot: self.ranks.get(slot) for slot in slots.tolist()} if self.ranks else {}
-        self._undo = [slots, [array[slots] for array in arrays], first, ranks]
+        self._undo = [slots, [array.take(slots, 0) for array in arrays], first, ranks]
         self._dirty[slots] = True
 
     def undo(self) -> None:

@@ -106,12 +106,13 @@ class GroupScores:
         scores = np.asarray(scores, dtype=np.float64)
         if basis == "exact":
             tail = self._tails[self._places[position]]
-            below = np.searchsorted(tail.values, _rounded(scores), side="right")
-            found: Numbers = (1 + tail.weight[below]) / (self.groups_at(position) + 1)
-            return found.clip(max=1.0)
-        found = np.interp(scores, self._curve(position), self._levels)
+            below = tail.values.searchsorted(_rounded(scores), side="right")
+            return np.minimum((1 + tail.weight[below]) / (self.groups_at(position) + 1), 1.0)
+        found: Numbers = np.interp(scores, self._curve(position), self._levels)
         lost = scores == -math.inf
-        return np.where(lost, np.maximum(found, self._lowest_share(position)), found) if lost.any() else found
+        if np.count_nonzero(lost):
+            found[lost] = np.maximum(found[lost], self._lowest_share(position))
+        return found
 
     def p_value(self, score: float, position: int, rate: float) -> PValue:
         """The p-value of one score at a position, to be compared with this false-alarm rate."""

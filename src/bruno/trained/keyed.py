@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from bruno.signals import StopSignal
 from bruno.streams.codec import decode_latents, encode_latents
 from bruno.streams.encoder import Latents, encoder_of
 from bruno.streams.judgements import Judgements, Rule
-from bruno.streams.rows import check_forgetting, check_numbers, checked_keys, checked_offsets, rounds_of
+from bruno.streams.rows import check_forgetting, checked_keys, checked_offsets, complete_rows, rounds_of
 from bruno.streams.sets import HotSets, capacity_for
 from bruno.streams.store import MEMORY, KeptOut, Mark, Store
 from bruno.streams.updates import Updates
@@ -79,6 +78,7 @@ class KeyedDetector:
         if wait is not None and not 0 <= wait < np.inf:
             raise ValueError(f"`wait` must be at least 0 seconds and finite; got {wait}.")
         self._model, self._kind = trained.model, trained.model.kind
+        self._imputes = trained.model.imputer is not None
         self._commit_rows, self.commit_seconds = commit_rows, commit_seconds
         fingerprint = self._model.fingerprint()
         settings = {"window": window, "half_life": half_life, "within": within}
@@ -133,35 +133,40 @@ class KeyedDetector:
             evidence: return the evidence that each row was judged by.
         """
         names = checked_keys(keys)
-        x = self._checked(x, len(names))
+        x, complete = self._checked(x, len(names))
         given = checked_offsets(offsets, len(names))
         if ids is not None and len(ids) != len(names):
             raise ValueError(f"`ids` must be {len(names)}, one for each key; got {len(ids)}.")
         self._begin_step()
-        with self._whole():
+        with _Whole(self):
             slots = self._sets.slots(names)
             self._sets.begin_step(slots)
             try:
-                found, kept_out = self._judged(slots, x, given, evidence)
+                found, kept_out = self._judged(slots, x, complete, given, evidence)
             except Exception:
                 self.undo()
                 raise
-        for i, z in sorted(kept_out.items(), key=lambda one: one[0]):
+        for i in sorted(kept_out):
             id = f"{names[i]}/{found.position[i] + 1}" if ids is None else str(ids[i])
-            self._kept_out.append(KeptOut(id, names[i], encode_latents(z)))
+            self._kept_out.append(KeptOut(id, names[i], encode_latents(kept_out[i])))
         self._rows += len(names)
         self._sources |= sources or {}
         return found
 
     def _judged(
-        self, slots: NDArray[np.intp], x: Any, offsets: NDArray[np.int64] | None, evidence: bool
+        self,
+        slots: NDArray[np.intp],
+        x: Any,
+        complete: NDArray[np.bool_] | None,
+        offsets: NDArray[np.int64] | None,
+        evidence: bool,
     ) -> tuple[Judgements, dict[int, NDArray[np.float64]]]:
         """The judgements of rows, and the latents of those that do not count."""
         found = Judgements.empty(len(slots))
-        latents, complete = self._encoded(x)
+        latents = self._encode(x) if complete is None else self._encoded(x, complete)
         prior = self._updates.prior(latents.z)
         kept_out: dict[int, NDArray[np.float64]] = {}
-        before = [np.zeros_like(latents.z) for _ in range(2)] if evidence else []  # means and scatters
+        before = np.zeros((2, *latents.z.shape)) if evidence else None  # means and scatters
         for rows in rounds_of(slots):
             if offsets is not None:
                 rows = rows[offsets[rows] > self._sets.offset[slots[rows]]]
@@ -172,21 +177,18 @@ class KeyedDetector:
                 self._impute(rows[~complete[rows]], slots, x, latents, prior)
             whole = len(rows) == len(slots)
             some = slots if whole else slots[rows]
-            for kept, current in zip(before, (self._sets.mean, self._sets.scatter), strict=False):
-                kept[rows] = current[some]
-            update = self._updates.advance(
-                some, *((a if whole else a[rows]) for a in (latents.z, latents.log_det, prior))
-            )
+            if before is not None:
+                before[0][rows], before[1][rows] = self._sets.mean[some], self._sets.scatter[some]
+            given = (*latents, prior) if whole else (*(part[rows] for part in latents), prior[rows])
+            update = self._updates.advance(some, *given)
             found.skipped[rows] = False
             found.score[rows], found.seen[rows], found.position[rows] = update[:3]
             found.out_of_distribution[rows], found.counts[rows] = update.beyond, update.counts
             if update.p_within is not None:
                 found.p_within[rows] = update.p_within
-            if not update.counts.all():
-                kept_out |= {int(i): latents.z[i] for i in rows[~update.counts]}
-        if evidence:
-            parts = [torch.from_numpy(part) for part in before]
-            on_cpu = Evidence(torch.from_numpy(found.seen).round().long(), *parts)
+            kept_out |= {i: latents.z[i] for i in rows[~update.counts].tolist()}
+        if before is not None:
+            on_cpu = Evidence(torch.from_numpy(found.seen).round().long(), *torch.from_numpy(before))
             found.evidence = on_cpu.to(self._model.device)
         self._rule.judge(found)
         if self._within:
@@ -200,19 +202,13 @@ class KeyedDetector:
         found.p[ranked], found.exact[ranked] = found.p_within[ranked], True
         found.threshold[ranked] = np.nan
 
-    def _encoded(self, x: Any) -> tuple[Latents, NDArray[np.bool_] | None]:
-        """The latents of rows, and which rows are complete; None if all are."""
-        if self._kind.is_images:
-            return self._encode(x), None
-        holes = np.isnan(x)
-        if not holes.any():
-            return self._encode(x), None
-        complete = ~holes.any(1)
+    def _encoded(self, x: Any, complete: NDArray[np.bool_]) -> Latents:
+        """The latents of the rows that are complete; 0 for others."""
         n, dim = x.shape
         latents = Latents(np.zeros((n, dim)), np.zeros(n))
         if complete.any():
             latents.z[complete], latents.log_det[complete] = self._encode(x[complete])
-        return latents, complete
+        return latents
 
     @torch.no_grad()
     def _impute(
@@ -264,21 +260,10 @@ class KeyedDetector:
         """Keep all steps so far, in one transaction; no signal interrupts it."""
         if self._interrupted:
             raise RuntimeError("a step was interrupted: close the detector, and open its store again.")
-        with StopSignal() as stop, self._whole():
+        with StopSignal() as stop, _Whole(self):
             self._commit()
         if stop.number:
             raise KeyboardInterrupt(stop.number)
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Mark the states in memory as unusable if the body is interrupted in the middle."""
-        self._interrupted = True
-        try:
-            yield
-        except Exception:
-            self._interrupted = False
-            raise
-        self._interrupted = False
 
     def _commit(self) -> None:
         self._sets.end_step()
@@ -368,14 +353,14 @@ class KeyedDetector:
         mean, scatter = (torch.tensor(part[slot]) for part in (self._sets.mean, self._sets.scatter))
         return Posterior(self._model, Evidence(count, mean, scatter).to(self._model.device))
 
-    def _checked(self, x: ArrayLike, n: int) -> Any:
-        """Rows as float64 in numpy, or images as a tensor, (n, *shape)."""
+    def _checked(self, x: ArrayLike, n: int) -> tuple[Any, NDArray[np.bool_] | None]:
+        """Rows as float64 in numpy, or images as a tensor, (n, *shape); and which are complete, or None."""
         shape = self._model.shape
         if self._kind.is_images:
             images = as_tensor(x, kind=self._kind)
             if images.shape != (n, *shape):
                 raise ValueError(f"`x` must have shape {(n, *shape)}; got {tuple(images.shape)}.")
-            return images
+            return images, None
         rows = x if isinstance(x, np.ndarray) else as_tensor(x).detach().cpu().numpy()
         if rows.shape != (n, *shape) or rows.dtype.kind not in "fiu":
             raise ValueError(
@@ -383,5 +368,21 @@ class KeyedDetector:
                 f"shape {rows.shape}."
             )
         rows = rows.astype(np.float64, copy=False)
-        check_numbers(rows, self._model.imputer is not None)
-        return rows
+        return rows, complete_rows(rows, self._imputes)
+
+
+class _Whole:
+    """Marks the states in memory as unusable if the body is interrupted in the middle.
+
+    A class, as a context manager made of a generator takes several microseconds.
+    """
+
+    def __init__(self, keyed: KeyedDetector) -> None:
+        self._keyed = keyed
+
+    def __enter__(self) -> None:
+        self._keyed._interrupted = True
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self._keyed._interrupted = False
