@@ -36,7 +36,7 @@ COLUMNS = 8
 _THREADS = 2
 PYOD_COMMAND = "pip install --target DIR --no-deps pyod numba llvmlite, then PYTHONPATH=DIR"
 PYOD = ("HBOS", "ECOD", "COPOD", "IForest")
-JOBS = ("one_at_a_time", "micro_batches", "window", "river", "pyod", "memory")
+JOBS = ("one_at_a_time", "without_groups", "micro_batches", "window", "river", "pyod", "memory")
 
 
 def rows_of(keys: NDArray[Any], random: np.random.Generator) -> NDArray[Any]:
@@ -103,6 +103,25 @@ def one_at_a_time(trained: Trained, store: Path, rows: int) -> dict[str, Any]:
     return found
 
 
+def without_groups(folder: Path, rows: int) -> dict[str, Any]:
+    """Rows of a table without a group column, each judged given the 19 before it (`Trained.watch`)."""
+    random = np.random.default_rng(7)
+    x = rows_of(np.zeros(rows + 2000, int), random) + 0.05 * random.normal(
+        size=(rows + 2000, COLUMNS)
+    ).cumsum(0)
+    path, names = folder / "rows.csv", [f"x{i}" for i in range(COLUMNS)]
+    np.savetxt(path, x[:2000], delimiter=",", header=",".join(names), comments="", fmt="%.4f")
+    data = {"name": str(path)}
+    trained = bruno.train("table", folder / "rows", data=data, steps=200, validation_sets=0, device="cpu")
+    trained.calibrate()
+    found: dict[str, Any] = {}
+    judged = iter(trained.watch(x[2000:]))
+    next(judged)
+    with measured(rows - 1, found):
+        found["outliers"] = sum(one.judgement.outlier for one in judged)
+    return found
+
+
 def memory(trained: Trained, store: Path, rows: int, keys: int, batch: int) -> dict[str, Any]:
     """Peak memory after a tenth of the rows and after all, with a cache of a tenth of the keys."""
     random = np.random.default_rng(4)
@@ -160,6 +179,7 @@ def report(found: dict[str, Any]) -> None:
         ("BRUNO, micro-batches, 10,000 keys, afterwards", found["micro_batches"]["later"]),
         ("BRUNO, micro-batches, window of 100", found["window"]["later"]),
         ("BRUNO, one row at a time, one key", found["one_at_a_time"]),
+        ("BRUNO, one row at a time, no group column", found["without_groups"]),
         ("river HalfSpaceTrees, one row at a time", found["river"]),
         *((f"pyod {name}, fitted to all rows", found["pyod"][name]["fit"]) for name in PYOD),
         *((f"pyod {name}, one row at a time", found["pyod"][name]["one_at_a_time"]) for name in PYOD),
@@ -192,6 +212,7 @@ def main() -> None:
         stores = (folder / f"{i}.db" for i in itertools.count())
         jobs: dict[str, Callable[[], dict[str, Any]]] = {
             "one_at_a_time": lambda: one_at_a_time(trained, next(stores), max(1000, options.rows // 100)),
+            "without_groups": lambda: without_groups(folder, max(1000, options.rows // 500)),
             "micro_batches": lambda: in_batches(
                 trained, next(stores), options.keys, options.rows, options.batch
             ),

@@ -43,7 +43,7 @@ LAYOUT = """
     bruno.tasks.attribution bruno.tasks.planted bruno.tasks.anomaly_benchmark
     bruno.tasks.familiarity bruno.tasks.index
     bruno.tasks.retrieval bruno.tasks.analysis bruno.tasks.stability bruno.tasks bruno.streams.encoder
-    bruno.streams.evidence bruno.streams.densities bruno.streams.codec
+    bruno.streams.evidence bruno.streams.densities bruno.streams.elements bruno.streams.codec
     bruno.streams.store bruno.streams.rows bruno.streams.sets bruno.streams.window bruno.streams.judgements
     bruno.streams.updates bruno.streams bruno.reporting bruno.reporting.results bruno.reporting.images
     bruno.reporting.figure bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines

@@ -16,7 +16,14 @@ from bruno.checks import check_whole
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
-from bruno.tasks.keep_out import START, Cutoffs, StreamEvidence, batch_scores, shortfall
+from bruno.tasks.keep_out import (
+    START,
+    Cutoffs,
+    ElementDensities,
+    StreamEvidence,
+    batch_scores,
+    shortfall,
+)
 
 SETS_AT_A_TIME = 16  # scored together, to bound memory
 _ELEMENTS_AT_A_TIME = 256  # encoded together, to bound memory
@@ -227,6 +234,7 @@ class Detector:
             outliers.
         reference: log p(x) of typical elements; a lower one is subtracted from the score, see `shortfall`.
         window: a set is its latest elements, at most 20; by default, all are. For sets of consecutive rows.
+        densities: how elements are encoded and their densities computed; by default, by the model itself.
     """
 
     model: Bruno
@@ -238,6 +246,7 @@ class Detector:
     floor: float = -math.inf
     reference: float = -math.inf
     window: int | None = None
+    densities: ElementDensities | None = None
 
     def __post_init__(self) -> None:
         rule = f"`threshold` must be a number, or scores of clean groups; got {self.threshold!r}."
@@ -295,11 +304,12 @@ class Detector:
                 f"`x` must be one element of shape {self.model.shape}; got {tuple(x.shape)}. "
                 "For a complete batch use judge_batch."
             )
-        z, log_det = self.model.encode(x.to(self.model.device))
-        prior = self.model.process.log_prob(z)
-        beyond, score = prior + log_det < self.floor, state.score(self.model, z, prior)
+        by = self.densities or ElementDensities(self.model)
+        z, log_det = by.encode(x)
+        prior = by.prior(z)
+        beyond, score = prior + log_det < self.floor, by.given(z, state.evidence) - prior
         cutoffs = None if self.count_all else self.cutoffs
-        after = state.add(self.model, z, score, cutoffs, ~beyond, self.window)
+        after = state.add(self.model, z, score, cutoffs, ~beyond, self.window, by.scores_of)
         if self.window is None:
             counts = int(after.evidence.count) > int(state.evidence.count)
         else:  # another one may have left the window

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bruno.model import Bruno
+from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
 
 START = 20  # elements at the beginning of a stream that are reconsidered together
@@ -38,8 +38,11 @@ class Cutoffs:
 
     def at(self, count: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """The cutoff given this many elements; −∞ given none."""
-        table = torch.tensor((-math.inf, *self.by_count), dtype=torch.double, device=count.device)
-        return table[count.clamp(max=len(self.by_count))]
+        return self._table.to(count.device)[count.clamp(max=len(self.by_count))]
+
+    @cached_property
+    def _table(self) -> Float[Tensor, " counts"]:
+        return torch.tensor((-math.inf, *self.by_count), dtype=torch.double)
 
 
 def evidence_within(z: Float[Tensor, "*batch n dim"], inside: Bool[Tensor, "*batch n"]) -> Evidence:
@@ -71,6 +74,29 @@ def log_prob_given(model: Bruno, z: Float[Tensor, "*batch dim"], evidence: Evide
     """`log_prob` of the process, several times faster where elements share their evidence."""
     found = model.process.predictive(evidence).log_prob(z).sum(-1)
     return found if bool(found.isfinite().all()) else model.process.log_prob(z, evidence)
+
+
+class ElementDensities:
+    """Latents of elements and their densities, by the model itself; subclasses compute the same faster."""
+
+    def __init__(self, model: Bruno) -> None:
+        self.model = model
+
+    def encode(self, x: Float[Tensor, "..."]) -> Encoded:
+        """The latents of an element (*shape)."""
+        return self.model.encode(x.to(self.model.device))
+
+    def prior(self, z: Float[Tensor, " dim"]) -> Float[Tensor, ""]:
+        """log p(z) without evidence."""
+        return self.model.process.log_prob(z)
+
+    def given(self, z: Float[Tensor, " dim"], evidence: Evidence) -> Float[Tensor, ""]:
+        """log p(z | evidence)."""
+        return log_prob_given(self.model, z, evidence)
+
+    def scores_of(self, z: Float[Tensor, "n dim"]) -> Callable[[Tensor], Tensor]:
+        """The function from the elements of a set that are inside to `scores_within`."""
+        return partial(scores_within, self.model, z, prior=self.model.process.log_prob(z))
 
 
 def shortfall(log_prob: Float[Tensor, "*batch"], reference: float) -> Float[Tensor, "*batch"]:
@@ -195,32 +221,42 @@ class StreamEvidence:
         cutoffs: Cutoffs | None,
         usable: Bool[Tensor, "*batch"],
         window: int | None = None,
+        scores_of: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None,
     ) -> StreamEvidence:
         """The state after an element, which counts if it is usable and its score is at least the cutoff.
 
         The first `START` elements are reconsidered together from time to time, as the first of them may be
         an outlier itself. With a window, at most `START`, the set is its latest elements, which are
-        reconsidered unless all of them count. Without cutoffs, every usable element counts.
+        reconsidered unless all of them count. Without cutoffs, every usable element counts. `scores_of`, from
+        latents to the `scores` of `typical_elements`, is for a faster way to compute them.
         """
         counts = usable if cutoffs is None else usable & (score >= cutoffs.at(self.evidence.count))
-        own = Evidence(counts.long(), z.double(), torch.zeros_like(z, dtype=torch.double))
-        evidence, position = self.evidence + own, self.position + 1
+        position = self.position + 1
         first, known = self.first, self.usable
+
+        def typical() -> Bool[Tensor, "*batch first"]:
+            assert cutoffs is not None
+            return typical_elements(model, first, cutoffs, known, scores_of(first) if scores_of else None)
+
         if window is not None:
             first = torch.cat([first, z.unsqueeze(-2)], -2)[..., -window:, :]
             known = torch.cat([known, usable.unsqueeze(-1)], -1)[..., -window:]
             if first.shape[-2] == min(position, window):  # else it began with a posterior
-                inside, before = known, self.evidence.count == self.usable.sum(-1)
-                if cutoffs is not None and not bool((before & (counts == usable)).all()):
-                    inside = typical_elements(model, first, cutoffs, known)
-                evidence = evidence_within(first, inside)
+                before = self.evidence.count == self.usable.sum(-1)
+                all_count = cutoffs is None or bool((before & (counts == usable)).all())
+                return StreamEvidence(
+                    evidence_within(first, known if all_count else typical()), position, first, known
+                )
+        own = Evidence(counts.long(), z.double(), torch.zeros_like(z, dtype=torch.double))
+        evidence = self.evidence + own
+        if window is not None:
             return StreamEvidence(evidence, position, first, known)
         if cutoffs is None or first.shape[-2] < self.position:  # over, or began with a posterior
             return StreamEvidence(evidence, position, first[..., :0, :], known[..., :0])
         first = torch.cat([first, z.unsqueeze(-2)], -2)
         known = torch.cat([known, usable.unsqueeze(-1)], -1)
         if position in RECONSIDERED:
-            evidence = evidence_within(first, typical_elements(model, first, cutoffs, known))
+            evidence = evidence_within(first, typical())
         if position >= START:
             first, known = first[..., :0, :], known[..., :0]
         return StreamEvidence(evidence, position, first, known)

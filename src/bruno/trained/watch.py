@@ -16,6 +16,7 @@ from bruno.data.reader import collected
 from bruno.files import check_regular
 from bruno.model import Posterior
 from bruno.signals import StopSignal
+from bruno.streams.elements import densities_of
 from bruno.tasks.anomaly import Detector, Judgement
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
@@ -85,6 +86,8 @@ class Watch:
         self.detector = detector if isinstance(detector, Detector) else detector()
         if trained.has_consecutive_sets and not (one_set or within or self.detector.window or group):
             self.detector = replace(self.detector, window=BLOCK - 1)
+        if self.detector.densities is None:
+            self.detector = replace(self.detector, densities=densities_of(trained.model))
         if within and not self.detector.count_all:
             raise ValueError(
                 "`within` needs `count_all`: ranks within a set hold only if every element counts."
