@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -39,9 +39,14 @@ class _Coefficients(NamedTuple):
     power: Float[np.ndarray, "*n dim"] | None
     constant: Any  # (*n,), a number for one set
 
-    def at(self, place: Any) -> _Coefficients:
-        """Those of one set, or of several in an array of places."""
+    def at(self, place: int) -> _Coefficients:
+        """Those of one set."""
         parts: list[Any] = [None if part is None else part[place] for part in self]
+        return _Coefficients(*parts)
+
+    def take(self, places: Int[np.ndarray, "*n"]) -> _Coefficients:
+        """Those of several sets."""
+        parts: list[Any] = [None if part is None else part.take(places, 0) for part in self]
         return _Coefficients(*parts)
 
 
@@ -135,7 +140,7 @@ class RowDensities:
 
     def _up_to(self, most: int, count: Float[np.ndarray, "*n"]) -> _Coefficients:
         """`_coefficients` of whole counts up to `most`; small ones are those of a block."""
-        return self._block(0).at(count.astype(np.intp)) if most < _BLOCK else self._coefficients(count)
+        return self._block(0).take(count.astype(np.intp)) if most < _BLOCK else self._coefficients(count)
 
     def _block(self, block: int) -> _Coefficients:
         """Those of `_BLOCK` counts; they are kept."""

@@ -40,5 +40,7 @@ class FastDensities(ElementDensities):
         return torch.from_numpy(self._densities(z.double().numpy(), float(count), mean, scatter))
 
     def scores_of(self, z: Float[Tensor, "n dim"]) -> Callable[[Tensor], Tensor]:  # noqa: D102
-        scores = self._densities.scores_of(z.double().numpy()[None])
-        return lambda inside: scores(inside[None])[0]
+        sets = z.double().numpy()[None]
+        prior = self._densities.prior(sets[0])
+        within = self._densities.scores_within
+        return lambda inside: torch.from_numpy(within(sets, inside.numpy()[None], prior)[0])

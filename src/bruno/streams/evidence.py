@@ -25,10 +25,10 @@ class SetEvidence(NamedTuple):
 def evidence_inside(z: Float[np.ndarray, "k m dim"], inside: Bool[np.ndarray, "k m"]) -> SetEvidence:
     """The evidence of the elements of sets that are inside."""
     weight = inside[:, :, None].astype(np.float64)
-    n = weight.sum(1)
-    mean = (weight * z).sum(1) / np.maximum(n, 1.0)
+    n = np.add.reduce(weight, 1)
+    mean = np.add.reduce(weight * z, 1) / np.maximum(n, 1.0)
     gap = z - mean[:, None]
-    return SetEvidence(n[:, 0], mean, (weight * gap * gap).sum(1))
+    return SetEvidence(n[:, 0], mean, np.add.reduce(weight * gap * gap, 1))
 
 
 def with_element(
@@ -53,6 +53,7 @@ def without_element(
     `given.n` and `weight`, 1 or 0 to remove nothing, are columns, (*sets, 1), or numbers.
     """
     rest, gap = given.n - weight, z - given.mean
-    mean = np.where(rest > 0, given.mean - weight * gap / np.maximum(rest, 1.0), 0.0)
-    scatter = np.where(rest > 1, np.maximum(given.scatter - weight * gap * (z - mean), 0.0), 0.0)
+    removed = weight * gap
+    mean = (rest > 0) * (given.mean - removed / np.maximum(rest, 1.0))
+    scatter = (rest > 1) * np.maximum(given.scatter - removed * (z - mean), 0.0)
     return SetEvidence(rest, mean, scatter)

@@ -152,11 +152,12 @@ def majority(
 
     `scores` are those of all elements, given the others that are inside.
     """
-    inside, half = usable, _half(usable.sum(-1, keepdim=True))
-    while bool(((left := inside.sum(-1, keepdim=True)) > half).any()):
+    inside, left = usable, usable.sum(-1, keepdim=True)
+    half = _half(left)
+    while bool((left > half).any()):
         removed = (left // _SHARE_REMOVED).clamp(min=1).minimum(left - half)
         ranks = scores(inside).masked_fill(~inside, math.inf).argsort(-1).argsort(-1)
-        inside = inside & (ranks >= removed)
+        inside, left = inside & (ranks >= removed), left - removed
     return inside
 
 
