@@ -60,6 +60,9 @@ def test_a_study_at_full_size_has_the_network_of_the_paper(workplace, monkeypatc
     run("study", "--out", "study", "--device", "cpu", *["--full-size"] * full_size)
     assert (asked["flow"].filters, asked["flow"].blocks) == ((64, 8) if full_size else (16, 1))
     assert asked["train"].batch == (32 if full_size else 8)
+    recorded = json.loads(Path("study/results/study-digits.json").read_text())["config"]
+    assert recorded["flow"]["filters"] == asked["flow"].filters
+    assert recorded["train"]["batch"] == asked["train"].batch
 
 
 @pytest.mark.slow

@@ -33,6 +33,11 @@ def study(
     if out.exists() and not out.is_dir():
         raise ValueError(f"`--out` must be a folder; {out} is a file.")
     device = resolve_device(device)
+    flow, train = (
+        (stability.FULL_FLOW, stability.FULL_TRAIN)
+        if full_size
+        else (stability.STUDY_FLOW, stability.STUDY_TRAIN)
+    )
     # All are loaded before the first is trained on: training takes minutes.
     datasets = {name: bruno.data.load_examples(name, data_dir=data_dir) for name in data.split(",")}
     for name, examples in datasets.items():
@@ -41,12 +46,12 @@ def study(
                 examples,
                 steps=steps,
                 seeds=(seed,),
-                flow=stability.FULL_FLOW if full_size else stability.STUDY_FLOW,
-                train=stability.FULL_TRAIN if full_size else stability.STUDY_TRAIN,
+                flow=flow,
+                train=train,
                 device=device,
                 progress=progress,
             )
-        study = stability.StabilityStudy(Path(name).stem, steps, tuple(curves))
+        study = stability.StabilityStudy(Path(name).stem, steps, tuple(curves), flow, train)
         result = summarise(study)
         path = result.write(out, config=study.config, seed=seed)
         print_result(result)

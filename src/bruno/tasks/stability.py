@@ -93,16 +93,18 @@ class Curve:
 
 @dataclass(frozen=True)
 class StabilityStudy:
-    """The learning curves of a study, and the name of its data."""
+    """The learning curves of a study, the name of its data, and the settings that all models share."""
 
     name: str
     steps: int
     curves: tuple[Curve, ...]
+    flow: FlowConfig = STUDY_FLOW
+    train: TrainConfig = STUDY_TRAIN
 
     @property
     def config(self) -> dict[str, Any]:
-        """Settings that all models share."""
-        return {"steps": self.steps, "flow": to_dict(STUDY_FLOW), "train": to_dict(STUDY_TRAIN)}
+        """The shared settings, ready for JSON."""
+        return {"steps": self.steps, "flow": to_dict(self.flow), "train": to_dict(self.train)}
 
 
 def stability_study(
