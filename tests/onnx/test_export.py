@@ -1,6 +1,7 @@
 """Exported graphs, run by onnxruntime, against torch. Tolerance: 1e-4, relative to 1 + |value|."""
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 
@@ -9,8 +10,6 @@ from bruno import Bruno
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig
 from bruno.onnx import export_onnx
 from bruno.onnx.functions import FUNCTIONS, given_noise
-
-ort = pytest.importorskip("onnxruntime")
 
 DENSE = FlowConfig("dense", couplings=2, units=6)
 SPLINE = FlowConfig("dense", couplings=2, units=6, coupling="spline", bins=2)

@@ -35,10 +35,11 @@ def site(written) -> str:
 @pytest.fixture(scope="module")
 def browser():
     """Chromium. While Playwright runs, its event loop blocks those of other modules."""
-    playwright = pytest.importorskip("playwright.sync_api")
+    from playwright import sync_api  # the tests of other modules do not need it
+
     if CHROMIUM is None:
         pytest.skip("no Chromium was found. Install it with: apt-get install chromium")
-    with playwright.sync_playwright() as started:
+    with sync_api.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
