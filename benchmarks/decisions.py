@@ -31,6 +31,7 @@ from bruno.data import Examples, SetSampler, is_available, load_examples
 from bruno.data.synthetic import simulate_machines
 from bruno.provenance import provenance
 from bruno.tasks import Cutoffs, GroupCalibration, Groups, fixed_cutoffs, reference_density
+from bruno.tasks.batch_criteria import SetScale
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.keep_out import batch_scores, shortfall, stream_scores
 from bruno.tasks.metrics import average_precision, roc_auc
@@ -184,6 +185,8 @@ def fold_scores(fold: Fold, set_size: int, seed: int) -> dict[str, Scores]:
     stream = GroupScores(stream.positions[positions], stream.scores[positions], stream.elements)
     new = groups.scores(lambda z, usable: stream_scores(model, z, cutoffs, usable), every, model.device)
     whole = groups.scores(lambda z, usable: batch_scores(model, z, cutoffs, usable)[0], every, model.device)
+    if model.kind.is_images:
+        whole = SetScale.of(whole).standardised(whole)
     names = fold.held_out.names
     return {
         "stream": Scores(names, stream, new[:, :, 1:], groups.counts),

@@ -132,7 +132,10 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         self.evidence_ = scored.evidence
         self.scores_, self.counts_ = scored.scores.double().cpu().numpy(), scored.counts.cpu().numpy()
         self._sample = RowSample.empty(self.model_, self._seed()).adding(encoded, which, scored.counts)
-        self._references = self._scorer.references(self.evidence_, batch=not self.novelty, rate=self.rate)
+        by_set = [scored.scores[which == label] for label in range(sets)]
+        self._references = self._scorer.references(
+            self.evidence_, batch=not self.novelty, rate=self.rate, by_set=by_set
+        )
         self.offset_ = self._fitted_offset(self.scores_)
         self.p_values_ = self._p_values(self.scores_, labels)
         return self

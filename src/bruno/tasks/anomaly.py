@@ -15,6 +15,7 @@ from bruno.arrays import ArrayLike, as_tensor
 from bruno.checks import check_whole
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Posterior
+from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
 from bruno.tasks.keep_out import (
     START,
@@ -114,7 +115,8 @@ class Judgement:
     """The score of an element, its p-value, and whether it is an outlier.
 
     Attributes:
-        score: log p(x | evidence) − log p(x), less the `shortfall` of log p(x); 0 without evidence.
+        score: log p(x | evidence) − log p(x), less the `shortfall` of log p(x); 0 without evidence. Or that
+            of `patch_scores`, if a batch of images is judged by them.
         seen: number of other elements in the evidence.
         threshold: the score below which it is an outlier; None during warm-up.
         outlier: whether the score is below the threshold or the element is out-of-distribution.
@@ -146,6 +148,7 @@ def judge_batch(
     count_all: bool = False,
     floor: float = -math.inf,
     reference: float = -math.inf,
+    criterion: BatchCriterion = "score",
     false_discovery_rate: float | None = None,
 ) -> tuple[Judgement, ...]:
     """Judge each element of a complete set (n, *shape), n ≥ 2, given all others that count.
@@ -161,6 +164,9 @@ def judge_batch(
         floor: an element with a lower log p(x) is out-of-distribution, and never counts for the others; see
             `density_floor`.
         reference: log p(x) of typical elements; a lower one is subtracted from the score, see `shortfall`.
+        criterion: what calibrated images are judged by, that of the calibration: "score", standardised in the
+            set (`SetScale`), or "patches" for distances between patches (`patch_scores`), which are then the
+            scores.
         false_discovery_rate: with p-values, flag by Benjamini–Hochberg at this rate instead of `rate`.
     """
     x = as_tensor(x, kind=model.kind)
@@ -182,6 +188,13 @@ def judge_batch(
                 scores.tolist(), seen, flagged, beyond.tolist(), strict=True
             )
         )
+    scale = None
+    if criterion == "patches":
+        scores = patch_scores(x.to(z.device))
+        given = scores.double().cpu().numpy()
+    elif model.kind.is_images:
+        scale = SetScale.of(scores.double().cpu())
+        given = scale.standardised(scores.double().cpu()).numpy()
     position, asked = len(x) - 1, rate if false_discovery_rate is None else false_discovery_rate / len(x)
     basis = threshold.basis(position, asked)
     p = threshold.p_values(given, position, basis)
@@ -190,6 +203,7 @@ def judge_batch(
         limit = float(given[~flagged].min(initial=math.inf))
     else:
         limit = threshold.threshold(position, asked)
+    limit = limit if scale is None else scale.in_nats(limit)
     return tuple(
         Judgement(score, others, limit, bool(outlier) or out, out, value, basis)
         for score, others, outlier, out, value in zip(

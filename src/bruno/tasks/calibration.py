@@ -15,8 +15,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from bruno.checkpoint import check_tensor, check_whole, parsing, read, require, write
+from bruno.checks import check_choice
 from bruno.data.examples import Examples
 from bruno.model import Bruno
+from bruno.tasks.batch_criteria import BATCH_CRITERIA, BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import LEVELS, GroupScores
 from bruno.tasks.keep_out import Cutoffs, batch_scores, scores_of_the_rest, shortfall
 from bruno.tasks.progress import Progress
@@ -46,6 +48,7 @@ class Groups:
         names: names of the groups.
         ordered: whether the elements of a group follow each other in time. They are then not exchangeable: a
             drifting level makes the next one less likely than a random one.
+        images: the elements themselves, where distances between patches need them; else None.
     """
 
     latents: Float[Tensor, "n_or_none dim"]
@@ -54,6 +57,7 @@ class Groups:
     shortfall: Float[Tensor, " n"]
     names: tuple[str, ...]
     ordered: bool = False
+    images: Tensor | None = None
 
     @classmethod
     @torch.no_grad()
@@ -66,6 +70,7 @@ class Groups:
         reference: float = -math.inf,
         generator: Generator,
         ordered: bool = False,
+        keep_images: bool = False,
         progress: Progress | None = None,
     ) -> Groups:
         """Encode examples, at most `_MOST_ELEMENTS` of each class: random ones, or the first if ordered."""
@@ -92,6 +97,7 @@ class Groups:
             shortfall(log_prob, reference),
             examples.names,
             ordered,
+            examples.elements[chosen] if keep_images else None,
         )
 
     @cached_property
@@ -158,6 +164,8 @@ class GroupCalibration:
         data: name of the data of the groups.
         unseen: whether the groups were not trained on and the cutoffs were fixed on other data.
         seed: seed of the random orders.
+        criterion: what batches of images are judged by, fixed on other data: "score" for standardised scores
+            (`SetScale`), "patches" for distances between patches (`patch_scores`). Rows have plain scores.
     """
 
     model: Bruno
@@ -168,6 +176,7 @@ class GroupCalibration:
     unseen: bool
     seed: int = 0
     reference: float = -math.inf
+    criterion: BatchCriterion = "score"
     _kept: dict[tuple[str, int], GroupScores] = field(default_factory=dict)
 
     def stream(self, *, count_all: bool = False) -> GroupScores:
@@ -186,9 +195,15 @@ class GroupCalibration:
         """
         size = min(size, int(self.groups.counts.median()))
         name = ("batch counted" if count_all else "batch", size)
+        if self.criterion == "patches":  # every image is compared with all others
+            name = ("patches", size)
         if name not in self._kept:
             self._kept[name] = self._batch_scores(size, None if count_all else self.cutoffs)
         return self._kept[name]
+
+    def by_score(self) -> GroupCalibration:
+        """The calibration whose batches are judged by scores."""
+        return replace(self, criterion="score")
 
     def _batch_scores(self, size: int, cutoffs: Cutoffs | None) -> GroupScores:
         groups, generator = self.groups, _generator(self.model, self.seed)
@@ -199,7 +214,13 @@ class GroupCalibration:
         def function(z: Tensor, usable: Tensor) -> Tensor:
             return batch_scores(self.model, z, cutoffs, usable)[0]
 
-        scores = groups.scores(function, index, self.model.device)
+        if self.criterion == "patches":
+            assert groups.images is not None
+            scores = patch_scores(groups.images[index].to(self.model.device)).cpu()
+        else:
+            scores = groups.scores(function, index, self.model.device)
+            if self.model.kind.is_images:
+                scores = SetScale.of(scores).standardised(scores)
         return GroupScores.of(
             torch.tensor([size - 1]),
             scores.flatten(1).unsqueeze(0),
@@ -217,7 +238,7 @@ class GroupCalibration:
             self.stream(count_all=count_all)
             for size in range(2, int(self.groups.counts.median()) + 1):
                 self.batch(size, count_all=count_all)
-        groups = replace(self.groups, latents=self.groups.latents[:0])
+        groups = replace(self.groups, latents=self.groups.latents[:0], images=None)
         kept = {name: replace(one, scores=_rounded_down(one.scores)) for name, one in self._kept.items()}
         return replace(self, groups=groups, _kept=kept)
 
@@ -239,6 +260,7 @@ class GroupCalibration:
             "unseen": self.unseen,
             "seed": self.seed,
             "ordered": self.groups.ordered,
+            "criterion": self.criterion,
             "tables": tables,
         }
         tensors = {
@@ -247,6 +269,8 @@ class GroupCalibration:
             "usable": self.groups.usable,
             "shortfall": self.groups.shortfall,
         }
+        if self.groups.images is not None:
+            tensors["images"] = self.groups.images
         for i, one in enumerate(self._kept.values()):
             tensors |= {f"positions.{i}": one.positions, f"scores.{i}": one.scores}
         write(path, tensors, header)
@@ -257,7 +281,7 @@ class GroupCalibration:
         tensors, header = read(path, "cpu")
         if header.get("kind") != "calibration":
             raise ValueError(f"{path}: must be a calibration; got a {header.get('kind')}.")
-        if "tables" not in header:
+        if "tables" not in header or (model.kind.is_images and "criterion" not in header):
             raise ValueError(f"{path}: must be of this version; got an older one. Calibrate again.")
         if header.get("model") != model.fingerprint():
             raise ValueError(
@@ -267,20 +291,28 @@ class GroupCalibration:
         with parsing(path, "a calibration that `bruno calibrate` saved"):
             return cls(
                 model,
-                _parse_groups(tensors, header, model.dim),
+                _parse_groups(tensors, header, model),
                 Cutoffs(_numbers("cutoffs", header["cutoffs"]), *_numbers("rate", [header["rate"]])),
                 _bound(header, "floor"),
                 str(header["data"]),
                 bool(header["unseen"]),
                 check_whole("seed", header["seed"]),
                 _bound(header, "reference"),
+                _parse_criterion(tensors, header),
                 dict(_parse_tables(tensors, header)),
             )
 
 
-def _parse_groups(tensors: dict[str, Tensor], header: dict[str, Any], dim: int) -> Groups:
-    names = header["names"]
-    latents = check_tensor("latents", tensors["latents"], (None, dim))
+def _parse_criterion(tensors: dict[str, Tensor], header: dict[str, Any]) -> BatchCriterion:
+    criterion: BatchCriterion = header.get("criterion", "score")
+    check_choice("criterion", criterion, BATCH_CRITERIA)
+    require(criterion == "score" or "images" in tensors, "images", "those of the patches")
+    return criterion
+
+
+def _parse_groups(tensors: dict[str, Tensor], header: dict[str, Any], model: Bruno) -> Groups:
+    names, images = header["names"], tensors.get("images")
+    latents = check_tensor("latents", tensors["latents"], (None, model.dim))
     labels, usable = tensors["labels"], tensors["usable"]
     shape = (len(labels),) if labels.ndim else ()
     require(isinstance(names, list) and all(isinstance(name, str) for name in names), "names", "texts")
@@ -290,7 +322,11 @@ def _parse_groups(tensors: dict[str, Tensor], header: dict[str, Any], dim: int) 
     lacking = check_tensor("shortfall", tensors["shortfall"], shape)
     require(len(labels) > 0 and int(labels.min()) >= 0, "labels", "at least 0")
     require(int(labels.max()) < len(names), "labels", f"below {len(names)}")
-    groups = Groups(latents, labels, usable, lacking, tuple(names), bool(header.get("ordered", False)))
+    if images is not None:
+        wanted = (len(labels), *model.shape)
+        require(tuple(images.shape) == wanted, "images", f"of shape {wanted}")
+    ordered = bool(header.get("ordered", False))
+    groups = Groups(latents, labels, usable, lacking, tuple(names), ordered, images)
     require(int(groups.counts.min()) >= 2, "labels", "of at least two elements in each group")
     return groups
 

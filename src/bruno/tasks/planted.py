@@ -122,7 +122,7 @@ def measure_planted_faults(
     for name, judge in judges.items():
         limits = _limits(judge(clean.to(model.device)), known, rate, of_others)
         rates[name] = _rates(scores[name], fault, limits[classes % len(limits)])
-    gain, error = _area_gain(scores["model"], scores["baseline"], fault > 0, classes, generator)
+    gain, error = area_gain(scores["model"], scores["baseline"], fault > 0, classes, generator)
     return PlantedFaults(rate, sets, size, rates["model"], rates["baseline"], gain, error)
 
 
@@ -253,7 +253,7 @@ def _rates(
     )
 
 
-def _area_gain(
+def area_gain(
     model: Float[Tensor, "sets n"],
     baseline: Float[Tensor, "sets n"],
     faulty: Bool[Tensor, "sets n"],

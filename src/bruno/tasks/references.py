@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from bruno.tasks.batch_criteria import SetScale
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.conformal import GroupScores
 
@@ -66,16 +68,20 @@ class CalibratedReference(NamedTuple):
     size: int
     batch: bool
     rate: float
+    scale: SetScale | None = None  # of a batch of images
 
     def p_values(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """p-values from the groups: exact if they support the rate, otherwise estimated."""
         groups, position = self._groups
+        if self.scale is not None:
+            scores = self.scale.standardised(torch.from_numpy(scores)).numpy()
         return groups.p_values(scores, position, groups.basis(position, self.rate))
 
     def threshold(self, rate: float) -> float:
         """The score below which p ≤ rate."""
         groups, position = self._groups
-        return groups.threshold(position, rate)
+        found = groups.threshold(position, rate)
+        return found if self.scale is None else self.scale.in_nats(found)
 
     @property
     def _groups(self) -> tuple[GroupScores, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -17,6 +17,7 @@ from bruno.arrays import ArrayLike
 from bruno.checks import check_choice
 from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
+from bruno.tasks.batch_criteria import SetScale
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.keep_out import (
     evidence_within,
@@ -99,9 +100,8 @@ class SetScorer:
         `density_floor`. Images have neither.
         """
         if criterion == "density" or model.kind.is_images:
-            return cls(
-                model, criterion, calibration=None if criterion == "density" else calibration, seed=seed
-            )
+            usable = None if criterion == "density" or calibration is None else calibration.by_score()
+            return cls(model, criterion, calibration=usable, seed=seed)
         if calibration is not None:
             floor, reference = calibration.floor, calibration.reference
             return cls(model, criterion, floor, reference, calibration, seed=seed)
@@ -251,7 +251,7 @@ class SetScorer:
         return torch.tensor(found, dtype=rows.dtype, device=rows.device).view(evidence.batch_shape)
 
     def references(
-        self, evidence: Evidence, *, batch: bool, rate: float
+        self, evidence: Evidence, *, batch: bool, rate: float, by_set: Sequence[Tensor] = ()
     ) -> list[Reference | CalibratedReference]:
         """What the scores of each set are compared with, for p-values.
 
@@ -259,13 +259,17 @@ class SetScorer:
             evidence: of each set.
             batch: whether elements of the sets themselves are judged, each given all others.
             rate: the false-alarm rate of the decision.
+            by_set: the scores of each set, which batches of images are standardised by (`SetScale`).
         """
         if self.calibration is None:
             rows = self.draws(evidence).double().cpu().numpy()
             return [Reference(row, self.exponent) for row in rows]
+        scales: Sequence[SetScale | None] = [None] * len(evidence.count)
+        if batch and self.model.kind.is_images:
+            scales = [SetScale.of(scores.double().cpu()) for scores in by_set]
         return [
-            CalibratedReference(self.calibration, max(count, 2 if batch else 1), batch, rate)
-            for count in evidence.count.tolist()
+            CalibratedReference(self.calibration, max(count, 2 if batch else 1), batch, rate, scale)
+            for count, scale in zip(evidence.count.tolist(), scales, strict=True)
         ]
 
 

@@ -18,8 +18,11 @@ from bruno.data import Examples, SetSampler
 from bruno.files import inside
 from bruno.recipe_data import is_path
 from bruno.tasks.anomaly import check_rate, density_floor, reference_density
+from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
+from bruno.tasks.keep_out import Cutoffs
+from bruno.tasks.planted_outliers import measure_planted_outliers
 from bruno.tasks.progress import Progress
 from bruno.trained.data import TrainedData
 from bruno.weights import pretrained_calibration_path
@@ -31,6 +34,7 @@ _FEW_GROUPS = 10  # for tests; then those for validation are used, too
 _TOO_FEW_GROUPS = 5  # estimates are then cautious, as two or three groups hardly show how groups differ
 _MOST_GROUPS = 200  # of images, which take long to encode
 _OTHER_IMAGES, _OTHER_ROWS = (50, 20), (100, 60)  # most groups, and elements of each, to fix cutoffs on
+_PLANTED_IN = 400  # images, to choose what batches are judged by
 _SET_ASIDE = 4  # without other data, every fourth group is for the cutoffs
 
 
@@ -151,7 +155,8 @@ class CalibrationJobs(TrainedData):
             Groups.of, self.model, floor=floor, generator=generator, ordered=self.has_consecutive_sets
         )
         cutoffs = fixed_cutoffs(self.model, encode(other))
-        groups = encode(clean, reference=reference, progress=progress)
+        criterion = self._batch_criterion(cutoffs, other, generator)
+        groups = encode(clean, reference=reference, keep_images=criterion == "patches", progress=progress)
         name = data or (self.recipe.data.name if self.recipe else "unknown data")
         if len(groups.names) < _TOO_FEW_GROUPS:
             warnings.warn(
@@ -160,7 +165,21 @@ class CalibrationJobs(TrainedData):
                 "order of the scores, calibrate on more classes (`bruno calibrate`), or set a threshold.",
                 stacklevel=4,
             )
-        return GroupCalibration(self.model, groups, cutoffs, floor, str(name), unseen, seed, reference)
+        return GroupCalibration(
+            self.model, groups, cutoffs, floor, str(name), unseen, seed, reference, criterion
+        )
+
+    def _batch_criterion(self, cutoffs: Cutoffs, other: Examples, generator: Generator) -> BatchCriterion:
+        """What batches are judged by: whatever finds outliers better that are planted in other data."""
+        if not self.model.kind.is_images:
+            return "score"
+        try:
+            found = measure_planted_outliers(
+                self.model, cutoffs, other, images=_PLANTED_IN, generator=generator
+            )
+        except ValueError:  # too few classes, or images of each
+            return "score"
+        return found.criterion
 
     def _clean_groups(self, data: str | None, invert: bool | None) -> CleanGroups:
         """The groups to calibrate on.

@@ -16,6 +16,7 @@ from bruno.kinds import Kind
 from bruno.model import Bruno, Posterior
 from bruno.tasks.anomaly import Detector, Judgement, check_rate, judge_batch
 from bruno.tasks.anomaly_benchmark import Contamination, measure_anomaly
+from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.progress import Progress
@@ -43,6 +44,7 @@ class BatchJudgement:
         kind: kind of the elements.
         rate: the false-alarm rate; None with a fixed threshold or a false-discovery rate.
         advice: the command that calibrates on these data.
+        criterion: what images are judged by; see `judge_batch`.
         explanation: of the outliers with the lowest scores, if asked for and if there are any.
     """
 
@@ -50,6 +52,7 @@ class BatchJudgement:
     kind: Kind
     rate: float | None
     advice: str
+    criterion: BatchCriterion = "score"
     explanation: Explanation | None = None
 
     @property
@@ -165,7 +168,9 @@ class DetectionJobs(CalibrationJobs):
         summary = self._batch_summary(elements, judged, one_set)
         asked = rate if found and false_discovery_rate is None else None
         explanation = self._explained(elements, judged, sets, found, seed) if explain else None
-        return BatchJudgement(summary, self.kind, asked, calibration_command(self, batch), explanation)
+        criterion = found.criterion if found else "score"
+        advice = calibration_command(self, batch)
+        return BatchJudgement(summary, self.kind, asked, advice, criterion, explanation)
 
     def _batch_elements(
         self, batch: Source | Iterable[Element], reader: ElementReader, one_set: bool
@@ -207,6 +212,7 @@ class DetectionJobs(CalibrationJobs):
                 count_all=count_all,
                 floor=found.floor if found else -math.inf,
                 reference=found.reference if found else -math.inf,
+                criterion=found.criterion if found else "score",
                 false_discovery_rate=false_discovery_rate if found else None,
             )
             judged |= dict(zip(members, judgements, strict=True))
