@@ -12,6 +12,7 @@ from attrs import evolve
 import bruno
 from bruno.data.synthetic import simulate_machines
 from bruno.reporting.summaries import summarise
+from bruno.tasks.planted_outliers import OUTLIERS
 from bruno.trained import Trained, Verdict
 from bruno.trained.data import Selection
 
@@ -49,6 +50,24 @@ def test_images_are_classified_and_compared_with_nearest_neighbours(of_digits):
     assert of_digits.training.mean < of_digits.held_out.mean
     assert of_digits.gain == of_digits.held_out.by_position[0] - of_digits.held_out.by_position[-1] > 0
     assert of_digits.beats_baseline
+
+
+def test_outliers_are_planted_in_images_and_compared_with_patches_of_pixels(of_digits):
+    assert set(of_digits.outliers.model) == set(of_digits.outliers.baseline) == set(OUTLIERS)
+    assert of_digits.outliers.model["image of another class"] > 0.8
+    assert any("patch of another class" in name for name, *_ in summarise(of_digits).rows)
+
+
+@pytest.mark.parametrize(
+    ("gain", "better", "said"), [(-0.2, False, "THE BASELINE FINDS OUTLIERS"), (0.2, True, "found better")]
+)
+def test_a_verdict_says_what_finds_outliers_better(of_digits, gain, better, said):
+    found = replace(of_digits, outliers=replace(of_digits.outliers, area_gain=gain, area_error=0.01))
+    assert found.finds_outliers is better
+    assert said in summarise(found).note
+    unclear = replace(of_digits, outliers=replace(of_digits.outliers, area_gain=gain, area_error=0.2))
+    assert unclear.finds_outliers is None
+    assert said not in summarise(unclear).note
 
 
 def test_a_seed_gives_the_same_verdict(digits):

@@ -11,10 +11,12 @@ import torch
 from bruno.checks import check_count
 from bruno.data import Examples, SetSampler
 from bruno.recipe_data import is_path
+from bruno.tasks.calibration import Groups, fixed_cutoffs
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
 from bruno.tasks.few_shot import FewShotComparison, FewShotResult, compare_few_shot
 from bruno.tasks.planted import PlantedFaults, measure_planted_faults
+from bruno.tasks.planted_outliers import PlantedOutliers, measure_planted_outliers
 from bruno.trained.data import TrainedData
 from bruno.training import Run
 
@@ -28,6 +30,8 @@ _SET_SIZE = 20
 _WAY, _SHOTS = 5, (1, 5)
 _TRIALS, _EPISODES = 20, 300  # at least; a trial has an episode for each class
 _IMAGES = 20  # of a class, to measure few-shot accuracy on
+_FIXED_ON = 10  # classes of training that cutoffs are fixed on
+_FEWEST_OF_CLASS = 4  # images, to plant outliers among
 _CLEAR = 2  # standard errors that make a difference clear
 
 
@@ -44,7 +48,7 @@ class Verdict:
 
     Attributes:
         data: name of the data.
-        basis: in which way the elements behind `held_out`, `few_shot` and `faults` are new to the model.
+        basis: in which way the elements behind all but `training` are new to the model.
         classes: number of classes that these elements belong to.
         unit: unit of the densities that `density` returns: "bits/dim", or "nats/row" of −log p.
         dim: dimensions of an element.
@@ -52,7 +56,9 @@ class Verdict:
         held_out: bits/dim of sets of held-out classes or elements; None if there are none.
         few_shot: images: accuracy, compared with nearest neighbours of pixels; None if not measured.
         faults: rows: detection of planted faults, compared with a robust distance; None if not measured.
-        unmeasured: why there is neither; empty if there is.
+        outliers: images: detection of planted outliers, compared with distances between patches of pixels;
+            None if not measured.
+        unmeasured: why there is neither accuracy nor faults; empty if there is.
     """
 
     data: str
@@ -64,6 +70,7 @@ class Verdict:
     held_out: BitsPerDim | None
     few_shot: FewShotComparison | None
     faults: PlantedFaults | None
+    outliers: PlantedOutliers | None = None
     unmeasured: str = ""
 
     def density(self, bits_per_dim: float) -> float:
@@ -92,6 +99,12 @@ class Verdict:
             return False
         return True if any(margins) else None
 
+    @property
+    def finds_outliers(self) -> bool | None:
+        """Whether the model finds outliers among images clearly better than the baseline, or worse."""
+        margin = 0 if self.outliers is None else _clear(self.outliers.area_gain, self.outliers.area_error)
+        return margin > 0 if margin else None
+
 
 def _margin(ours: FewShotResult, other: FewShotResult) -> tuple[float, float]:
     """Difference of two accuracies on the same episodes, and its standard error."""
@@ -112,7 +125,8 @@ class VerdictJobs(TrainedData):
     def verdict(self, *, split: str | None = None, elements: int | None = None, seed: int = 0) -> Verdict:
         """How good the model is: densities, gain from conditioning, and its job compared with a baseline.
 
-        Images are classified from one and five examples, and compared with nearest neighbours of pixels. In
+        Images are classified from one and five examples, and compared with nearest neighbours of pixels;
+        outliers are planted in sets, and detection is compared with distances between patches of pixels. In
         rows, faults are planted, and detection is compared with a robust Mahalanobis distance.
 
         Args:
@@ -131,10 +145,11 @@ class VerdictJobs(TrainedData):
         new = held.basis != "the classes of training"
         of_sets = max(2, int(_DENSITY * elements / _SET_SIZE))
         of_job = int((1 - 2 * _DENSITY) * elements)
-        few_shot, faults, unmeasured = None, None, ""
+        few_shot, faults, outliers, unmeasured = None, None, None, ""
         try:
             if self.model.kind.is_images:
-                few_shot = self._few_shot_check(held.examples, of_job, seed)
+                few_shot = self._few_shot_check(held.examples, of_job // 2, seed)
+                outliers = self._outlier_check(train, held.examples, of_job // 2, seed)
             elif train is not None:
                 faults = measure_planted_faults(
                     self.model, train, held.examples, rows=of_job, generator=self._generator(seed)
@@ -151,6 +166,7 @@ class VerdictJobs(TrainedData):
             self._density(held.examples, of_sets, seed) if new else None,
             few_shot,
             faults,
+            outliers,
             unmeasured,
         )
 
@@ -188,6 +204,24 @@ class VerdictJobs(TrainedData):
             set_size=min(_SET_SIZE, sampler.min_count),
             generator=self._generator(seed),
         )
+
+    def _outlier_check(
+        self, train: Examples | None, examples: Examples, images: int, seed: int
+    ) -> PlantedOutliers | None:
+        """Detection of planted outliers; None if there are too few images, or none to fix cutoffs on."""
+        if train is None or len(examples.names) < 2 or int(examples.counts.median()) < _FEWEST_OF_CLASS:
+            return None
+        generator = self._generator(seed)
+        some = SetSampler(train.of_classes(range(min(_FIXED_ON, len(train.names)))), device=self.device)
+        every, size = torch.arange(some.classes, device=self.device), min(_SET_SIZE, some.min_count)
+        fixed = Examples(
+            some.sets_of(every, size, generator).flatten(0, 1).cpu(),
+            torch.arange(some.classes).repeat_interleave(size),
+            train.names[: some.classes],
+            levels=train.levels,
+        )
+        cutoffs = fixed_cutoffs(self.model, Groups.of(self.model, fixed, generator=generator))
+        return measure_planted_outliers(self.model, cutoffs, examples, images=images, generator=generator)
 
     def _few_shot_check(self, examples: Examples, images: int, seed: int) -> FewShotComparison:
         """Few-shot accuracy on at most this many images, encoded once: without noise."""

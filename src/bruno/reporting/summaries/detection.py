@@ -23,6 +23,11 @@ _LOWEST = 20  # sets in a table
 _RATES = (0.01, 0.05, 0.1)  # whose thresholds are reported
 _POSITIONS = (1, 5, 20, 50, 100)  # at which they are
 _FAR_MORE = (5, 0.15)  # times the asked rate, and share of all elements: more is flagged than faults explain
+_PATCHES = (
+    "Distances between patches of pixels find outliers better than this model. The score is minus the "
+    "distance of the most unusual patch of an image to its second-nearest in the others, divided by that of "
+    "a typical image."
+)
 _ENOUGH = 10  # outliers: fewer do not show that a model does not fit
 
 
@@ -68,6 +73,8 @@ def _(outcome: BatchJudgement) -> Result:
     result = _timeline(
         "anomaly-batch", TITLES["anomaly-batch"], outcome.summary, outcome.kind, "batch", "all others"
     )
+    if outcome.criterion == "patches":
+        result = replace(result, note=f"{_found(outcome.summary)}. {_PATCHES}")
     misfit = _misfit(outcome.summary, outcome.rate, outcome.advice)
     result = replace(result, note=f"{result.note} {misfit}.") if misfit else result
     return _with_groups(result, outcome.summary)
@@ -121,11 +128,6 @@ def _with_groups(result: Result, summary: StreamSummary) -> Result:
 
 
 def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: str, given: str) -> Result:
-    found = f"{summary.outliers:,} of {summary.count:,} are outliers"
-    if summary.out_of_distribution:
-        found += (
-            f", {summary.out_of_distribution:,} of them out-of-distribution and excluded from the evidence"
-        )
     judged, sets = [judgement for _, judgement in summary.latest], len(summary.groups)
     drawn = [f"the last {len(judged):,} elements"] * (len(judged) < summary.count)
     if sets > 1:
@@ -148,8 +150,18 @@ def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: s
             "p": [one.p for one in judged],
             "basis": [one.basis for one in judged],
         },
-        note=f"{found}.{shown} The score is log p(x | {given}) − {prior}, in nats.",
+        note=f"{_found(summary)}.{shown} The score is log p(x | {given}) − {prior}, in nats.",
         picture=_timeline_picture(summary, kind, what),
+    )
+
+
+def _found(summary: StreamSummary) -> str:
+    """How many outliers there are."""
+    found = f"{summary.outliers:,} of {summary.count:,} are outliers"
+    if not summary.out_of_distribution:
+        return found
+    return (
+        f"{found}, {summary.out_of_distribution:,} of them out-of-distribution and excluded from the evidence"
     )
 
 

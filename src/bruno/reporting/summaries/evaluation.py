@@ -111,13 +111,18 @@ def _(outcome: Verdict) -> Result:
     ]
     if outcome.gain is not None:
         rows.append((f"gain from conditioning, {outcome.unit}", f"{outcome.gain:.3f}", ""))
-    values = {**asdict(outcome), "gain": outcome.gain, "beats_baseline": outcome.beats_baseline}
+    values = {
+        **asdict(outcome),
+        "gain": outcome.gain,
+        "beats_baseline": outcome.beats_baseline,
+        "finds_outliers": outcome.finds_outliers,
+    }
     return Result(
         "verdict",
         "Verdict",
         values,
         ("", "model", "baseline"),
-        (*rows, *_few_shot_rows(outcome), *_fault_rows(outcome)),
+        (*rows, *_few_shot_rows(outcome), *_outlier_rows(outcome), *_fault_rows(outcome)),
         " ".join(_conclusions(outcome)),
     )
 
@@ -131,6 +136,15 @@ def _few_shot_rows(outcome: Verdict) -> list[tuple[str, str, str]]:
 
 def _accuracy(result: FewShotResult) -> str:
     return f"{100 * result.accuracy:.1f} ± {100 * result.error:.1f}"
+
+
+def _outlier_rows(outcome: Verdict) -> list[tuple[str, str, str]]:
+    if (found := outcome.outliers) is None:
+        return []
+    return [
+        (f"area under ROC, {kind}", f"{found.model[kind]:.3f}", f"{found.baseline[kind]:.3f}")
+        for kind in found.model
+    ]
 
 
 def _fault_rows(outcome: Verdict) -> list[tuple[str, str, str]]:
@@ -168,6 +182,7 @@ def _conclusions(outcome: Verdict) -> list[str]:
         if outcome.few_shot
         else "a robust Mahalanobis distance, calibrated in the same way"
     )
+    sentences += _on_outliers(outcome)
     if outcome.beats_baseline is None:
         return [*sentences, f"No clear difference from the baseline, {baseline}."]
     if outcome.beats_baseline:
@@ -175,6 +190,18 @@ def _conclusions(outcome: Verdict) -> list[str]:
     return [
         *sentences,
         f"THE BASELINE IS BETTER: {baseline}. Train on more classes or for longer, or prefer it.",
+    ]
+
+
+def _on_outliers(outcome: Verdict) -> list[str]:
+    """What finds outliers among images better, in a sentence."""
+    if outcome.finds_outliers is None:
+        return []
+    if outcome.finds_outliers:
+        return ["Outliers are found better than by distances between patches of pixels."]
+    return [
+        "THE BASELINE FINDS OUTLIERS BETTER: distances between patches of pixels. Batches of images are "
+        "judged by them; streams by the model."
     ]
 
 
