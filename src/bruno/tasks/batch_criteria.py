@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,8 +14,9 @@ BatchCriterion = Literal["score", "patches"]
 BATCH_CRITERIA: tuple[BatchCriterion, ...] = ("score", "patches")
 
 _DEVIATIONS = 3  # median absolute deviations that are as wide as the median score
-_PATCHES = 4  # along each side of an image; as many again between them
-_NEAREST = 2  # neighbour of a patch: two defects that are alike do not hide each other
+_PATCHES, _STEPS = 4, 16  # patches beside each other along a side of an image, and steps of overlapping ones
+_NEAREST = 2  # neighbour of a patch
+_MOST_OTHERS = 500  # images of a large set that each is compared with
 _NUMBERS_AT_A_TIME = 2**24
 
 
@@ -50,26 +52,40 @@ class SetScale(NamedTuple):
 def patch_scores(x: Float[Tensor, "*batch n c h w"] | Tensor) -> Float[Tensor, "*batch n"]:
     """−d_i / median_j d_j for the images of complete sets, with d the distance of the most unusual patch.
 
-    d_i is the largest over all patches of image i of the distance to its second-nearest patch, among those of
-    the other images at the same place. Patches overlap; they are a quarter of the image high and wide.
+    The distance of a patch to another image is that to the nearest patch there at about the same place: the
+    same, or one step away in any direction. d_i is the largest over all patches of image i of the distance to
+    the second-nearest image: two defects that are alike do not hide each other.
     """
-    height, width = x.shape[-2:]
-    down, across = (max(1, side // _PATCHES) for side in (height, width))
     sets = x.reshape(-1, *x.shape[-4:])
-    found = []
-    for images in sets:
-        patches = F.unfold(images.float(), (down, across), stride=(max(1, down // 2), max(1, across // 2)))
-        found.append(_furthest(patches.permute(2, 0, 1)))
-    distance = torch.stack(found).view(*x.shape[:-3])
+    distance = torch.stack([_furthest(_patches(images.float())) for images in sets]).view(x.shape[:-3])
     return -distance / distance.quantile(0.5, dim=-1, keepdim=True).clamp(min=1.0)
 
 
-def _furthest(patches: Float[Tensor, "places n dim"]) -> Float[Tensor, " n"]:
-    """The largest distance, over places, of each patch to its neighbour."""
-    n = patches.shape[1]
-    neighbour, rows = min(_NEAREST, n - 1) + 1, max(1, _NUMBERS_AT_A_TIME // n)  # the first is itself
-    furthest = patches.new_zeros(n)
-    for here in patches:
-        near = [torch.cdist(some, here).kthvalue(neighbour, -1).values for some in here.split(rows)]
-        furthest = torch.maximum(furthest, torch.cat(near))
+def _patches(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "down across n dim"]:
+    """Overlapping patches, a quarter of the image high and wide, at steps of a sixteenth."""
+    sides = images.shape[-2:]
+    size = tuple(max(1, side // _PATCHES) for side in sides)
+    step = tuple(max(1, round(side / _STEPS)) for side in sides)
+    places = [(side - extent) // by + 1 for side, extent, by in zip(sides, size, step, strict=True)]
+    patches = F.unfold(images, size, stride=step).permute(2, 0, 1)
+    return patches.view(*places, *patches.shape[1:])
+
+
+def _furthest(patches: Float[Tensor, "down across n dim"]) -> Float[Tensor, " n"]:
+    """The largest distance, over places, of the patches of each image to their neighbours."""
+    down, across, n, _ = patches.shape
+    others = torch.linspace(0, n - 1, min(n, _MOST_OTHERS), device=patches.device).round().long()
+    rows, furthest = max(1, _NUMBERS_AT_A_TIME // (across * len(others))), patches.new_zeros(n)
+    for i in range(down):
+        for some in torch.arange(n, device=patches.device).split(rows):
+            nearest = patches.new_full((across, len(some), len(others)), torch.inf)
+            for row, shift in itertools.product(range(max(0, i - 1), min(down, i + 2)), (-1, 0, 1)):
+                here = slice(max(0, -shift), across - max(0, shift))
+                there = slice(max(0, shift), across - max(0, -shift))
+                pair = patches[i, here][:, some], patches[row, there][:, others]
+                found = torch.cdist(*pair, compute_mode="use_mm_for_euclid_dist")  # several times faster
+                nearest[here] = torch.minimum(nearest[here], found)
+            nearest.masked_fill_(some.unsqueeze(1) == others, torch.inf)  # not to itself
+            distance = nearest.kthvalue(min(_NEAREST, len(others) - 1), -1).values.amax(0)
+            furthest[some] = torch.maximum(furthest[some], distance)
     return furthest

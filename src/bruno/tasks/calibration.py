@@ -28,6 +28,7 @@ _LONGEST = 128  # positions of a stream that are calibrated; later ones use the 
 _MOST_ELEMENTS = 200  # of a group
 _SEQUENCES = 600  # random orders of all groups together
 _BATCH_ELEMENTS = 120  # at least, of each group in batches
+_PATCH_SETS = 64  # about, of all groups together, whose patches are compared
 _FEWEST_ORDERS, _MOST_ORDERS = 2, 32  # of each group
 _NUMBERS = 2**20  # latent numbers of all orders, beyond the fewest orders
 _NUMBERS_AT_A_TIME = 2**20
@@ -209,6 +210,8 @@ class GroupCalibration:
         groups, generator = self.groups, _generator(self.model, self.seed)
         large = (groups.counts >= size).nonzero().flatten()
         orders = min(groups.number_of_orders(len(large), size), math.ceil(_BATCH_ELEMENTS / size))
+        if self.criterion == "patches":
+            orders = min(orders, math.ceil(_PATCH_SETS / len(large)))
         index = groups.orders(large, size, orders, generator)
 
         def function(z: Tensor, usable: Tensor) -> Tensor:
