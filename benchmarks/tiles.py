@@ -1,8 +1,8 @@
 """Defects in tiles in colour of classes that a model was not trained on. Writes results/decisions/tiles.json.
 
 The preset `images` learns 24 classes of 30 tiles for some steps, about a minute of one core. In each of
-further classes, 4 tiles have a defect. Area under ROC within each class, by several scores; then the shares of
-clean and of defective tiles that are flagged where four held-out classes are known, over redraws of them.
+further classes, 4 tiles have a defect. Area under ROC within each class, by several scores; then the shares
+of clean and of defective tiles that are flagged where four held-out classes are known, over their redraws.
 """
 
 from __future__ import annotations
