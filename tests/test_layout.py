@@ -19,6 +19,7 @@ LAYOUT = """
     bruno.kinds bruno.arrays
     bruno.checks bruno.settings bruno.config
     bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic
+    bruno.data.synthetic_tiles
     bruno.data.drawings bruno.data.images bruno.data.table_format bruno.data.columns bruno.data.frames
     bruno.data.tables bruno.data.formats bruno.data.cifar
     bruno.data.sources bruno.data.reader bruno.data.datasets bruno.data.published
@@ -37,10 +38,11 @@ LAYOUT = """
     bruno.training.run bruno.training
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.episodes
     bruno.tasks.few_shot
-    bruno.tasks.conformal bruno.tasks.keep_out bruno.tasks.calibration bruno.tasks.classification
+    bruno.tasks.conformal bruno.tasks.keep_out bruno.tasks.batch_criteria bruno.tasks.calibration
+    bruno.tasks.classification
     bruno.tasks.references bruno.tasks.set_scores bruno.tasks.explanation bruno.tasks.generation
     bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.stream_summary
-    bruno.tasks.attribution bruno.tasks.planted bruno.tasks.anomaly_benchmark
+    bruno.tasks.attribution bruno.tasks.planted bruno.tasks.planted_outliers bruno.tasks.anomaly_benchmark
     bruno.tasks.familiarity bruno.tasks.index
     bruno.tasks.retrieval bruno.tasks.analysis bruno.tasks.stability bruno.tasks bruno.streams.encoder
     bruno.streams.evidence bruno.streams.densities bruno.streams.elements bruno.streams.codec
