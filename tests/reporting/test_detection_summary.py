@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -67,3 +69,13 @@ def test_images_of_outliers_are_shown_in_order(figures):
     timeline = summarise(outcome)
     assert len(figures[-1].axes) == 5  # a plot for each set
     assert timeline.values["sets"][:11] == ["m0"] * 10 + ["m1"]
+
+
+def test_a_batch_judged_by_patches_says_so_and_has_no_nats():
+    summary = summary_of((1, 4, 4), outliers=2)
+    by_patches = BatchJudgement(summary, Images((1, 4, 4)), 0.01, "bruno calibrate", "patches")
+    found, plain = summarise(by_patches), summarise(replace(by_patches, criterion="score"))
+    assert "patches of pixels" in found.note
+    assert "nats" not in found.note
+    assert "in nats" in plain.note
+    assert found.picture != plain.picture

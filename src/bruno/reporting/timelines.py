@@ -69,6 +69,7 @@ def score_timeline(
     outliers: Mapping[int, UInt8[Tensor, "channels height width"]] | None = None,
     inliers: Mapping[int, UInt8[Tensor, "channels height width"]] | None = None,
     xlabel: str = "element of the stream",
+    unit: str = "(nats)",
 ) -> bytes:
     """Scores along a stream or batch, with outliers marked; several sets are rows, most outliers first.
 
@@ -88,6 +89,7 @@ def score_timeline(
         outliers: images of some outliers of a single set by position, at most `STRIP`.
         inliers: images of some inliers of a single set by position.
         xlabel: label of the x axis.
+        unit: unit of the scores.
     """
     groups = [""] * len(scores) if groups is None else groups
     positions = positions_in_sets(groups) if positions is None else positions
@@ -101,30 +103,32 @@ def score_timeline(
     check_lengths(scores, {"groups": groups, **columns})
     rows = score_rows(groups, *columns.values())
     if len(rows) > _PANELS:
-        return to_png(_heat_map(rows[:MAX_SETS], xlabel))
+        return to_png(_heat_map(rows[:MAX_SETS], xlabel, unit))
     if len(rows) > 1:
-        return to_png(_panels(rows, xlabel))
+        return to_png(_panels(rows, xlabel, unit))
     kinds = (("outliers", outliers or {}, _MARKS[OUTLIER][0]), ("inliers", inliers or {}, COLOURS[0]))
-    return to_png(_single(rows[0], [kind for kind in kinds if kind[1]], xlabel))
+    return to_png(_single(rows[0], [kind for kind in kinds if kind[1]], xlabel, unit))
 
 
 # --- plots -----------------------------------------------------------------------------------------------
 
 
-def _single(row: ScoreRow, strips: list[tuple[str, Mapping[int, Tensor], str]], xlabel: str) -> Figure:
+def _single(
+    row: ScoreRow, strips: list[tuple[str, Mapping[int, Tensor], str]], xlabel: str, unit: str
+) -> Figure:
     heights = [_STRIP_HEIGHT] * len(strips) + [HEIGHT]
     figure = new_figure(WIDTH, sum(heights))
     *above, axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
     for strip, (name, images, colour) in zip(above, strips, strict=True):
         _draw_strip(strip, name, images, colour)
     _draw_scores(axes, row, _range([row]))
-    axes.set(xlabel=xlabel, ylabel="score (nats)")
+    axes.set(xlabel=xlabel, ylabel=f"score {unit}")
     if axes.get_legend_handles_labels()[1]:  # between images and scores, where it covers nothing
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=9)
     return figure
 
 
-def _panels(rows: Sequence[ScoreRow], xlabel: str) -> Figure:
+def _panels(rows: Sequence[ScoreRow], xlabel: str, unit: str) -> Figure:
     figure = new_figure(WIDTH, 1.0 + _PANEL_HEIGHT * len(rows))
     panels = figure.subplots(len(rows), 1, sharex=True, sharey=True)
     limits = _range(rows)
@@ -136,7 +140,7 @@ def _panels(rows: Sequence[ScoreRow], xlabel: str) -> Figure:
         axes.locator_params(axis="y", nbins=3)
     panels[0].set_xlim(*_x_range(*rows))
     panels[-1].set_xlabel(xlabel)
-    figure.supylabel("score (nats)", fontsize=10)
+    figure.supylabel(f"score {unit}", fontsize=10)
     legend_above(figure, *panels)
     return figure
 
@@ -240,14 +244,14 @@ def _draw_strip(
 # --- heat map --------------------------------------------------------------------------------------------
 
 
-def _heat_map(rows: Sequence[ScoreRow], xlabel: str) -> Figure:
+def _heat_map(rows: Sequence[ScoreRow], xlabel: str, unit: str) -> Figure:
     """A row per set, with its name to the left and its number of outliers to the right."""
     cells = score_cells(rows, _CELLS)
     row_height = float(np.clip(12 / len(rows), 0.1, 0.2))  # inches
     font = min(8.0, 0.8 * 72 * row_height)
     figure = new_figure(WIDTH, 1.3 + row_height * len(rows))
     axes = figure.add_subplot(xlabel=xlabel)
-    _draw_cells(figure, axes, cells)
+    _draw_cells(figure, axes, cells, unit)
     names = [_name(row, 22) for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=font, parse_math=False)
     for y, row in enumerate(rows):
@@ -262,7 +266,7 @@ def _heat_map(rows: Sequence[ScoreRow], xlabel: str) -> Figure:
     return figure
 
 
-def _draw_cells(figure: Figure, axes: Axes, cells: Cells) -> None:
+def _draw_cells(figure: Figure, axes: Axes, cells: Cells, unit: str) -> None:
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap
     from matplotlib.patches import Patch
 
@@ -284,7 +288,7 @@ def _draw_cells(figure: Figure, axes: Axes, cells: Cells) -> None:
     colours = [colour for colour, _ in _MARKS.values()]
     marks = np.ma.masked_where(cells.mark == 0, cells.mark)
     axes.imshow(marks, cmap=ListedColormap(colours), vmin=OUTLIER, vmax=OUT_OF_DISTRIBUTION, **place)
-    label = "score − threshold (nats)" if cells.has_thresholds else "score (nats)"
+    label = f"score{' − threshold' * cells.has_thresholds} {unit}"
     of = f", lowest of {cells.width} elements" if cells.width > 1 else ""
     bar = figure.colorbar(drawn, ax=axes, location="top", extend="both", aspect=40, shrink=0.6, pad=0.01)
     bar.set_label(label + of, fontsize=8)

@@ -74,7 +74,8 @@ def _(outcome: BatchJudgement) -> Result:
         "anomaly-batch", TITLES["anomaly-batch"], outcome.summary, outcome.kind, "batch", "all others"
     )
     if outcome.criterion == "patches":
-        result = replace(result, note=f"{_found(outcome.summary)}. {_PATCHES}")
+        picture = _timeline_picture(outcome.summary, outcome.kind, "batch", "(typical: −1)")
+        result = replace(result, note=f"{_found(outcome.summary)}. {_PATCHES}", picture=picture)
     misfit = _misfit(outcome.summary, outcome.rate, outcome.advice)
     result = replace(result, note=f"{result.note} {misfit}.") if misfit else result
     return _with_groups(result, outcome.summary)
@@ -165,7 +166,7 @@ def _found(summary: StreamSummary) -> str:
     )
 
 
-def _timeline_picture(summary: StreamSummary, kind: Kind, what: str) -> bytes:
+def _timeline_picture(summary: StreamSummary, kind: Kind, what: str, unit: str = "(nats)") -> bytes:
     judged, several = [judgement for _, judgement in summary.latest], len(summary.groups) > 1
     images = {
         group: {
@@ -183,6 +184,7 @@ def _timeline_picture(summary: StreamSummary, kind: Kind, what: str) -> bytes:
         groups=summary.latest_groups,
         positions=summary.latest_positions,
         xlabel="element of its set" if several else f"element of the {what}",
+        unit=unit,
         **images,
     )
 
