@@ -3,6 +3,7 @@
 import re
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -305,6 +306,18 @@ def test_queries_of_no_class_are_none_of_these(digits_run, tmp_path):
     assert found.p.shape == (40, 3)
     assert torch.equal(found.none_of_these, (found.p <= 0.2).all(1))
     assert found.none_of_these[20:].double().mean() > found.none_of_these[:20].double().mean() + 0.3
+
+
+@pytest.mark.filterwarnings("ignore:calibrated on 3 classes")
+def test_a_stream_says_if_patches_would_find_more_in_a_batch(trained, monkeypatch, caplog):
+    found = trained.calibration()
+    for criterion in ("score", "patches"):
+        caplog.clear()
+        kept = replace(found, criterion=criterion)
+        monkeypatch.setattr(Trained, "calibration", lambda *_, kept=kept, **__: kept)
+        with caplog.at_level("INFO"):
+            trained.detector()
+        assert ("anomaly batch" in caplog.text) is (criterion == "patches")
 
 
 def test_a_batch_is_judged_given_all_others(trained, unseen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +30,15 @@ from bruno.trained.outliers import Outliers
 from bruno.trained.states import WatchState
 from bruno.trained.watch import Watch, calibration_command, grouped_elements
 
+_log = logging.getLogger(__name__)
+
 _RATE = 0.01  # false alarms
 _SETS = 500  # to measure on
 _SET_SIZE = 20
+_BETTER_AS_A_BATCH = (
+    "distances between patches of pixels find outliers better than this model, which judges streams; judge "
+    "complete sets as a batch (bruno anomaly batch)"
+)
 _SYNTHETIC_LENGTH, _SYNTHETIC_OUTLIERS = 80, 0.1  # of a stream made from the data
 
 
@@ -104,6 +111,8 @@ class DetectionJobs(CalibrationJobs):
         scores = found.stream(count_all=count_all)
         position = min(_SET_SIZE - 1, int(scores.positions[-1]))
         report_support(scores, rate, len(found.groups.names), position)
+        if found.criterion == "patches":
+            _log.info(_BETTER_AS_A_BATCH)
         return Detector(
             self.model,
             scores,
