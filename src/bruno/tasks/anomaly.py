@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, as_tensor
@@ -178,38 +179,52 @@ def judge_batch(
     used = None if count_all else cutoffs or _default_cutoffs(threshold)
     scores, counts = batch_scores(model, z, used, ~beyond)
     scores = scores - shortfall(log_prob, reference)
-    seen = (counts.sum() - counts.long()).tolist()
-    given = scores.masked_fill(beyond, -math.inf).double().cpu().numpy()
-    if not isinstance(threshold, GroupScores):
-        flagged = given < float(threshold)
-        return tuple(
-            Judgement(score, others, float(threshold), bool(outlier) or out, out)
-            for score, others, outlier, out in zip(
-                scores.tolist(), seen, flagged, beyond.tolist(), strict=True
-            )
-        )
     scale = None
-    if criterion == "patches":
+    if isinstance(threshold, GroupScores) and criterion == "patches":
         scores = patch_scores(x.to(z.device))
-        given = scores.double().cpu().numpy()
-    elif model.kind.is_images:
+    elif isinstance(threshold, GroupScores) and model.kind.is_images:
         scale = SetScale.of(scores.double().cpu())
-        given = scale.standardised(scores.double().cpu()).numpy()
-    position, asked = len(x) - 1, rate if false_discovery_rate is None else false_discovery_rate / len(x)
-    basis = threshold.basis(position, asked)
-    p = threshold.p_values(given, position, basis)
-    flagged = p <= rate if false_discovery_rate is None else benjamini_hochberg(p, false_discovery_rate)
-    if false_discovery_rate is not None and flagged.any():
-        limit = float(given[~flagged].min(initial=math.inf))
-    else:
-        limit = threshold.threshold(position, asked)
-    limit = limit if scale is None else scale.in_nats(limit)
-    return tuple(
-        Judgement(score, others, limit, bool(outlier) or out, out, value, basis)
-        for score, others, outlier, out, value in zip(
-            scores.tolist(), seen, flagged, beyond.tolist(), p.tolist(), strict=True
+    seen = (counts.sum() - counts.long()).tolist()
+    given = scores.masked_fill(beyond, -math.inf).double().cpu()
+    if not isinstance(threshold, GroupScores):
+        found = zip(scores.tolist(), seen, given < float(threshold), beyond.tolist(), strict=True)
+        return tuple(
+            Judgement(score, n, float(threshold), bool(low) or out, out) for score, n, low, out in found
         )
+    given = given if scale is None else scale.standardised(given)
+    decided = _decide(given.numpy(), threshold, rate, false_discovery_rate)
+    limit = decided.limit if scale is None else scale.in_nats(decided.limit)
+    values = zip(scores.tolist(), seen, decided.flagged, beyond.tolist(), decided.p.tolist(), strict=True)
+    return tuple(
+        Judgement(score, others, limit, bool(outlier) or out, out, value, decided.basis)
+        for score, others, outlier, out, value in values
     )
+
+
+class _Decisions(NamedTuple):
+    """The p-values of a batch and their basis, what is flagged, and the score below which it is."""
+
+    p: Float[np.ndarray, " n"]
+    basis: Basis
+    flagged: Bool[np.ndarray, " n"]
+    limit: float
+
+
+def _decide(
+    given: Float[np.ndarray, " n"], known: GroupScores, rate: float, false_discovery_rate: float | None
+) -> _Decisions:
+    """Decide by the p-values of the scores of a batch, at a false-alarm or a false-discovery rate."""
+    position = len(given) - 1
+    asked = rate if false_discovery_rate is None else false_discovery_rate / len(given)
+    basis = known.basis(position, asked)
+    p = known.p_values(given, position, basis)
+    if false_discovery_rate is None:
+        return _Decisions(p, basis, p <= rate, known.threshold(position, asked))
+    flagged = benjamini_hochberg(p, false_discovery_rate)
+    limit = (
+        float(given[~flagged].min(initial=math.inf)) if flagged.any() else known.threshold(position, asked)
+    )
+    return _Decisions(p, basis, flagged, limit)
 
 
 def _default_cutoffs(threshold: float | GroupScores) -> Cutoffs:
