@@ -578,6 +578,7 @@ OTHERS = {
     """,
     "export": """
         run text.txt --onnx
+        run new --onnx --int8
         run text.txt
         run rows.csv
         run ''

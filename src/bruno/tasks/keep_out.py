@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from bruno.model import Bruno, Encoded
@@ -82,7 +82,7 @@ class ElementDensities:
     def __init__(self, model: Bruno) -> None:
         self.model = model
 
-    def encode(self, x: Float[Tensor, "..."]) -> Encoded:
+    def encode(self, x: Real[Tensor, "..."]) -> Encoded:
         """The latents of an element (*shape)."""
         return self.model.encode(x.to(self.model.device))
 
