@@ -5,7 +5,9 @@ BIN    := .venv/bin
 # Tests start many processes: bytecode that is kept saves each of them seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+# One worker more than cores: some tests wait for processes, browsers and clusters.
+WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+PYTEST  := $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .PHONY: demo page test test-fast test-long fuzz lint format bench omniglot paper clean
 
