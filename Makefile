@@ -5,11 +5,9 @@ BIN    := .venv/bin
 # Tests start many processes: bytecode that is kept saves each of them seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-# One worker more than cores: some tests wait for processes, browsers and clusters.
-WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
-PYTEST  := $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo page test test-fast test-long fuzz lint format bench omniglot paper clean
+.PHONY: demo page test types tests test-fast test-long fuzz lint format bench omniglot paper clean
 
 BUILT := src/bruno/page/built/page.json
 demo: .venv/.ready ## install, train on digits and show what the models can do
@@ -21,7 +19,12 @@ page: .venv/.ready ## build the page that runs a model in the browser; needs npm
 	$(BIN)/python -m bruno.page.build
 
 test: lint ## what CI runs: lint, types, all tests but those marked long
+	@$(MAKE) --no-print-directory --jobs 2 types tests
+
+types: .venv/.ready
 	$(BIN)/mypy
+
+tests: .venv/.ready
 	$(PYTEST)
 
 test-fast: .venv/.ready ## only the tests that take less than about 2 seconds each

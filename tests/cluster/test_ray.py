@@ -98,16 +98,16 @@ def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> N
     assert (np.abs(found - expected) <= tolerance * (1 + np.abs(expected))).all()
 
 
-def test_scores_are_those_of_one_process_though_workers_are_killed(cluster, rows, mortal):
+PASSES = {"Encoder": "__call__", "MergeEvidence": "aggregate_block", "Scoring": "score"}
+
+
+@pytest.mark.parametrize("passes", [["MergeEvidence"], pytest.param([*PASSES], marks=pytest.mark.long)])
+def test_scores_are_those_of_one_process_though_workers_are_killed(cluster, rows, mortal, passes):
     keys, x = rows
     model = model_of((3,), 0)
-    killed = [
-        mortal("Encoder", "__call__"),
-        mortal("MergeEvidence", "aggregate_block"),
-        mortal("Scoring", "score"),
-    ]
+    killed = [mortal(name, PASSES[name]) for name in passes]
     scored = bruno.ray.score(dataset(keys, x, 4), model, "machine", columns=COLUMNS)
-    assert [marker.exists() for marker in killed] == [True] * 3
+    assert all(marker.exists() for marker in killed)
     found = scored.to_pandas().sort_values("number")
     assert list(found.columns) == ["number", "machine", *COLUMNS, "score", "log_prob", "others"]
     np.testing.assert_array_equal(found[COLUMNS].to_numpy(), x)

@@ -70,7 +70,9 @@ def omniglot():
     return bruno.open("omniglot", device="cpu")
 
 
-@pytest.mark.parametrize("folder", ["known/a", "known/b", "new", "stream"])
+@pytest.mark.parametrize(
+    "folder", ["known/a", pytest.param("known/b", marks=pytest.mark.long), "new", "stream"]
+)
 def test_characters_of_many_strokes_are_familiar(omniglot, folder):
     assert omniglot.familiarity.check(omniglot.read(EXAMPLES / folder).x) == ""
 
