@@ -164,7 +164,7 @@ def test_output_shape_is_the_shape_of_the_output(case):
         ((3, 32, 32), {"blocks": 2}),
         ((1, 28, 28), {"blocks": 2, "splines": Splines(scales=1)}),
         ((1, 28, 28), {"squeeze_first": True, "blocks": 4, "splines": Splines(bins=16, dense=True)}),
-        (
+        pytest.param(
             (3, 32, 32),
             {
                 "squeeze_first": True,
@@ -174,6 +174,7 @@ def test_output_shape_is_the_shape_of_the_output(case):
                 "blocks": 1,
                 "splines": Splines(),
             },
+            marks=pytest.mark.long,
         ),
     ],
 )

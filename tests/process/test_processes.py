@@ -296,8 +296,8 @@ def test_autocast_does_not_lower_the_precision(name):
         assert torch.equal(process.step_log_prob(z), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cases", ["some", pytest.param("all", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("cases", ["some", "all"])
 def test_torch_compile_gives_the_same_result(cases):
     script = Path(__file__).with_name("compiled.py")
     subprocess.run([sys.executable, script, cases], check=True, capture_output=True, text=True)
