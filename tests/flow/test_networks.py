@@ -103,8 +103,10 @@ def test_samples_and_log_dets_stay_float32_when_networks_do_not():
     assert torch.equal(flow(x)[0], exact)
 
 
-def test_recomputing_changes_only_memory_use():
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_recomputing_changes_only_memory_use(dropout):
     flow = ConvRealNVP((1, 8, 8), filters=4, blocks=1, dense_units=8)
+    set_dropout(flow, dropout, torch.Generator().manual_seed(0))
     for p in flow.parameters():
         p.data.add_(0.1 * torch.randn_like(p))
     x = torch.randn(3, 1, 8, 8)
