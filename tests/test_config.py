@@ -25,7 +25,7 @@ TRAINING = st.fixed_dictionaries(
     optional={
         "steps": st.integers(1, 10**6),
         "rate": st.floats(0, 1),
-        "optimiser": st.sampled_from(["adamw", "adam", "rmsprop"]),
+        "optimiser": st.sampled_from(["adamw", "adam", "rmsprop", "muon"]),
         "mirror": st.booleans(),
         "seed": st.integers(0, 2**63 - 1),
     },

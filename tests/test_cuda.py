@@ -97,6 +97,7 @@ def trainer(size: int = 28, coupling: str = "affine", **settings) -> Trainer:
         ("adamw", True, 105, "affine"),
         ("rmsprop", False, 28, "affine"),
         ("adamw", False, 28, "spline"),
+        ("muon", False, 28, "spline"),
     ],
 )
 def test_a_captured_step_is_the_same_step(optimiser, shared, size, coupling):
@@ -125,8 +126,9 @@ def test_a_captured_run_resumes_where_it_stopped():
         assert b.loss == pytest.approx(a.loss, rel=2e-3)
 
 
-def test_a_captured_step_that_is_not_finite_changes_nothing():
-    current = trainer()
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_a_captured_step_that_is_not_finite_changes_nothing(optimiser):
+    current = trainer(optimiser=optimiser)
     current.advance(6)
     with torch.no_grad():
         current.model.flow.bijections[-1].bound.fill_(torch.nan)

@@ -32,10 +32,9 @@ LAYOUT = """
     bruno.components bruno.known_models bruno.posterior bruno.model bruno.checkpoint bruno.weights
     bruno.onnx.formulas bruno.onnx.functions bruno.onnx.export bruno.onnx bruno.page.files
     bruno.page.symbols bruno.page.build bruno.page
-    bruno.training.distributed bruno.training.cuda_graph bruno.training.schedule bruno.training.objective
-    bruno.training.trainer bruno.training.pace bruno.training.log bruno.training.checkpoints
-    bruno.training.clock
-    bruno.training.run bruno.training
+    bruno.training.distributed bruno.training.cuda_graph bruno.training.muon bruno.training.schedule
+    bruno.training.objective bruno.training.trainer bruno.training.pace bruno.training.log
+    bruno.training.checkpoints bruno.training.clock bruno.training.run bruno.training
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.episodes
     bruno.tasks.few_shot
     bruno.tasks.conformal bruno.tasks.keep_out bruno.tasks.batch_criteria bruno.tasks.calibration

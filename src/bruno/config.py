@@ -163,7 +163,7 @@ class TrainConfig:
     shot: int = setting(1, "support elements of each class of an episode", _from(1, _MOST_ELEMENTS))
     queries: int = setting(1, "query elements of each class of an episode", _from(1, _MOST_ELEMENTS))
     shared: bool = setting(False, "compute bits/dim on the episodes' elements instead of on separate sets")
-    optimiser: str = choice("optimiser", "adamw", "adam", "rmsprop")
+    optimiser: str = choice("optimiser", "adamw", "adam", "rmsprop", "muon")
     rate: float = setting(1e-3, "learning rate of the flow", _from(0, _LARGEST))
     process_rate: float = setting(
         3.0, "learning rate of the process, as a multiple of `rate`", _from(0, _LARGEST)

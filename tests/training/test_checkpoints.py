@@ -23,7 +23,7 @@ from bruno.training.run import Run
 @given(
     before=st.integers(0, 3),
     after=st.integers(1, 3),
-    optimiser=st.sampled_from(["adamw", "adam", "rmsprop"]),
+    optimiser=st.sampled_from(["adamw", "adam", "rmsprop", "muon"]),
     ema=st.sampled_from([0.0, 0.9]),
     discriminative=st.sampled_from([0.0, 0.1]),
 )
@@ -39,7 +39,7 @@ def test_a_restored_trainer_continues_bit_for_bit(before, after, optimiser, ema,
     assert_same_state(restored, whole)
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "adam", "rmsprop"])
+@pytest.mark.parametrize("optimiser", ["adamw", "adam", "rmsprop", "muon"])
 def test_a_resumed_run_continues_bit_for_bit(optimiser, tmp_path):
     config = evolve(TRAIN, optimiser=optimiser)
     Run(tmp_path).save(trained(2, config))

@@ -27,7 +27,7 @@ def fresh(config: ModelConfig = TINY) -> Bruno:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process", ["student-t", "gaussian"])
-@pytest.mark.parametrize("optimiser", ["adamw", "adam", "rmsprop"])
+@pytest.mark.parametrize("optimiser", ["adamw", "adam", "rmsprop", "muon"])
 def test_training_lowers_bits_per_dim(sampler, process, optimiser):
     model = fresh(ModelConfig((1, 8, 8), flow=TINY.flow, process=ProcessConfig(process)))
     steps = list(
@@ -95,7 +95,7 @@ def test_the_same_seed_trains_the_same_model(sampler):
     assert prints[0] == prints[1] != prints[2]
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "adam", "rmsprop"])
+@pytest.mark.parametrize("optimiser", ["adamw", "adam", "rmsprop", "muon"])
 def test_a_step_with_a_gradient_that_is_not_finite_changes_no_weight(sampler, optimiser):
     model = fresh()
     run = train_steps(
@@ -179,7 +179,10 @@ def test_training_on_rows_of_a_table_lowers_bits_per_dim_and_finds_correlation()
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"optimiser": "sgd"}, "`train.optimiser` must be 'adamw' or 'adam' or 'rmsprop'; got 'sgd'"),
+        (
+            {"optimiser": "sgd"},
+            "`train.optimiser` must be 'adamw' or 'adam' or 'rmsprop' or 'muon'; got 'sgd",
+        ),
         ({"way": 1}, "`train.way` must be at least 2; got 1"),
         ({"fade": 1.5}, "`train.fade` must be from 0 to 1; got 1.5"),
         ({"generative": 0.0}, "got 0 for both"),

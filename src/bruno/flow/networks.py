@@ -153,6 +153,18 @@ class _ResidualBlock(nn.Module):
         return F.elu(x + self.out_block(self.dropout(F.elu(self.in_block(x)))))
 
 
+def hidden_matrices(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The weights of all layers but the first convolution and the output layer of each network."""
+    for network in module.modules():
+        if isinstance(network, ConvNetwork):
+            layers: nn.Module = network.blocks
+        elif isinstance(network, DenseNetwork):
+            layers = network.layers[:-1]
+        else:
+            continue
+        yield from (layer.direction for layer in layers.modules() if isinstance(layer, WeightNormed))
+
+
 def initialise(module: nn.Module, run: Callable[[], Any]) -> None:
     """Data-dependent initialisation (Salimans & Kingma 2016) of every weight-normalised layer, once.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,26 +11,35 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bruno.config import TrainConfig
+from bruno.flow.networks import hidden_matrices
 from bruno.model import Bruno
+from bruno.training.muon import Muon
 
 
 def make_optimiser(model: Bruno, config: TrainConfig) -> torch.optim.Optimizer:
     """Optimiser with two parameter groups, flow and process, each with its own learning rate.
 
-    A group's "rate" is its full learning rate. The current one, "lr", is a tensor, so that a captured step
-    sees it change.
+    Muon has a third group, the hidden matrices of the flow. A group's "rate" is its full learning rate. The
+    current one, "lr", is a tensor, so that a captured step sees it change.
     """
     device = model.process.mean.device
-    flow: dict[str, Any] = {"params": list(model.flow.parameters()), "rate": config.rate}
-    process: dict[str, Any] = {"params": list(model.process.parameters())}
-    flow |= {"weight_decay": config.weight_decay, "lr": torch.zeros((), device=device)}
-    process |= {"weight_decay": 0.0, "lr": torch.zeros((), device=device)}
-    process["rate"] = config.rate * config.process_rate
+
+    def group(parameters: Iterable[nn.Parameter], rate: float, decay: float) -> dict[str, Any]:
+        lr = torch.zeros((), device=device)
+        return {"params": list(parameters), "rate": rate, "lr": lr, "weight_decay": decay}
+
+    process = group(model.process.parameters(), config.rate * config.process_rate, 0.0)
     capturable = device.type == "cuda"
+    if config.optimiser == "muon":
+        matrices = list(hidden_matrices(model.flow))
+        others = [p for p in model.flow.parameters() if p not in {*matrices}]
+        hidden, rest = (group(part, config.rate, config.weight_decay) for part in (matrices, others))
+        return Muon([hidden | {"orthogonal": True}, rest, process], fused=True, capturable=capturable)
+    groups = [group(model.flow.parameters(), config.rate, config.weight_decay), process]
     if config.optimiser == "rmsprop":
-        return torch.optim.RMSprop([flow, process], alpha=0.95, capturable=capturable)
+        return torch.optim.RMSprop(groups, alpha=0.95, capturable=capturable)
     kind = torch.optim.AdamW if config.optimiser == "adamw" else torch.optim.Adam
-    return kind([flow, process], fused=True, capturable=capturable)
+    return kind(groups, fused=True, capturable=capturable)
 
 
 def learning_rate_factor(config: TrainConfig, progress: float) -> float:

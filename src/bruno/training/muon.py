@@ -1,0 +1,82 @@
+"""Muon (Jordan et al. 2024): AdamW, with orthogonalised updates of matrices."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# Coefficients of the quintic p(s) = a·s + b·s³ + c·s⁵, whose iteration takes every s of (0, 1] near 1.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_ITERATIONS = 5
+_MOMENTUM = 0.95
+_ADAM_SIZE = 0.2  # root mean square of a typical update of Adam, as a fraction of the learning rate
+
+
+class Muon(torch.optim.AdamW):
+    """Updates the groups with `orthogonal=True` by orthogonalised momentum, all others as AdamW does.
+
+    With the gradient G of a matrix, its momentum M and the singular value decomposition U S Vᵀ of Nesterov's
+    update, a step is::
+
+        M <- β M + (1 − β) G,     U S Vᵀ = β M + (1 − β) G
+        W <- (1 − rate·decay) W − rate · 0.2 · sqrt(max(rows, columns)) · U Vᵀ
+
+    All directions of a matrix learn at the same rate, however small their gradients are. The factor before
+    U Vᵀ gives an update the size of one of Adam, so that its learning rates and weight decay can be kept. A
+    convolution is the matrix of its outputs by all its inputs.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take one step. `found_inf`, if it is set, makes it change nothing, as in a fused AdamW."""
+        groups = self.param_groups
+        for group in groups:
+            if group.get("orthogonal"):
+                self._step_matrices(group)
+        self.param_groups = [group for group in groups if not group.get("orthogonal")]
+        try:
+            super().step(closure)
+        finally:
+            self.param_groups = groups
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        """Update all matrices of one shape at once: there are dozens, and each is small."""
+        by_shape: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
+        for weight in group["params"]:
+            if weight.grad is not None:
+                by_shape[weight.shape].append(weight)
+        for shape, weights in by_shape.items():
+            momenta = [self.state[w].setdefault("momentum", torch.zeros_like(w)) for w in weights]
+            gradient = torch.stack([weight.grad for weight in weights])  # type: ignore[misc]
+            rate, before = group["lr"], torch.stack(momenta)
+            momentum = before.lerp(gradient, 1 - _MOMENTUM)
+            size = _ADAM_SIZE * math.sqrt(max(shape[0], shape[1:].numel()))
+            update = size * orthogonalised(gradient.lerp(momentum, _MOMENTUM).flatten(2)).view_as(gradient)
+            found_inf = getattr(self, "found_inf", None)
+            if found_inf is not None:
+                rate = rate * (1 - found_inf)
+                update = torch.where(found_inf > 0, 0.0, update)
+                momentum = torch.where(found_inf > 0, before, momentum)
+            torch._foreach_copy_(momenta, list(momentum))
+            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+            torch._foreach_sub_(weights, list(rate * update))
+
+
+def orthogonalised(x: Float[Tensor, "count rows columns"]) -> Float[Tensor, "count rows columns"]:
+    """About U Vᵀ of the singular value decompositions U S Vᵀ: singular values become 0.7 to 1.2.
+
+    Newton-Schulz iterations: x <- a·x + b·(x xᵀ) x + c·(x xᵀ)² x, in bfloat16 on a GPU.
+    """
+    y = x.bfloat16() if x.is_cuda else x
+    wide = y if y.shape[1] <= y.shape[2] else y.mT  # the smaller product
+    wide = wide / (wide.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(_ITERATIONS):
+        square = wide @ wide.mT
+        wide = _A * wide + (_B * square + _C * square @ square) @ wide
+    result: Tensor = wide if y.shape[1] <= y.shape[2] else wide.mT
+    return result.to(x.dtype)
