@@ -51,7 +51,7 @@ class Muon(torch.optim.AdamW):
             if weight.grad is not None:
                 by_shape[weight.shape].append(weight)
         for shape, weights in by_shape.items():
-            momenta = [self.state[w].setdefault("momentum", torch.zeros_like(w)) for w in weights]
+            momenta = [self._momentum(weight) for weight in weights]
             gradient = torch.stack([weight.grad for weight in weights])  # type: ignore[misc]
             rate, before = group["lr"], torch.stack(momenta)
             momentum = before.lerp(gradient, 1 - _MOMENTUM)
@@ -65,6 +65,13 @@ class Muon(torch.optim.AdamW):
             torch._foreach_copy_(momenta, list(momentum))
             torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
             torch._foreach_sub_(weights, list(rate * update))
+
+    def _momentum(self, weight: Tensor) -> Tensor:
+        state = self.state[weight]
+        if not state:  # AdamW restores only states with a step
+            state |= {"step": torch.zeros((), device=weight.device), "momentum": torch.zeros_like(weight)}
+        momentum: Tensor = state["momentum"]
+        return momentum
 
 
 def orthogonalised(x: Float[Tensor, "count rows columns"]) -> Float[Tensor, "count rows columns"]:
