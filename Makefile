@@ -27,7 +27,8 @@ types: .venv/.ready
 tests: .venv/.ready
 	$(PYTEST)
 
-test-fast: .venv/.ready ## only the tests that take less than about 2 seconds each
+test-fast: export JAXTYPING_DISABLE = 1
+test-fast: .venv/.ready ## only the quick tests, without shape checks
 	$(PYTEST) -m 'not slow and not long'
 
 test-long: .venv/.ready ## all tests, including those marked long

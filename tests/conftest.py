@@ -15,9 +15,11 @@ settings.load_profile("repeatable")
 
 
 def pytest_configure(config):
-    """Check shapes in every process that runs tests: not in one that only hands them to workers."""
+    """Prepare every process that runs tests: not one that only hands them to workers."""
     if not config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
-        _check_shapes()
+        if not jaxtyping.config.jaxtyping_disable:  # $JAXTYPING_DISABLE, as `make test-fast` sets it
+            _check_shapes()
+        _share_the_cores()
 
 
 def _check_shapes():
@@ -31,6 +33,9 @@ def _check_shapes():
             raise
     else:
         jaxtyping.install_import_hook("bruno", "typechecker.check").__enter__()
+
+
+def _share_the_cores():
     # Tests that run at the same time share the cores. Both settings must precede the import of torch.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
@@ -108,19 +113,32 @@ def without_shape_checks():
         yield
 
 
-# Whole commands, training runs and streams, estimators that are trained, and plots: most of their tests take
-# a second or so.
-SLOW_FOLDERS = {"cli", "estimators"}
+# Whole commands, training runs and streams, clusters and browsers, estimators that are trained, and plots: most
+# of their tests take a second or so.
+SLOW_FOLDERS = {"cli", "estimators", "cluster", "page"}
 SLOW_FILES = {"test_docs.py", "test_fit.py", "test_pretrained.py", "test_trained.py", "test_verdict.py"}
 SLOW_FILES |= {"test_run.py", "test_checkpoints.py", "test_clock.py", "test_received_run.py"}
 SLOW_FILES |= {"test_keyed.py", "test_commits.py", "test_calibration.py", "test_familiarity.py"}
 SLOW_FILES |= {"test_explanation.py", "test_stability.py", "test_plots.py", "test_timelines.py"}
+SLOW_FILES |= {"test_element_plots.py", "test_outlier_plots.py", "test_explanation_plots.py", "test_drawings.py"}
+SLOW_FILES |= {"test_detection_summary.py", "test_batch_criteria.py", "test_planted.py", "test_drift.py"}
+SLOW_FILES |= {"test_elements.py", "test_readers.py", "test_connections.py", "test_export.py"}
+SLOW_FILES |= {"test_doctests.py", "test_page.py"}
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Do not import the slow files where they are not run: that takes a third of the time of `test-fast`."""
+    return True if "not slow" in config.option.markexpr and _is_slow_file(collection_path) else None
+
+
+def _is_slow_file(path):
+    return path.name in SLOW_FILES or path.name in SLOW_FOLDERS or path.parent.name in SLOW_FOLDERS
 
 
 def pytest_collection_modifyitems(items):
     """Mark end-to-end tests, and those that need a trained model, as slow."""
     for item in items:
-        if _needs_a_model(item) or item.path.name in SLOW_FILES or item.path.parent.name in SLOW_FOLDERS:
+        if _needs_a_model(item) or _is_slow_file(item.path):
             item.add_marker(pytest.mark.slow)
     items.sort(key=_needs_a_model)  # last: while one worker trains the model, the others have work to do
 

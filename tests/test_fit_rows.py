@@ -16,6 +16,7 @@ def correlated(rows, seed):
     return x
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_a_correlation():
     rows, new = correlated(200, 0), correlated(500, 1)
     posterior = fit_rows(rows).condition(rows)

@@ -244,6 +244,7 @@ class TestKind:
 
 
 class TestIsADensity:
+    @pytest.mark.slow
     @pytest.mark.parametrize("pixels", ["logit", "gaussianise"])
     def test_probabilities_of_all_tiny_images_sum_to_one(self, pixels):
         """All 256 images of 2 × 2 pixels with 4 levels; each probability is an average over noise."""

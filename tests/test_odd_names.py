@@ -11,6 +11,7 @@ import bruno
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems reject such names")
 
 
+@pytest.mark.slow
 def test_a_run_in_a_folder_that_is_not_utf8_is_trained_resumed_and_used(tmp_path):
     folder = tmp_path / os.fsdecode(b"run\xff\x1b\n")
     settings = {"flow": {"units": 8, "couplings": 2}, "batch": 2, "validation_sets": 2, "device": "cpu"}

@@ -71,6 +71,7 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     assert (np.abs(found - expected) <= 1e-9 * (1 + np.abs(expected))).all()
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 9), st.integers(0, 999))
 @settings(max_examples=20, deadline=None)
 def test_parts_of_sets_merge_to_the_evidence_of_the_whole(sizes, parts, seed):
@@ -84,6 +85,7 @@ def test_parts_of_sets_merge_to_the_evidence_of_the_whole(sizes, parts, seed):
         assert_close(found.scatter[i], whole.scatter.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES, ids=["student-t", "gaussian"])
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.sampled_from([0.0, 1e3]), st.integers(0, 999))
 @settings(max_examples=15, deadline=None)
@@ -92,6 +94,7 @@ def test_removal_of_oneself_is_leave_one_out(process, sizes, offset, seed):
     assert_close(scores_by_removal(process, keys, z), leave_one_out(process, keys, z))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES, ids=["student-t", "gaussian"])
 @pytest.mark.parametrize("distance", [1e3, 9e3, 1.1e4, 1e6, 1e9])
 @pytest.mark.parametrize("size", [2, 3, 50, 1000])

@@ -100,6 +100,7 @@ def test_sets_are_unchanged_without_settings(sets):
     assert augment_sets(sets, (5, 5), seeded()) is sets
 
 
+@pytest.mark.slow
 def test_shears_preserve_area_and_vary_every_entry():
     maps = random_shears(4000, 0.2, seeded())
     torch.testing.assert_close(torch.linalg.det(maps), torch.ones(4000))
@@ -187,6 +188,7 @@ def test_contrast_of_chosen_images_changes_and_their_background_stays():
     assert len((middle / bright).unique()) > 15
 
 
+@pytest.mark.slow
 def test_the_given_fraction_of_images_is_restyled():
     strokes = torch.zeros(60, 5, 1, 84, 84, dtype=torch.uint8)
     strokes[..., 20:60, 36:40] = 255
@@ -230,6 +232,7 @@ def test_a_shift_is_in_pixels_of_the_result(times):
     torch.testing.assert_close((times * middles).round().unique(), times * expected)
 
 
+@pytest.mark.slow
 def test_a_trainer_accepts_images_larger_than_those_of_its_model():
     large = torch.randint(0, 256, (40, 1, 24, 24), dtype=torch.uint8)
     labels, names = torch.arange(40) // 10, tuple("abcd")

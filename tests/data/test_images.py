@@ -29,6 +29,7 @@ class_folders = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(class_folders, st.randoms(use_true_random=False))
 def test_a_folder_and_its_archives_give_the_same_examples(tmp_path_factory, files, random):
     content = {f"{folder}/{name}": picture(value) for (folder, name), value in files.items()}

@@ -19,6 +19,7 @@ def test_a_seed_determines_the_drawings():
     assert not torch.equal(draw_characters(3, 2).elements, draw_characters(3, 2, seed=1).elements)
 
 
+@pytest.mark.slow
 def test_every_drawing_has_bright_ink_away_from_the_border():
     x = draw_characters().elements.float() / 255
     ink = x.mean((1, 2, 3))

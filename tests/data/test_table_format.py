@@ -102,6 +102,7 @@ def long_table(*stray: int, note: str = "fine") -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stray", [(100,), (100, 200), (100, 103), (100, 101), (401,)])
 def test_a_stray_quote_swallows_no_row(tmp_path, stray):
     (tmp_path / "t.csv").write_text("".join(long_table(*stray)))

@@ -149,6 +149,7 @@ every_table = (
 )
 
 
+@pytest.mark.slow
 @given(every_table, st.sampled_from([("a", "b"), ("b",), ("a", "machine"), ()]), st.booleans())
 def test_pyarrow_and_python_give_the_same_examples_or_the_same_error(
     tmp_path_factory, text, columns, skip_bad
@@ -169,6 +170,7 @@ def test_pyarrow_parses_ordinary_tables(tmp_path, monkeypatch):
         assert len(read_table(write(tmp_path, text), "machine")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     ["", '"a\nb",1,\n', 'm1,"1', "m1,x,\n", "m1,1\n", "m1,1,\rm2,2,\n", "m1,nan,\n", "m" * 140_000 + ",1,\n"],

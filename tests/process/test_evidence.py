@@ -139,6 +139,7 @@ def test_is_float64_for_data_of_any_type(dtype):
     torch.testing.assert_close(evidence.scatter, Evidence.of(z.double()).scatter, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 20, 1000])
 def test_everything_can_be_removed_one_by_one(n):
     """In float32 the last ones would be rejected: rounding errors would exceed them."""

@@ -225,6 +225,7 @@ class TestParameters:
         sample = process.predictive(Evidence.of(z)).sample()
         assert sample.isfinite().all()
 
+    @pytest.mark.slow
     def test_learn_from_data(self, name):
         """Sets with a strong common part raise the correlation; i.i.d. ones lower it."""
         process = PROCESSES[name](2, correlation=0.3)
@@ -407,6 +408,7 @@ def test_a_float64_process_is_saved_and_copied(name):
     assert torch.equal(own.mean, torch.ones(3, dtype=torch.double))
 
 
+@pytest.mark.slow
 @every_process
 def test_large_evidence_costs_the_joint_density_no_precision(name):
     process = PROCESSES[name](100)

@@ -163,6 +163,7 @@ def test_calibrated_classes_have_the_p_values_and_the_temperature_of_the_library
     assert found["none_of_these"] == expected.none_of_these.tolist()
 
 
+@pytest.mark.slow
 def test_the_evidence_of_a_set_is_that_of_its_elements_also_for_streams(tmp_path, model):
     with served(tmp_path) as client:
         put(client, "machine", GIVEN[:2])

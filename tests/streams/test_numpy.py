@@ -42,6 +42,7 @@ def test_far_rows_have_finite_latents_like_those_of_the_model(model):
     np.testing.assert_allclose(log_det, expected.log_det.numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 8, 31])
 def test_latents_of_a_row_do_not_depend_on_its_batch(model, size):
     encode = encoder_of(model)

@@ -250,6 +250,7 @@ def test_out_of_distribution_elements_are_excluded_from_the_evidence():
     torch.testing.assert_close(inliers, alone, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_row_is_less_typical_by_its_shortfall_of_density():
     """The score given a set is log p(x | set) − max(log p(x), reference)."""
     model, rows = machine_model(), machines(2, 20, seed=1).elements[:20]
@@ -345,6 +346,7 @@ def test_a_summary_knows_the_positions_of_the_latest_elements_in_their_sets():
     ]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-20, 20).map(float), unique=True), st.integers(0, 5))
 def test_a_summary_keeps_the_lowest_outliers_and_the_highest_inliers(scores, extremes):
     summary = summary_of(scores, extremes=extremes)

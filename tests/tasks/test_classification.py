@@ -232,6 +232,7 @@ def test_a_temperature_is_fitted_to_encoded_groups():
     assert fit_temperature_to_groups(model, groups, ways=2, shots=20, generator=seeded()) is None
 
 
+@pytest.mark.slow
 def test_p_values_of_queries_with_missing_numbers_are_at_most_as_low_as_asked_for():
     """A query of a class is called none of these at most as often as asked for, with holes or without."""
     model, data = machine_model("impute"), machines(40, 20, seed=1)

@@ -128,6 +128,7 @@ def test_elements_too_few_for_a_rate_flag_only_far_lower_scores(groups):
     assert (np.diff(p) <= 0).all()
 
 
+@pytest.mark.slow
 def test_the_fewer_groups_are_known_the_lower_is_the_estimated_threshold():
     thresholds = [
         np.mean([group_scores(groups, seed=seed).threshold(1, 0.01) for seed in range(20)])

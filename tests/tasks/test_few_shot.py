@@ -211,6 +211,7 @@ def test_the_same_seed_gives_the_same_result_for_any_part_size(digits_model, uns
     assert measured(1) == first
 
 
+@pytest.mark.slow
 def test_the_class_with_the_highest_posterior_density_wins():
     """Rows have no dequantisation noise, so the episodes can be scored again one by one."""
     labels = torch.arange(5).repeat(8)

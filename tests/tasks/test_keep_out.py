@@ -64,6 +64,7 @@ def test_scores_within_a_set_are_given_all_others_inside(model):
         torch.testing.assert_close(found[i], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_most_elements_of_a_clean_set_are_typical_and_a_cluster_of_outliers_is_not(model, cutoffs):
     clean = latents_of(model, machines(20, 12, seed=2))
     assert typical_elements(model, clean, cutoffs).double().mean() > 0.95
@@ -126,6 +127,7 @@ def test_first_elements_are_forgotten_once_they_are_no_longer_reconsidered(model
     assert state.position == START + 3
 
 
+@pytest.mark.slow
 def test_excluding_outliers_makes_them_easier_to_find(model, cutoffs):
     examples, fault = simulate_machines(60, 30, fault_rate=0.3, seed=8)
     z, faulty = latents_of(model, examples), fault.view(60, 30) > 0
@@ -137,6 +139,7 @@ def test_excluding_outliers_makes_them_easier_to_find(model, cutoffs):
     assert area(batch_scores(model, z, cutoffs)[0]) > area(batch_scores(model, z, None)[0])
 
 
+@pytest.mark.slow
 def test_a_window_is_the_latest_elements_reconsidered_unless_all_count(model, cutoffs):
     z = latents_of(model, machines(2, 30, seed=4))[0]
     state = StreamEvidence.empty(z.shape[-1])

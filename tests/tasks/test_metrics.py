@@ -44,6 +44,7 @@ def classifications(draw):
 # --- rankings --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(rankings())
 def test_rankings_are_measured_as_by_scikit_learn_with_ties(ranking):
     target, score, _ = ranking
@@ -52,6 +53,7 @@ def test_rankings_are_measured_as_by_scikit_learn_with_ties(ranking):
     assert average_precision(target, score).item() == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @given(rankings())
 def test_weights_are_those_of_scikit_learn(ranking):
     target, score, weight = ranking
@@ -94,6 +96,7 @@ def test_precision_needs_a_k_within_the_ranking(k):
 # --- class probabilities ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(classifications(), st.floats(0.5, 20))
 def test_log_loss_is_that_of_scikit_learn(classification, temperature):
     labels, log_scores = classification

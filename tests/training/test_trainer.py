@@ -141,6 +141,7 @@ def test_no_step_has_a_learning_rate_of_0(sampler):
     assert min(rates) > 0
 
 
+@pytest.mark.slow
 def test_the_moving_average_decays_exponentially_and_faster_at_first(sampler):
     trainer = Trainer(fresh(), sampler, TrainConfig(steps=30, batch=4, set_size=5, rate=1e-2, ema=0.7))
     trainer.begin()
