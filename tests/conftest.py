@@ -104,6 +104,7 @@ def without_pictures(monkeypatch):
         Image.new("L", (1, 1)).save(file, "png")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", blank)
+    monkeypatch.setattr("matplotlib.figure.Figure.get_layout_engine", lambda figure: None)
 
 
 @pytest.fixture
@@ -113,14 +114,19 @@ def without_shape_checks():
         yield
 
 
-# Whole commands, training runs and streams, clusters and browsers, estimators that are trained, and plots: most
-# of their tests take a second or so.
+# Whole commands, training runs and streams, clusters, browsers, trained estimators and plots: most of their
+# tests take a second or so.
 SLOW_FOLDERS = {"cli", "estimators", "cluster", "page"}
 SLOW_FILES = {"test_docs.py", "test_fit.py", "test_pretrained.py", "test_trained.py", "test_verdict.py"}
 SLOW_FILES |= {"test_run.py", "test_checkpoints.py", "test_clock.py", "test_received_run.py"}
 SLOW_FILES |= {"test_keyed.py", "test_commits.py", "test_calibration.py", "test_familiarity.py"}
 SLOW_FILES |= {"test_explanation.py", "test_stability.py", "test_plots.py", "test_timelines.py"}
-SLOW_FILES |= {"test_element_plots.py", "test_outlier_plots.py", "test_explanation_plots.py", "test_drawings.py"}
+SLOW_FILES |= {
+    "test_element_plots.py",
+    "test_outlier_plots.py",
+    "test_explanation_plots.py",
+    "test_drawings.py",
+}
 SLOW_FILES |= {"test_detection_summary.py", "test_batch_criteria.py", "test_planted.py", "test_drift.py"}
 SLOW_FILES |= {"test_elements.py", "test_readers.py", "test_connections.py", "test_export.py"}
 SLOW_FILES |= {"test_doctests.py", "test_page.py"}

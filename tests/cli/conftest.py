@@ -1,5 +1,6 @@
 """Runs and files that the tests of several commands share."""
 
+import inspect
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,13 @@ import bruno
 from bruno.data import load_examples
 
 UNSEEN = ("2", "5", "8")  # digits that no run is trained on
+
+
+@pytest.fixture(autouse=True)
+def pictures(request) -> None:
+    """Render pictures only for the tests that look at them, which name this fixture."""
+    if "pictures" not in inspect.signature(request.function).parameters:
+        request.getfixturevalue("without_pictures")
 
 
 @pytest.fixture(scope="session")

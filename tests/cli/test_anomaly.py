@@ -1,6 +1,5 @@
 """`bruno anomaly watch`, `bruno anomaly batch` and `bruno anomaly measure`."""
 
-import inspect
 import itertools
 import json
 import os
@@ -26,13 +25,6 @@ from cli.commandline import picture_of, run, run_main, values_of, words
 pytestmark = pytest.mark.filterwarnings("ignore::bruno.trained.UnfamiliarDataWarning")  # enlarged images
 WATCH = ["anomaly", "watch", "run"]
 ELEMENTS = 10  # in queries/5
-
-
-@pytest.fixture(autouse=True)
-def pictures(request) -> None:
-    """Render pictures only for the tests that look at them, which name this fixture."""
-    if "pictures" not in inspect.signature(request.function).parameters:
-        request.getfixturevalue("without_pictures")
 
 
 @pytest.fixture

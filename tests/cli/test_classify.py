@@ -16,7 +16,7 @@ SUPPORT = ["--support", "support"]
 
 
 @pytest.mark.slow
-def test_user_images_are_classified_and_each_has_a_row_of_the_picture(in_digits):
+def test_user_images_are_classified_and_each_has_a_row_of_the_picture(in_digits, pictures):
     run("classify", "run", "queries/2/2-00.png", *SUPPORT)
     of_one = picture_of("run", "classification")
     run("classify", "run", *(f"queries/{name}" for name in UNSEEN), *SUPPORT)

@@ -5,7 +5,7 @@ import pytest
 from cli.commandline import make_images, picture_of, run, values_of
 
 
-def test_the_model_beats_chance_on_unseen_digits(in_digits):
+def test_the_model_beats_chance_on_unseen_digits(in_digits, pictures):
     fewshot = ["fewshot", "run", "--way", "3", "--shot", "1,5", "--trials", "10", "--rotations"]
     assert "3-way 5-shot" in run(*fewshot)
     values = values_of("run", "few-shot-test")

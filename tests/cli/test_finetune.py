@@ -16,7 +16,7 @@ def log_of(folder: str) -> list[dict]:
     return [json.loads(line) for line in Path(folder, "log.jsonl").read_text().splitlines()]
 
 
-def test_it_starts_from_the_model_and_can_be_resumed(tiny):
+def test_it_starts_from_the_model_and_can_be_resumed(tiny, pictures):
     tune = [*TUNE, "--way", "3", "--episodes", "2", "--set", "train.batch=2"]
     run(*tune, "--set", "train.rate=0.0", "--steps", "2", "--trials", "0", "--out", "still")
     before, still = (bruno.load(f"{name}/model.safetensors") for name in ("run", "still"))

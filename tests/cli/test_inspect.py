@@ -11,7 +11,7 @@ from bruno.tasks import stability
 from cli.commandline import SMALL, picture_of, run, values_of
 
 
-def test_an_inspection_and_one_page_of_all_results(in_digits):
+def test_an_inspection_and_one_page_of_all_results(in_digits, pictures):
     run("inspect", "run", "--sets", "4")
     names = ("correlations", "degrees-of-freedom", "toy-comparison", "gain-by-position")
     for name in names:
@@ -66,7 +66,7 @@ def test_a_study_at_full_size_has_the_network_of_the_paper(workplace, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_study_compares_both_processes_on_each_dataset(workplace, monkeypatch):
+def test_a_study_compares_both_processes_on_each_dataset(workplace, monkeypatch, pictures):
     curves, train = [], stability.stability_study
 
     def train_once(examples, **settings):

@@ -91,7 +91,6 @@ def killed_often(kills: int, source: list[str], settings: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_pictures")
 def test_a_command_that_is_killed_reports_and_keeps_what_one_that_is_not_does():
     killed_often(1, ["stream.csv"], [])
 

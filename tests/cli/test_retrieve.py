@@ -57,7 +57,7 @@ def test_links_to_missing_files_are_skipped_on_request(collection):
     assert "skipped 1" in search("support/8", "--skip-bad")
 
 
-def test_retrieval_beats_chance_on_unseen_digits(in_digits):
+def test_retrieval_beats_chance_on_unseen_digits(in_digits, pictures):
     assert "chance" in run("retrieve", "measure", "run", "--queries", "20", "--shot", "1,5")
     by_shots = values_of("run", "retrieval-quality-test")["by_shots"]
     assert by_shots[1]["qualities"]["BRUNO"]["average_precision"] > by_shots[1]["chance"] + 0.2

@@ -14,7 +14,6 @@ from bruno.tasks.anomaly import Detector
 from bruno.trained import KeyedDetector
 from cli.commandline import run, run_main, values_of
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
 HEADER = "time,machine,heat,speed\n"
 WATCH = ["anomaly", "watch", "run", "--threshold", "-5", "--store", "s.db", "--json"]
 

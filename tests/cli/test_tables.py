@@ -44,16 +44,10 @@ def table(tmp_path_factory) -> Table:
 
 
 @pytest.fixture
-def machines_drawn(table, monkeypatch) -> Table:
+def machines(table, monkeypatch) -> Table:
     """The table; its folder is the working directory."""
     monkeypatch.chdir(table.folder)
     return table
-
-
-@pytest.fixture
-def machines(machines_drawn, without_pictures) -> Table:
-    """The table, for commands whose pictures are not looked at."""
-    return machines_drawn
 
 
 def test_an_outlier_in_a_stream_is_flagged(machines):
@@ -113,7 +107,7 @@ def test_out_of_distribution_rows_are_outliers_and_excluded_from_the_evidence(ma
     assert (values["outliers"], values["out_of_distribution"]) == (3, 2)
 
 
-def test_outliers_are_shown_with_their_unusual_column_and_on_the_page(machines_drawn):
+def test_outliers_are_shown_with_their_unusual_column_and_on_the_page(machines, pictures):
     output = run("anomaly", "batch", "runs/machines", "stream.csv", "--one-set")
     assert re.search(r"line 27 +│ heat [0-9.]+ \(expected", output), output
     run("report", "runs/machines")
@@ -317,14 +311,14 @@ def test_ranks_within_a_set_need_no_calibration(machines):
         run(*WATCH, "stream.csv", "--within")
 
 
-def test_few_shot_accuracy_is_compared_with_standardised_columns(machines_drawn):
+def test_few_shot_accuracy_is_compared_with_standardised_columns(machines, pictures):
     output = run("fewshot", "runs/machines", "--way", "3", "--shot", "5", "--trials", "5")
     assert "nearest columns %" in output
     assert values_of("runs/machines", "few-shot-test")["columns"][0]["accuracy"] > 0.8
     assert Path("runs/machines/results/few-shot-test.png").stat().st_size > 1000
 
 
-def test_retrieval_is_measured_on_other_tables(machines_drawn):
+def test_retrieval_is_measured_on_other_tables(machines, pictures):
     run("retrieve", "measure", "runs/machines", "--queries", "5", "--data", "machines.csv")
     assert Path("runs/machines/results/retrieval-quality-machines.png").stat().st_size > 1000
 
@@ -339,9 +333,9 @@ def test_small_classes_limit_the_set_size(machines):
     assert "calibrated on 1 class with 25 elements" in run(*WATCH, "stream.csv", "--data", "few.csv")
 
 
-def test_rows_are_classified_given_a_folder_or_a_table(machines_drawn):
+def test_rows_are_classified_given_a_folder_or_a_table(machines, pictures):
     Path("first.csv").write_text("".join(Path("stream.csv").read_text().splitlines(keepends=True)[:4]))
-    for name, some in (("same", machines_drawn.rows[30, :5]), ("other", machines_drawn.rows[0, :5])):
+    for name, some in (("same", machines.rows[30, :5]), ("other", machines.rows[0, :5])):
         Path("support", name).mkdir(parents=True, exist_ok=True)
         np.savetxt(Path("support", name, "rows.csv"), some, delimiter=",")
     run("classify", "runs/machines", "first.csv", "--support", "support")
