@@ -3,6 +3,7 @@
 import os
 from contextlib import contextmanager, nullcontext
 from functools import cache, wraps
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -10,12 +11,15 @@ from hypothesis import settings
 
 pytest_plugins = ["session_fixtures", "missing_packages"]
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25)
+settings.register_profile("long", settings.get_profile("repeatable"), max_examples=100)
 settings.load_profile("repeatable")
 
 
 def pytest_configure(config):
     """Prepare every process that runs tests: not one that only hands them to workers."""
+    if not config.option.markexpr:  # `make test-long`
+        settings.load_profile("long")
     if not config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
         if not jaxtyping.config.jaxtyping_disable:  # $JAXTYPING_DISABLE, as `make test-fast` sets it
             _check_shapes()
@@ -32,7 +36,14 @@ def _check_shapes():
         if not missing_package(error):
             raise
     else:
-        jaxtyping.install_import_hook("bruno", "typechecker.check").__enter__()
+        jaxtyping.install_import_hook(_modules_with_shapes(), "typechecker.check").__enter__()
+
+
+def _modules_with_shapes():
+    """The modules whose signatures have shapes; mypy checks the types of all."""
+    source = Path(__file__).parents[1] / "src"
+    files = [file for file in source.rglob("*.py") if "from jaxtyping import" in file.read_text("utf-8")]
+    return [".".join(file.relative_to(source).with_suffix("").parts) for file in files]
 
 
 def _share_the_cores():

@@ -161,9 +161,13 @@ def test_output_shape_is_the_shape_of_the_output(case):
     [
         ((1, 28, 28), {}),
         ((1, 28, 28), {"squeeze_first": True, "blocks": 4, "dense_units": 512}),
-        ((3, 32, 32), {"blocks": 2}),
+        pytest.param((3, 32, 32), {"blocks": 2}, marks=pytest.mark.long),
         ((1, 28, 28), {"blocks": 2, "splines": Splines(scales=1)}),
-        ((1, 28, 28), {"squeeze_first": True, "blocks": 4, "splines": Splines(bins=16, dense=True)}),
+        pytest.param(
+            (1, 28, 28),
+            {"squeeze_first": True, "blocks": 4, "splines": Splines(bins=16, dense=True)},
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             (3, 32, 32),
             {
