@@ -101,12 +101,14 @@ def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> N
 PASSES = {"Encoder": "__call__", "MergeEvidence": "aggregate_block", "Scoring": "score"}
 
 
-@pytest.mark.parametrize("passes", [["MergeEvidence"], pytest.param([*PASSES], marks=pytest.mark.long)])
-def test_scores_are_those_of_one_process_though_workers_are_killed(cluster, rows, mortal, passes):
+@pytest.mark.parametrize(
+    ("passes", "blocks"), [(["MergeEvidence"], 2), pytest.param([*PASSES], 4, marks=pytest.mark.long)]
+)
+def test_scores_are_those_of_one_process_though_workers_are_killed(cluster, rows, mortal, passes, blocks):
     keys, x = rows
     model = model_of((3,), 0)
     killed = [mortal(name, PASSES[name]) for name in passes]
-    scored = bruno.ray.score(dataset(keys, x, 4), model, "machine", columns=COLUMNS)
+    scored = bruno.ray.score(dataset(keys, x, blocks), model, "machine", columns=COLUMNS)
     assert all(marker.exists() for marker in killed)
     found = scored.to_pandas().sort_values("number")
     assert list(found.columns) == ["number", "machine", *COLUMNS, "score", "log_prob", "others"]

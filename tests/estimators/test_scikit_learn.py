@@ -52,10 +52,12 @@ def assert_passes(estimator):
 
 
 @pytest.mark.slow
-@each()
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] * (n == "detector of new rows")) for n in ESTIMATORS]
+)
 @pytest.mark.filterwarnings("ignore")
-def test_estimators_pass_the_checks_of_scikit_learn(estimator, without_shape_checks):
-    assert_passes(estimator)
+def test_estimators_pass_the_checks_of_scikit_learn(name, without_shape_checks):
+    assert_passes(ESTIMATORS[name])
 
 
 @pytest.mark.long

@@ -74,9 +74,9 @@ def assert_close(found: np.ndarray, expected: torch.Tensor, tolerance: float = 1
     assert np.allclose(found, expected.numpy(), rtol=tolerance, atol=tolerance)
 
 
-# Convolutions are also in the last of the models, and affine couplings in the dense ones.
-CONVOLUTIONAL = "images, convolutional"
-GRAPHS = [pytest.param(name, marks=[pytest.mark.long] * (name == CONVOLUTIONAL)) for name in CONFIGS]
+# Convolutions and splines are also in the last of the models, and affine couplings in the dense ones.
+COVERED = ("images, convolutional", "rows, spline")
+GRAPHS = [pytest.param(name, marks=[pytest.mark.long] * (name in COVERED)) for name in CONFIGS]
 
 
 @pytest.mark.slow
@@ -132,7 +132,8 @@ def test_an_empty_set_scores_0(tmp_path):
 
 @pytest.mark.slow
 def test_all_graphs_share_one_file_of_weights(tmp_path):
-    model = model_of(CONFIGS[CONVOLUTIONAL], elements_of(CONFIGS[CONVOLUTIONAL]))
+    config = CONFIGS["images, convolutional"]
+    model = model_of(config, elements_of(config))
     export_onnx(model, tmp_path / "one", functions=("decode",))
     export_onnx(model, tmp_path / "two", functions=("encode", "decode"))
     one, two = ((tmp_path / name / "weights.bin").stat().st_size for name in ("one", "two"))

@@ -57,7 +57,7 @@ def assert_close(found, expected, tolerance=1e-4):
     assert np.allclose(np.asarray(found), np.asarray(expected), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["omniglot-small", "omniglot"])
+@pytest.mark.parametrize("name", ["omniglot-small", pytest.param("omniglot", marks=pytest.mark.long)])
 def test_latents_scores_and_predictives_are_those_of_python(desktop, name):
     body = """
         const encoded = await model.encode(given[0]);
