@@ -47,7 +47,7 @@ def _modules_with_shapes():
 
 
 def _share_the_cores():
-    # Tests that run at the same time share the cores. Both settings must precede the import of torch.
+    """Divide the cores between the workers, before torch is imported, and let compiled functions run."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     import bruno.threads  # noqa: F401, I001
@@ -132,15 +132,10 @@ SLOW_FILES = {"test_docs.py", "test_fit.py", "test_pretrained.py", "test_trained
 SLOW_FILES |= {"test_run.py", "test_checkpoints.py", "test_clock.py", "test_received_run.py"}
 SLOW_FILES |= {"test_keyed.py", "test_commits.py", "test_calibration.py", "test_familiarity.py"}
 SLOW_FILES |= {"test_explanation.py", "test_stability.py", "test_plots.py", "test_timelines.py"}
-SLOW_FILES |= {
-    "test_element_plots.py",
-    "test_outlier_plots.py",
-    "test_explanation_plots.py",
-    "test_drawings.py",
-}
+SLOW_FILES |= {"test_element_plots.py", "test_outlier_plots.py", "test_explanation_plots.py"}
 SLOW_FILES |= {"test_detection_summary.py", "test_batch_criteria.py", "test_planted.py", "test_drift.py"}
 SLOW_FILES |= {"test_elements.py", "test_readers.py", "test_connections.py", "test_export.py"}
-SLOW_FILES |= {"test_doctests.py", "test_page.py"}
+SLOW_FILES |= {"test_doctests.py", "test_page.py", "test_drawings.py"}
 
 
 def pytest_ignore_collect(collection_path, config):

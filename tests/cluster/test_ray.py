@@ -101,9 +101,7 @@ def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> N
 PASSES = {"Encoder": "__call__", "MergeEvidence": "aggregate_block", "Scoring": "score"}
 
 
-@pytest.mark.parametrize(
-    ("passes", "blocks"), [(["MergeEvidence"], 2), pytest.param([*PASSES], 4, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("passes", "blocks"), [([], 2), pytest.param([*PASSES], 4, marks=pytest.mark.long)])
 def test_scores_are_those_of_one_process_though_workers_are_killed(cluster, rows, mortal, passes, blocks):
     keys, x = rows
     model = model_of((3,), 0)

@@ -19,7 +19,7 @@ DRAW = {"desktop": draw, "phone": draw_by_touch}
 
 
 def devices(first):
-    """Both devices; the one that is not first only in `make test-long`."""
+    """Both devices; all but the first only in `make test-long`."""
     return [device if device == first else pytest.param(device, marks=pytest.mark.long) for device in DRAW]
 
 

@@ -32,7 +32,8 @@ def make_optimiser(model: Bruno, config: TrainConfig) -> torch.optim.Optimizer:
     capturable = device.type == "cuda"
     if config.optimiser == "muon":
         matrices = list(hidden_matrices(model.flow))
-        others = [p for p in model.flow.parameters() if p not in {*matrices}]
+        known = {*matrices}
+        others = [parameter for parameter in model.flow.parameters() if parameter not in known]
         hidden, rest = (group(part, config.rate, config.weight_decay) for part in (matrices, others))
         return Muon([hidden | {"orthogonal": True}, rest, process], fused=True, capturable=capturable)
     groups = [group(model.flow.parameters(), config.rate, config.weight_decay), process]
