@@ -18,11 +18,6 @@ LIT = "(all) => all.map((pad, i) => pad.classList.contains('odd') ? i : -1).filt
 DRAW = {"desktop": draw, "phone": draw_by_touch}
 
 
-def devices(first):
-    """Both devices; all but the first only in `make test-long`."""
-    return [device if device == first else pytest.param(device, marks=pytest.mark.long) for device in DRAW]
-
-
 def pictures(section):
     return section.locator(".samples canvas").evaluate_all("(all) => all.map((one) => one.toDataURL())")
 
@@ -35,7 +30,8 @@ def highest(section):
     return marked.index(True)
 
 
-@pytest.mark.parametrize("device", devices("phone"))
+@pytest.mark.long  # drawing by mouse and by touch is also in the tests below
+@pytest.mark.parametrize("device", DRAW)
 def test_sixteen_more_are_drawn_after_each_stroke(device, request):
     page = request.getfixturevalue(device)
     section = open_panel(page, "more")
@@ -97,7 +93,7 @@ def test_a_drawing_is_recognised_and_a_stranger_is_none_of_these(desktop):
     assert section.locator("meter").count() == 4  # three symbols and none of these
 
 
-@pytest.mark.parametrize("device", devices("desktop"))
+@pytest.mark.parametrize("device", [pytest.param("desktop", marks=pytest.mark.long), "phone"])
 def test_the_odd_one_out_lights_up(device, request):
     page = request.getfixturevalue(device)
     section = open_panel(page, "odd")
