@@ -101,8 +101,14 @@ def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> N
 PASSES = {"Encoder": "__call__", "MergeEvidence": "aggregate_block", "Scoring": "score"}
 
 
-@pytest.mark.parametrize(("passes", "blocks"), [([], 2), pytest.param([*PASSES], 4, marks=pytest.mark.long)])
-def test_scores_are_those_of_one_process_though_workers_are_killed(cluster, rows, mortal, passes, blocks):
+@pytest.mark.parametrize(
+    ("passes", "blocks"),
+    [
+        pytest.param([], 2, id="no worker killed"),
+        pytest.param([*PASSES], 4, marks=pytest.mark.long, id="one worker killed in each pass"),
+    ],
+)
+def test_scores_are_those_of_one_process(cluster, rows, mortal, passes, blocks):
     keys, x = rows
     model = model_of((3,), 0)
     killed = [mortal(name, PASSES[name]) for name in passes]
