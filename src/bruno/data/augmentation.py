@@ -161,16 +161,22 @@ def widen_strokes(
 
     Dilates by a cross and by a square in turn, which makes a pen an octagon.
     """
-    wide = x.float()
     for radius in range(1, _PENS):
-        if radius % 2:
-            wider = torch.maximum(
-                F.max_pool2d(wide, (3, 1), 1, (1, 0)), F.max_pool2d(wide, (1, 3), 1, (0, 1))
-            )
-        else:
-            wider = F.max_pool2d(wide, 3, 1, 1)
-        wide = torch.where((radii >= radius).view(-1, 1, 1, 1), wider, wide)
-    return wide.to(x.dtype)
+        taller = _dilated(x, -2)
+        wider = torch.maximum(taller, _dilated(x, -1)) if radius % 2 else _dilated(taller, -1)
+        x = torch.where((radii >= radius).view(-1, 1, 1, 1), wider, x)
+    return x
+
+
+def _dilated(x: Tensor, axis: int) -> Tensor:
+    """The maximum of each pixel and its two neighbours along an axis, in the type of the pixels.
+
+    `max_pool2d` needs floating-point numbers, four times as much memory to read and write as bytes.
+    """
+    length = x.shape[axis]
+    ends = x.narrow(axis, 0, 1), x.narrow(axis, length - 1, 1)
+    padded = torch.cat([ends[0], x, ends[1]], axis)
+    return torch.maximum(torch.maximum(padded.narrow(axis, 0, length), x), padded.narrow(axis, 2, length))
 
 
 def random_contrast(
