@@ -28,7 +28,6 @@ from bruno.reporting.plots import line_plot
 RESULTS = ROOT / "results" / "omniglot"
 PAGE = ROOT / "docs" / "omniglot.md"  # the page with the table
 BUDGET = ["--minutes", "23.2"]
-HARDWARE = "one NVIDIA H200, which two or three runs shared"  # for the cards of the pretrained models
 RUNS = {
     "omniglot": ["omniglot", *BUDGET],
     "omniglot-density": ["omniglot-density", *BUDGET],
@@ -82,8 +81,9 @@ PUBLISHED = {  # rows of other papers, above the row of ours to compare with
 }
 PRETRAINED = {  # how each was trained, for its card
     "omniglot": "trained as a density and, in the second half of the run, also to classify",
-    "omniglot-small": "a fifth as large as `omniglot` and trained in the same way",
+    "omniglot-small": "a fifth as large as `omniglot`, trained in the same way but by AdamW",
 }
+SHARING = {"omniglot": "two", "omniglot-small": "three"}  # runs on the GPU at the same time, for the cards
 CARD = ROOT / "benchmarks" / "model-card.md"
 
 
@@ -138,7 +138,8 @@ def card(name: str) -> str:
     ]
     about = {"title": name, "numbers": markdown(lines), "minutes": whole[-2], "steps": whole[-1]}
     about["commit"] = read_about(WEIGHTS / f"{name}.safetensors")["provenance"]["commit"]
-    about |= {"hardware": HARDWARE, "training": PRETRAINED[name]}
+    about["hardware"] = f"one NVIDIA H200, which {SHARING[name]} runs shared"
+    about["training"] = PRETRAINED[name]
     return CARD.read_text().format(**about)
 
 
