@@ -91,16 +91,27 @@ def test_a_fitted_temperature_calibrates_probabilities_of_other_images(digits_mo
     assert error < 0.9 * calibration_error(labels, log_scores)
 
 
-def test_a_temperature_is_fitted_to_the_log_scores_of_classify(digits_model, unseen_digits):
-    protocol = FewShotProtocol((3,), (2,), trials=2, noise=False)
+@pytest.mark.parametrize("views", [False, True])
+def test_a_temperature_is_fitted_to_the_log_scores_of_classify(digits_model, unseen_digits, views):
+    protocol = FewShotProtocol((3,), (2,), trials=2, noise=False, views=views)
     found = episode_scores(digits_model, unseen_digits, protocol, generator=seeded())
     seeds, sampler = torch.randint(2**62, (2, 2), generator=seeded())[:, 0], SetSampler(unseen_digits)
     expected = [
-        classify(digits_model, list(map(sampler.at, support)), sampler.at(query.unsqueeze(0))).log_scores
+        classify(
+            digits_model, list(map(sampler.at, support)), sampler.at(query.unsqueeze(0)), views=views
+        ).log_scores
         for seed in seeds.tolist()
         for query, support in zip(*draw_episodes(sampler, 3, 2, seeded(seed)), strict=True)
     ]
     torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-3)
+
+
+def test_views_change_the_probabilities_and_keep_the_scores_of_p_values(digits_model, unseen_digits):
+    images = unseen_digits.elements
+    plain, views = (classify(digits_model, [images[:3], images[3:7]], images[7:12], views=v) for v in (0, 1))
+    assert not torch.allclose(plain.log_scores, views.log_scores, rtol=0.01)
+    assert torch.equal(plain.scores, views.scores)
+    assert torch.equal(plain.log_prob, views.log_prob)
 
 
 def test_without_mistakes_the_temperature_stays_one(digits_model):

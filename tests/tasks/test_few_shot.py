@@ -260,6 +260,35 @@ def test_episode_scores_give_the_accuracy(digits_model, unseen_digits):
     assert (scores.argmax(1) == 0).double().mean().item() == pytest.approx(result.accuracy)
 
 
+def test_scores_of_views_are_the_mean_over_rotated_and_mirrored_episodes(digits_model, unseen_digits):
+    """Rotated and mirrored images of all classes are other examples with the same episodes."""
+    protocol = FewShotProtocol((3,), (2,), trials=2, noise=False)
+    found = episode_scores(digits_model, unseen_digits, replace(protocol, views=True), generator=seeded())
+    by_view = []
+    for start in (unseen_digits.elements, unseen_digits.elements.flip(-1)):
+        for turns in range(4):
+            turned = replace(unseen_digits, elements=start.rot90(turns, (-2, -1)))
+            by_view.append(episode_scores(digits_model, turned, protocol, generator=seeded()))
+    torch.testing.assert_close(found, torch.stack(by_view).mean(0), rtol=1e-4, atol=1e-3)
+    assert not torch.allclose(found, by_view[0], rtol=0.01)
+
+
+def test_a_rotated_and_mirrored_task_has_the_same_scores_of_views(digits_model, unseen_digits):
+    protocol = FewShotProtocol((3,), (1,), trials=2, noise=False, views=True)
+    turned = replace(unseen_digits, elements=unseen_digits.elements.flip(-2).rot90(1, (-2, -1)))
+    scores = [
+        episode_scores(digits_model, some, protocol, generator=seeded()) for some in (unseen_digits, turned)
+    ]
+    torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-3)
+
+
+def test_views_of_rows_raise():
+    rows = Examples(torch.randn(20, 4), torch.arange(20) // 10, ("a", "b"))
+    model = Bruno.from_config(ModelConfig((4,), levels=0, flow=FlowConfig("dense", couplings=2, units=8)))
+    with pytest.raises(ValueError, match=r"`views` is for square images; got elements \(4,\)"):
+        measure_few_shot(model, rows, FewShotProtocol((2,), (1,), views=True), generator=seeded())
+
+
 def test_a_threshold_of_0_keeps_all_dimensions_and_a_high_one_few(digits_model, unseen_digits):
     def accuracy(threshold: float | None) -> float:
         protocol = FewShotProtocol((3,), (1,), trials=40, noise=False, threshold=threshold)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bruno.cli.options import ModelOptions, ReadingOptions, check_number
+from bruno.cli.options import ModelOptions, ReadingOptions, Views, check_number
 from bruno.cli.output import show
 
 
@@ -35,6 +35,7 @@ def classify(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit the temperature on unseen classes.")
     ] = False,
+    views: Views = False,
     data: Annotated[
         str | None,
         typer.Option(
@@ -62,6 +63,7 @@ def classify(
         prior=_parse_prior(prior) if prior else None,
         temperature=temperature,
         calibrate=calibrate,
+        views=views,
         data=data,
         none_rate=none_rate,
         seed=model.seed,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bruno.cli.options import DataOptions, ModelOptions, Rotations, check_number, parse_numbers
+from bruno.cli.options import DataOptions, ModelOptions, Rotations, Views, check_number, parse_numbers
 from bruno.cli.output import progress_bar, show
 
 
@@ -24,6 +24,7 @@ def fewshot(
     noise: Annotated[
         bool, typer.Option(help="Dequantise with fresh noise, as the protocol does, or with ½.")
     ] = True,
+    views: Views = False,
     rotations: Rotations = None,
     rotated_decoys: Annotated[
         bool,
@@ -48,6 +49,7 @@ def fewshot(
             trials=trials,
             threshold=threshold,
             noise=noise,
+            views=views,
             rotations=rotations,
             rotated_decoys=rotated_decoys,
             seed=model.seed,

@@ -51,6 +51,9 @@ Rotations = Annotated[
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip files and rows that cannot be read.")]
 Temperature = Annotated[float, typer.Option(help="Below 1, samples are closer to the mean of the latents.")]
+Views = Annotated[
+    bool, typer.Option("--views", help="Score by the mean over the 8 rotations and reflections of an image.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from bruno.tasks.few_shot import episode_scores
 from bruno.tasks.keep_out import shortfall
 from bruno.tasks.metrics import calibration_error, log_loss
 from bruno.tasks.progress import Progress
-from bruno.tasks.scorers import ModelScorer, dimensions_above, part_size
+from bruno.tasks.scorers import ModelScorer, check_views, dimensions_above, part_size, square_views
 
 MAX_EXAMPLES = 9  # support elements of a class that are kept with a classification
 # Limits of a fitted temperature: without them it goes to 0 if all scores are right, to ∞ if all are wrong.
@@ -37,6 +38,7 @@ class Classification(NumpyResult):
         probabilities: probability of each class for each query; every row sums to 1.
         log_scores: log p(query | support of the class) of the latents. The Jacobian of a query is the same
             for every class and is omitted, except for rows with missing numbers, imputed for each class.
+            With `views`, the mean over them; all below are of the queries as they are.
         scores: log p(query | support of the class) − log p(query).
         log_prob: log p(query), with missing numbers imputed for each class.
         labels: index of the most probable class of each query.
@@ -106,6 +108,7 @@ def classify(
     prior: Sequence[float] | None = None,
     temperature: float = 1.0,
     threshold: float | None = None,
+    views: bool = False,
     generator: Generator | None = None,
     batch_size: int = 256,
 ) -> Classification:
@@ -121,31 +124,28 @@ def classify(
         prior: probability of each class before the query is seen, in any unit; uniform by default.
         temperature: T, see `fit_temperature`; at 1 a model of many pixels is overconfident.
         threshold: use only latent dimensions whose correlation exceeds this.
+        views: average log p(query | support) over the eight rotations and reflections of square images: more
+            accurate if the model was trained on rotated and mirrored classes, for eight times the work.
         generator: source of the dequantisation noise; without one ½ is added and the result is deterministic.
         batch_size: elements to encode at a time.
     """
     kind, items = model.kind, support.items() if isinstance(support, Mapping) else enumerate(support)
     named = {str(name): as_tensor(x, f"support[{name}]", kind=kind) for name, x in items}
     queries = as_tensor(queries, "queries", kind=kind)
-    _check_elements(model, named, queries)
-    names = tuple(map(str, range(len(queries)))) if names is None else tuple(names)
-    if len(names) != len(queries):
-        raise ValueError(f"`names` must have one for each of {len(queries)} queries; got {len(names)}.")
-    if not temperature > 0:
-        raise ValueError(f"`temperature` must be above 0; got {temperature}.")
-    log_prior = log_prior_of(prior, len(named))
-    device, dimensions = model.device, dimensions_above(model, threshold)
-
-    known = [model.latents(x, generator, batch_size=batch_size) for x in named.values()]
-    classes = Posterior(model, Evidence.stack([Evidence.of(z) for z in known]))
-    size = max(1, min(batch_size, part_size(len(named) * model.dim, device)))
-    scored = [_scores(classes, x, dimensions, generator, len(named)) for x in queries.to(device).split(size)]
-    log_scores, before, log_prob = (torch.cat(some) for some in zip(*scored, strict=True))
+    _check_arguments(model, named, queries, temperature)
+    names, log_prior = _names(names, len(queries)), log_prior_of(prior, len(named))
+    scored = partial(_scores, model, dimensions_above(model, threshold), generator, batch_size)
+    log_scores, before, log_prob = scored(queries, *named.values())
+    scores = log_scores - before
+    if views:
+        check_views(model)
+        every = zip(*map(square_views, (queries, *named.values())), strict=True)
+        log_scores = torch.stack([scored(*view)[0] for view in every]).mean(0)
     probabilities = class_probabilities(log_scores, log_prior, temperature)
     return Classification(
         probabilities,
         log_scores,
-        log_scores - before,
+        scores,
         log_prob,
         probabilities.argmax(1),
         classes=tuple(named),
@@ -167,13 +167,30 @@ def class_probabilities(
 
 
 def _scores(
+    model: Bruno,
+    dimensions: Bool[Tensor, " dim"] | None,
+    generator: Generator | None,
+    batch_size: int,
+    queries: Tensor,
+    *support: Tensor,
+) -> list[Tensor]:
+    """log p(z | class) and log p(z) of the latents of queries (q, *shape), and log p(x), all (q, classes)."""
+    known = [model.latents(x, generator, batch_size=batch_size) for x in support]
+    classes = Posterior(model, Evidence.stack([Evidence.of(z) for z in known]))
+    size = max(1, min(batch_size, part_size(len(support) * model.dim, model.device)))
+    parts = queries.to(model.device).split(size)
+    scored = [_scores_of_part(classes, x, dimensions, generator, len(support)) for x in parts]
+    return [torch.cat(some) for some in zip(*scored, strict=True)]
+
+
+def _scores_of_part(
     classes: Posterior,
     x: Tensor,
     dimensions: Bool[Tensor, " dim"] | None,
     generator: Generator | None,
     ways: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """log p(z | class) and log p(z) of the latents of queries (q, *shape), and log p(x), all (q, classes).
+    """`_scores` of queries that fit into memory.
 
     Rows with missing numbers have latents for each class: their log p(z | class) includes the Jacobian.
     """
@@ -306,7 +323,18 @@ def log_prior_of(prior: Sequence[float] | None, classes: int) -> Float[Tensor, "
     return weights.log()
 
 
-def _check_elements(model: Bruno, support: Mapping[str, Tensor], queries: Tensor) -> None:
+def _names(names: Sequence[str] | None, queries: int) -> tuple[str, ...]:
+    """The names of the queries; their positions by default."""
+    if names is not None and len(names) != queries:
+        raise ValueError(f"`names` must have one for each of {queries} queries; got {len(names)}.")
+    return tuple(map(str, range(queries))) if names is None else tuple(names)
+
+
+def _check_arguments(
+    model: Bruno, support: Mapping[str, Tensor], queries: Tensor, temperature: float
+) -> None:
+    if not temperature > 0:
+        raise ValueError(f"`temperature` must be above 0; got {temperature}.")
     if len(support) < 2:
         raise ValueError(
             f"`support` must have at least two classes to choose from; got {len(support)}. "

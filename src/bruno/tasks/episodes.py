@@ -31,6 +31,7 @@ class FewShotProtocol:
             query's own, as Prototypical Networks does; they may be rotations of the queried character or of
             each other. Otherwise they are different characters.
         noise: dequantise with fresh noise in each trial; otherwise with ½, as in `classify`.
+        views: score by the mean over the eight rotations and reflections of an episode's square images.
         threshold: use only latent dimensions whose correlation exceeds this.
         batch_size: images to encode at a time.
     """
@@ -41,6 +42,7 @@ class FewShotProtocol:
     rotations: bool = False
     rotated_decoys: bool = False
     noise: bool = True
+    views: bool = False
     threshold: float | None = None
     batch_size: int = 1024
 

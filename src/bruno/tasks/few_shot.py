@@ -14,7 +14,7 @@ from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.tasks.episodes import EpisodePlan, FewShotProtocol
 from bruno.tasks.progress import Progress
-from bruno.tasks.scorers import Matching, ModelScorer, PixelScorer, Scorer
+from bruno.tasks.scorers import Matching, ModelScorer, PixelScorer, Scorer, ViewScorer
 
 # --- results ---------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ def measure_pixels(
         attention                45.9      64.2       27.1       42.2
         "Pixels" in the paper    41.7      63.2       26.7       42.6
 
-    The protocol's noise and threshold do not apply.
+    The protocol's noise, views and threshold do not apply.
     """
     plan = EpisodePlan.of(examples, protocol, generator)
     return _results(plan, PixelScorer(matching, examples.levels, torch.device(device)), progress)
@@ -172,7 +172,8 @@ def episode_scores(
 
 
 def _model_scorer(model: Bruno, protocol: FewShotProtocol) -> ModelScorer:
-    return ModelScorer(model, protocol.threshold, noise=protocol.noise)
+    scorer = ViewScorer if protocol.views else ModelScorer
+    return scorer(model, protocol.threshold, noise=protocol.noise)
 
 
 def _results(plan: EpisodePlan, scorer: Scorer, progress: Progress | None) -> tuple[FewShotResult, ...]:

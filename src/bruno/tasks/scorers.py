@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
@@ -41,6 +42,32 @@ class ModelScorer:
         return self.model.process.log_prob(pairs, evidence, dimensions=self.dimensions).view(-1, way)
 
 
+class ViewScorer(ModelScorer):
+    """Mean of log p(g query | g support) over the eight rotations and reflections g of a square image.
+
+    Every view sees the query and its supports turned in the same way. The errors of a model that was trained
+    on rotated and mirrored classes partly cancel in the mean, for eight times the encoding.
+    """
+
+    def __init__(self, model: Bruno, threshold: float | None, *, noise: bool = True) -> None:
+        check_views(model)
+        super().__init__(model, threshold, noise=noise)
+
+    def features(self, images: Tensor, generator: Generator) -> Float[Tensor, "images views dim"]:
+        """Latents of all views."""
+        encode = super().features
+        return torch.stack([encode(x, generator) for x in square_views(images)], 1)
+
+    def scores(
+        self,
+        support: Float[Tensor, "episodes way shot views dim"],
+        query: Float[Tensor, "episodes views dim"],
+    ) -> Float[Tensor, "episodes way"]:
+        """The mean over views of log p(query | support) without the Jacobian."""
+        by_view = super().scores(support.movedim(3, 1).flatten(0, 1), query.flatten(0, 1))
+        return by_view.view(*query.shape[:2], -1).mean(1)
+
+
 class PixelScorer:
     """Cosine similarity of pixels, in the same two steps."""
 
@@ -70,14 +97,26 @@ class PixelScorer:
 Scorer = ModelScorer | PixelScorer
 
 
+def square_views(images: Real[Tensor, "images channels size size"]) -> Iterator[Tensor]:
+    """The images rotated by multiples of 90 degrees, then the same of the mirrored images."""
+    for start in (images, images.flip(-1)):
+        yield from (start.rot90(turns, (-2, -1)) for turns in range(4))
+
+
+def check_views(model: Bruno) -> None:
+    """Raise ValueError unless the model is of square images."""
+    if not model.kind.is_images or model.shape[-1] != model.shape[-2]:
+        raise ValueError(f"`views` is for square images; got elements {model.shape}. Leave it at False.")
+
+
 def scores_in_parts(
     scorer: Scorer,
-    features: Float[Tensor, "images dim"],
+    features: Float[Tensor, "images *dim"],
     support: Int[Tensor, "episodes way shot"],
     query: Int[Tensor, " episodes"],
 ) -> Float[Tensor, "episodes way"]:
     """Scores of the episodes in parts: the gathered features of all would take too much memory."""
-    size = part_size(support[0].numel() * features.shape[1], features.device)
+    size = part_size(support[0].numel() * features[0].numel(), features.device)
     parts = zip(support.split(size), query.split(size), strict=True)
     return torch.cat([scorer.scores(features[supports], features[queries]) for supports, queries in parts])
 

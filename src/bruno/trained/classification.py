@@ -44,6 +44,7 @@ class ClassificationJobs(CalibrationJobs):
         prior: Sequence[float] | None = None,
         temperature: float | None = None,
         calibrate: bool = False,
+        views: bool = False,
         data: str | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
@@ -59,6 +60,8 @@ class ClassificationJobs(CalibrationJobs):
             temperature: divides the log-probabilities. By default, it is fitted to the groups of the
                 calibration; without one, or if it has scores alone, it is 1.
             calibrate: fit the temperature on the unseen classes of the model's own data instead.
+            views: average the scores over the eight rotations and reflections of square images, for a model
+                trained on rotated and mirrored classes.
             data: with `calibrate`, fit it on this.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
@@ -78,10 +81,10 @@ class ClassificationJobs(CalibrationJobs):
         self.warn_if_unfamiliar(torch.cat(list(sets.values())), imputed)
         calibration = self.ready_calibration() if none_rate is None else self.calibration(seed=seed)
         if temperature is None and calibrate:
-            temperature = self._fitted_temperature(sets, data, invert, seed)
+            temperature = self._fitted_temperature(sets, data, invert, views, seed)
         elif temperature is None:
             temperature = 1.0 if calibration is None else self._kept_temperature(calibration, sets, seed)
-        found = classify(self.model, sets, x, names=names, prior=prior, temperature=temperature)
+        found = classify(self.model, sets, x, names=names, prior=prior, temperature=temperature, views=views)
         return found if calibration is None else with_p_values(found, calibration, none_rate or _NONE_RATE)
 
     def _support(
@@ -121,7 +124,7 @@ class ClassificationJobs(CalibrationJobs):
         return found.temperature
 
     def _fitted_temperature(
-        self, sets: dict[str, Tensor], data: str | None, invert: bool | None, seed: int
+        self, sets: dict[str, Tensor], data: str | None, invert: bool | None, views: bool, seed: int
     ) -> float:
         """The temperature for as many classes and examples of each as the support has."""
         split, invert = (None, invert) if is_path(data) else (self.unseen, None)
@@ -132,6 +135,7 @@ class ClassificationJobs(CalibrationJobs):
             shots=(min(map(len, sets.values())),),
             trials=max(2, _CALIBRATION_EPISODES // rotated),
             rotations=self.rotations,
+            views=views,
         ).limited_to(examples)
         found = fit_temperature(self.model, examples, protocol, generator=torch.Generator().manual_seed(seed))
         if not found.mistakes:

@@ -82,6 +82,7 @@ class EvaluationJobs(TrainedData):
         rotations: bool | None = None,
         rotated_decoys: bool = False,
         noise: bool = True,
+        views: bool = False,
         threshold: float | None = None,
         split: str | None = None,
         data: str | None = None,
@@ -100,6 +101,7 @@ class EvaluationJobs(TrainedData):
             rotated_decoys: the other classes of an episode may be rotations of the query's class, as
                 Prototypical Networks draws them.
             noise: dequantise with fresh noise, as the protocol does; otherwise with ½.
+            views: score by the mean over the eight rotations and reflections of an episode's square images.
             threshold: use only latent dimensions whose correlation exceeds this.
             split: split of the data; test by default.
             data: a dataset or the path of user data, instead of the model's own data.
@@ -117,6 +119,7 @@ class EvaluationJobs(TrainedData):
             rotations=self.rotations if rotations is None else rotations,
             rotated_decoys=rotated_decoys,
             noise=noise,
+            views=views,
             threshold=threshold,
         )
         found = compare_few_shot(

@@ -52,6 +52,8 @@ def _(outcome: FewShotEvaluation) -> Result:
         variants["rotated-decoys"] = "decoys may be rotations of the query's class"
     if not protocol.noise:
         variants["without-noise"] = "without noise"
+    if protocol.views:
+        variants["views"] = "mean of 8 views"
     return Result(
         "-".join(["few-shot", data, *variants]),
         ", ".join([f"Few-shot classification on {data}", *variants.values()]),
@@ -61,6 +63,7 @@ def _(outcome: FewShotEvaluation) -> Result:
             "rotated_decoys": protocol.rotated_decoys,
             "threshold": protocol.threshold,
             "noise": protocol.noise,
+            "views": protocol.views,
             "bruno": [asdict(result) for result in found.model],
             found.features: [asdict(result) for result in found.baseline],
         },
