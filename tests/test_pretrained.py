@@ -119,11 +119,11 @@ def test_outliers_in_a_stream_have_negative_scores(model):
 def test_bits_per_dim_and_accuracy_on_unseen_characters(model):
     drawn = load_examples("drawn", "all")
     noise = torch.Generator().manual_seed(0)
-    bits = measure_bits_per_dim(model, SetSampler(drawn), sets=20, set_size=10, generator=noise)
-    protocol = FewShotProtocol(ways=(20,), shots=(1,), trials=2, noise=False)
-    (result,) = measure_few_shot(model, drawn.select(drawn.names[:20]), protocol, generator=noise)
+    bits = measure_bits_per_dim(model, SetSampler(drawn), sets=10, set_size=10, generator=noise)
+    protocol = FewShotProtocol(ways=(12,), shots=(1,), trials=4, noise=False)
+    (result,) = measure_few_shot(model, drawn.select(drawn.names[:12]), protocol, generator=noise)
     assert bits.mean < 1.45  # the pen differs from that of Omniglot
-    assert result.accuracy > 0.9  # nearest neighbours in pixels: 0.65
+    assert result.accuracy > 0.9  # nearest neighbours in pixels: 0.73
 
 
 def test_the_example_files_are_the_output_of_their_script(tmp_path):

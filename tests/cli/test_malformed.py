@@ -300,6 +300,7 @@ OTHERS = {
     """,
     "fewshot": """
         run --noise=1
+        run --views=1
         run --way nan
         run --shot 0-99999999
         run --trials 0
@@ -320,6 +321,7 @@ OTHERS = {
         run images/a/0.png --support images --none-rate -1
         run text.txt --support images --skip-bad
         run images/a/0.png --support images --invert=1
+        run images/a/0.png --support images --views=1
         run images/a/0.png --support images --temperature nan
         run images/a/0.png --support images --calibrate --data nowhere
         run images/a/0.png --support images/a/0.png

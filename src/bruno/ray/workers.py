@@ -115,7 +115,7 @@ def packed(evidence: KeyedEvidence, plan: Plan) -> Batch:
     }
 
 
-class MergeEvidence(AggregateFnV2[bytes, bytes]):
+class MergeEvidence(AggregateFnV2[bytes, bytes]):  # type: ignore[misc]  # mypy skips Ray
     """Merges the evidence of many keys, as bytes, within a block and across blocks."""
 
     def __init__(self, fingerprint: str, dim: int) -> None:
