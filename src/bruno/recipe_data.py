@@ -22,7 +22,7 @@ from bruno.checks import check_choice
 from bruno.config import DataConfig, Recipe
 from bruno.data import DATASETS, Examples, load_examples
 from bruno.data.columns import BLOCK
-from bruno.data.datasets import SPLITS, split_by_class
+from bruno.data.datasets import SPLITS, split_by_class, split_dataset
 from bruno.data.frames import read_frame
 from bruno.data.images import has_colour
 from bruno.data.table_format import TableFormat
@@ -65,8 +65,10 @@ class RecipeData:
         check_choice("split", split, SPLITS)
         examples, data = self._original if original else self._resized, self.recipe.data
         if split != "all":
-            divide = split_by_class if is_path(data.name) else DATASETS[data.name].split
-            examples = divide(examples, split)
+            is_own = is_path(data.name)
+            examples = (
+                split_by_class(examples, split) if is_own else split_dataset(data.name, examples, split)
+            )
         if data.skip_bad and is_path(data.name):
             examples = _without_small_classes(examples, self.recipe)
         if data.classes and split.startswith("train"):

@@ -71,6 +71,19 @@ def test_saved_examples_replace_the_published_files(tmp_path):
     assert len(load_examples("mnist", "test", data_dir=str(tmp_path))) == 2
 
 
+def test_saved_examples_of_one_split_name_the_split_that_they_lack(tmp_path):
+    images = torch.zeros(4, 1, 28, 28, dtype=torch.uint8)
+    Examples(images, torch.arange(4) // 2, ("0", "1")).save(tmp_path / "mnist.npz")
+    assert len(load_examples("mnist", data_dir=tmp_path)) == 4
+    with pytest.raises(
+        ValueError, match=r"`split`.*mnist\.npz.*'validation'.*load_examples\('mnist', 'all'\)"
+    ):
+        load_examples("mnist", "validation", data_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"`split`.*mnist\.npz.*'validation'"):
+        small = {"filters": 4, "depth": 1, "units": 4}
+        bruno.train("mnist-even", tmp_path / "run", data_dir=tmp_path, data={"classes": ["0"]}, flow=small)
+
+
 @pytest.mark.parametrize("kind", [str, Path])
 def test_paths_are_strings_or_path_objects(tmp_path, kind):
     file = tmp_path / "mnist.npz"

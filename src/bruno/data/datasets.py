@@ -284,3 +284,14 @@ DATASETS = {
         ),
     ),
 }
+
+
+def split_dataset(name: str, examples: Examples, split: str) -> Examples:
+    """Return a split of all examples of a named dataset; raises if they have no class of it."""
+    part = DATASETS[name].split(examples, split)
+    if not part.names:
+        raise ValueError(
+            f"`split` must be one that {name}.npz has; got {split!r}. Save the file again, with all splits: "
+            f"load_examples({name!r}, 'all').save(PATH)."
+        )
+    return part

@@ -12,7 +12,7 @@ import torch
 
 from bruno.checks import check_choice
 from bruno.data.archives import file_stamp
-from bruno.data.datasets import DATASETS, SPLITS, Dataset, split_by_class
+from bruno.data.datasets import DATASETS, SPLITS, Dataset, split_by_class, split_dataset
 from bruno.data.examples import Examples
 from bruno.data.formats import read_npz
 from bruno.data.images import Size, normalise_drawings, read_images
@@ -96,9 +96,8 @@ def load_examples(
 
 def _named(name: str, split: str, data_dir: str | Path | None, download: bool, original: bool) -> Examples:
     """A split of a named dataset."""
-    source = DATASETS[name]
-    parsed = _parsed(name, source, data_dir, download, original)
-    return parsed if split == "all" else source.split(parsed, split)
+    parsed = _parsed(name, DATASETS[name], data_dir, download, original)
+    return parsed if split == "all" else split_dataset(name, parsed, split)
 
 
 def _part_of(examples: Examples, split: str, min_count: int | None) -> Examples:
