@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -14,8 +15,9 @@ def blocks(page: Path, language: str) -> list[str]:
     return [code for found, code in BLOCK.findall(page.read_text("utf-8")) if found == language]
 
 
-def run_python(page: Path) -> None:
-    """Run the Python blocks of a page, one after the other."""
-    names: dict[str, object] = {}
+def run_python(page: Path) -> dict[str, Any]:
+    """Run the Python blocks of a page, one after the other; returns the names that they define."""
+    names: dict[str, Any] = {}
     for block in blocks(page, "python"):
         exec(compile(block, f"a block of {page.name}", "exec"), names)
+    return names

@@ -144,7 +144,7 @@ def in_workers(tasks):
     return [score.item() for score in scores]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_open_the_model_of_a_posterior(model, tmp_path):
     """Of a model without a file, the parent sees the LookupError itself, not that unpickling failed."""
     row, posteriors = [[0.1, 0.2, 0.3]], list(model.condition(SETS))

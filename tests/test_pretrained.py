@@ -258,7 +258,7 @@ def test_shaded_paper_is_reported_by_its_density(dark_ink, omniglot):
     assert float(found[1]) > 2 * float(found[2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_pretrained_model_is_fine_tuned_to_dark_ink(dark_ink, monkeypatch):
     monkeypatch.setattr("bruno.finetuning.default_sets_per_class", lambda classes: 4)
     tune = [

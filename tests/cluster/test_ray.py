@@ -51,11 +51,10 @@ def model_of(shape: tuple[int, ...], levels: int) -> Bruno:
 
 @pytest.fixture(scope="module")
 def rows() -> tuple[np.ndarray, np.ndarray]:
-    """Keys and rows; one key has a third of the rows, and two rows are far from all others."""
+    """Keys and rows; one key has a third of the rows."""
     random = np.random.default_rng(0)
     numbers = np.where(random.random(1200) < 1 / 3, 0, random.integers(0, 40, 1200))
     x = random.normal(size=(1200, 3)) + random.normal(size=(40, 3))[numbers]
-    x[7, 0], x[900, 1] = 1e8, -1e6
     return np.array([f"machine {i}" for i in numbers], dtype=object), x
 
 
@@ -102,14 +101,18 @@ PASSES = {"Encoder": "__call__", "MergeEvidence": "aggregate_block", "Scoring": 
 
 
 @pytest.mark.parametrize(
-    ("passes", "blocks"),
+    ("passes", "blocks", "far"),
     [
-        pytest.param([], 2, id="no worker killed"),
-        pytest.param([*PASSES], 4, marks=pytest.mark.long, id="one worker killed in each pass"),
+        pytest.param([], 2, False, id="no worker killed"),
+        pytest.param([], 2, True, id="rows far from all others"),
+        pytest.param([*PASSES], 4, True, id="one worker killed in each pass"),
     ],
 )
-def test_scores_are_those_of_one_process(cluster, rows, mortal, passes, blocks):
-    keys, x = rows
+@pytest.mark.long
+def test_scores_are_those_of_one_process(cluster, rows, mortal, passes, blocks, far):
+    keys, x = rows[0], rows[1].copy()
+    if far:  # they take another pass over the data
+        x[7, 0], x[900, 1] = 1e8, -1e6
     model = model_of((3,), 0)
     killed = [mortal(name, PASSES[name]) for name in passes]
     scored = bruno.ray.score(dataset(keys, x, blocks), model, "machine", columns=COLUMNS)
@@ -133,6 +136,7 @@ def test_scores_are_those_of_one_process(cluster, rows, mortal, passes, blocks):
             assert_close(found["score"].to_numpy()[inside], alone.numpy(), 1e-5)
 
 
+@pytest.mark.long
 def test_posteriors_and_classes_of_images_are_those_of_one_process(cluster, tmp_path):
     random, model = np.random.default_rng(0), model_of((1, 4, 4), 8)
     labels = random.integers(0, 3, 90)
@@ -187,5 +191,24 @@ def test_errors_of_workers_are_one_line(cluster, rows):
 
 
 @pytest.mark.filterwarnings("default")  # the model of the page is trained for a few steps
-def test_the_blocks_of_the_page_run(cluster):
-    run_python(ROOT / "docs" / "cluster.md")
+def test_the_blocks_of_the_page_run_and_agree_with_one_process(cluster):
+    names = run_python(ROOT / "docs" / "cluster.md")
+    trained, machines = names["trained"], names["machines"].to_pandas()
+    rows = torch.from_numpy(
+        machines[list(trained.recipe.data.columns) or machines.columns[1:]].to_numpy(np.float64)
+    )
+    found = names["scored"].to_pandas()
+    np.testing.assert_array_equal(found["machine"], machines["machine"])
+    for machine, inside in machines.groupby("machine").indices.items():
+        alone = leave_one_out_scores(trained.model, rows[inside])
+        assert_close(found["score"].to_numpy()[inside], alone.numpy(), 1e-5)
+        assert (found["others"].to_numpy()[inside] == len(inside) - 1).all()
+        if machine == 1:
+            expected = trained.model.condition(rows[inside]).evidence
+            assert names["posterior"].evidence.count == expected.count
+            assert_close(names["posterior"].evidence.mean.numpy(), expected.mean.numpy(), 1e-5)
+
+    classified = bruno.ray.classify(names["machines"], trained, "posteriors").to_pandas()
+    support = {key: rows[inside] for key, inside in machines.groupby("machine").indices.items()}
+    expected = trained.classify(rows, support).probabilities
+    assert_close(np.stack(classified["probabilities"]), expected.numpy(), 1e-4)

@@ -119,7 +119,7 @@ class Load:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("requests", [700, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("requests", [300, pytest.param(2000, marks=pytest.mark.long)])
 def test_requests_of_32_clients_do_not_fail_and_need_no_more_memory(tmp_path, requests):
     with served_by(saved_model(tmp_path), "--store", tmp_path / "sets", "--max-body", 100_000) as service:
         load, first = Load(service.port), Client(service.port)

@@ -171,7 +171,7 @@ def test_outliers_are_excluded_from_the_evidence_by_default(digits_model, learnt
     torch.testing.assert_close(state.evidence.scatter, expected.scatter)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_excluding_outliers_helps_to_detect_those_that_follow(digits_model, learnt_digits, calibration):
     """Six of one class, six of another, repeated: with the first outliers in the evidence, the others fit."""
     support, _ = SetSampler(learnt_digits).episodes(6, 2, 12, seeded())

@@ -186,8 +186,8 @@ while True:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [3, *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 40))])
+@pytest.mark.long
+@pytest.mark.parametrize("steps", range(3, 40))
 def test_a_run_killed_while_it_saves_can_be_resumed(steps, tmp_path):
     """Another process saves after every step until it is killed; its state is that of an undisturbed run."""
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
