@@ -116,5 +116,8 @@ def markdown(lines: Iterable[Iterable[str]]) -> str:
 
 def replace_table(page: Path, new: str) -> None:
     """Replace the table of a page, found by its first line."""
-    first_line = re.escape(new.partition("\n")[0])
-    page.write_text(re.sub(rf"{first_line}\n(\|.*\n)*", lambda _: f"{new}\n", page.read_text()))
+    first_line = new.partition("\n")[0]
+    text, found = re.subn(rf"{re.escape(first_line)}\n(\|.*\n)*", lambda _: f"{new}\n", page.read_text())
+    if not found:
+        raise ValueError(f"{page} has no table with the columns {first_line}; write this line there first")
+    page.write_text(text)

@@ -30,6 +30,7 @@ PAGE = ROOT / "docs" / "omniglot.md"  # the page with the table
 BUDGET = ["--minutes", "23.2"]
 RUNS = {
     "omniglot": ["omniglot", *BUDGET],
+    "omniglot-alone": ["omniglot", "--minutes", "24.0", "--set", "train.discriminative=1.0"],
     "omniglot-density": ["omniglot-density", *BUDGET],
     "omniglot-small": ["omniglot-small", *BUDGET],
     "omniglot-seed1": ["omniglot", *BUDGET, "--seed", "1"],
@@ -40,6 +41,7 @@ RUNS = {
 }
 TOGETHER = (  # trained at the same time on one GPU
     ("omniglot", "omniglot-density"),
+    ("omniglot-alone",),
     ("omniglot-seed1", "omniglot-density-seed1"),
     ("omniglot-small",),
     ("omniglot-gaussian", "omniglot-density-gaussian"),
@@ -61,9 +63,15 @@ ROWS = {  # rows of the table, each with its runs, which differ in their seed
     "density alone, affine couplings, Gaussian process": ("affine-density-gaussian",),
     "density alone, the paper's network and settings": ("omniglot-paper",),
     "both losses": ("omniglot", "omniglot-seed1"),
+    "both losses, alone on the GPU": ("omniglot-alone",),
     "both losses, small model": ("omniglot-small",),
     "both losses, affine couplings": ("affine", "affine-seed1"),
     "both losses, affine couplings, Gaussian process": ("affine-gaussian",),
+}
+WAYS = {  # other ways to classify with the same weights: the file and the options of each
+    "… without noise": ("few-shot-test-without-noise.json", ["--no-noise"]),
+    "… 8 views": ("few-shot-test-views.json", ["--views"]),
+    "… without noise, 8 views": ("few-shot-test-without-noise-views.json", ["--no-noise", "--views"]),
 }
 PUBLISHED = {  # rows of other papers, above the row of ours to compare with
     "density alone": {
@@ -100,7 +108,8 @@ def measurements(name: str, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     for model, results in [(whole, of_whole), (half, of_half)][: 2 if name in PRETRAINED else 1]:
         yield results / "bits-test.json", ["evaluate", str(model)]
         yield results / "few-shot-test.json", ["fewshot", str(model)]
-    yield of_whole / "few-shot-test-without-noise.json", ["fewshot", str(whole), "--no-noise"]
+    for file, options in WAYS.values():
+        yield of_whole / file, ["fewshot", str(whole), *options]
     yield of_whole / "gain-by-position.json", ["inspect", str(whole), "--sets", "423"]
     yield of_half / "specks-test.json", ["specks", str(half)]
     rotated = of_whole / "few-shot-test-rotated-decoys-without-noise.json"
@@ -168,15 +177,16 @@ def cells(runs: list[list[float]]) -> list[str]:
 
 
 def table() -> str:
-    """Markdown: published numbers, and every measured run with its accuracy without noise."""
+    """Markdown: published numbers, and every measured run with its accuracy in other ways."""
     lines = [["", *COLUMNS], ["---"] * (1 + len(COLUMNS))]
     for title, names in ROWS.items():
         lines += [[work, *cells([found])] for work, found in PUBLISHED.get(title, {}).items()]
         folders = [RESULTS / name for name in names if (RESULTS / name / "few-shot-test.json").is_file()]
         if folders:
-            without_noise = [accuracy(to / "few-shot-test-without-noise.json") for to in folders]
             lines += [[title, *cells([numbers(to.name, to) for to in folders])]]
-            lines += [["… without noise", *cells(without_noise)]]
+        for way, (file, _) in WAYS.items():
+            found = [accuracy(to / file) for to in folders if (to / file).is_file()]
+            lines += [[way, *cells(found)]] if found else []
     return markdown(lines)
 
 
