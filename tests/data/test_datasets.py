@@ -79,8 +79,8 @@ def test_saved_examples_of_one_split_name_the_split_that_they_lack(tmp_path):
         ValueError, match=r"`split`.*mnist\.npz.*'validation'.*load_examples\('mnist', 'all'\)"
     ):
         load_examples("mnist", "validation", data_dir=tmp_path)
+    small = {"filters": 4, "depth": 1, "units": 4}
     with pytest.raises(ValueError, match=r"`split`.*mnist\.npz.*'validation'"):
-        small = {"filters": 4, "depth": 1, "units": 4}
         bruno.train("mnist-even", tmp_path / "run", data_dir=tmp_path, data={"classes": ["0"]}, flow=small)
 
 
