@@ -131,6 +131,29 @@ def test_progress_counts_the_steps_of_all_models(learnt_digits):
     assert calls == [(i, 6) for i in range(1, 7)]
 
 
+def test_a_study_that_was_stopped_continues_with_the_next_model(learnt_digits, tmp_path):
+    def stop(done: int, total: int) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    whole = small_study(learnt_digits, VARIANTS[0], steps=3)
+    with pytest.raises(KeyboardInterrupt):
+        small_study(learnt_digits, VARIANTS[0], steps=3, folder=tmp_path, progress=stop)
+    calls: list[int] = []
+    for _ in range(2):
+        again = small_study(
+            learnt_digits, VARIANTS[0], steps=3, folder=tmp_path, progress=lambda done, _: calls.append(done)
+        )
+        assert again == whole
+    assert calls == [4, 5, 6]
+
+
+def test_kept_curves_of_other_settings_raise(learnt_digits, tmp_path):
+    small_study(learnt_digits, VARIANTS[0], steps=1, processes=["gaussian"], folder=tmp_path)
+    with pytest.raises(ValueError, match=r"`train.steps` must be 1.*; got 2"):
+        small_study(learnt_digits, VARIANTS[0], steps=2, processes=["gaussian"], folder=tmp_path)
+
+
 def test_white_outliers_need_images():
     rows = Examples(torch.randn(40, 5), torch.arange(40) % 2, ("a", "b"))
     with pytest.raises(ValueError, match=r"`examples` .*images.*white outliers"):

@@ -24,7 +24,10 @@ def study(
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
-    """Train Student-t and Gaussian processes under stress, as in appendix G of the paper."""
+    """Train Student-t and Gaussian processes under stress, as in appendix G of the paper.
+
+    Run the same command again to continue a study that was stopped.
+    """
     from bruno.devices import resolve_device
     from bruno.reporting.summaries import summarise
     from bruno.tasks import stability
@@ -40,7 +43,8 @@ def study(
     )
     # All are loaded before the first is trained on: training takes minutes.
     datasets = {name: bruno.data.load_examples(name, data_dir=data_dir) for name in data.split(",")}
-    for name, examples in datasets.items():
+    for data_name, examples in datasets.items():
+        name = Path(data_name).stem
         with progress_bar("steps") as progress:
             curves = stability.stability_study(
                 examples,
@@ -49,9 +53,10 @@ def study(
                 flow=flow,
                 train=train,
                 device=device,
+                folder=out / f"curves-{name}",
                 progress=progress,
             )
-        study = stability.StabilityStudy(Path(name).stem, steps, tuple(curves), flow, train)
+        study = stability.StabilityStudy(name, steps, tuple(curves), flow, train)
         result = summarise(study)
         path = result.write(out, config=study.config, seed=seed)
         print_result(result)

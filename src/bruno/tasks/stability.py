@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,9 @@ from torch import Generator, Tensor
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig, TrainConfig, to_dict
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
+from bruno.files import atomic_write
 from bruno.model import Bruno
+from bruno.settings import check_same
 from bruno.tasks.evaluation import measure_bits_per_dim
 from bruno.tasks.progress import Progress
 from bruno.training.trainer import Step, Trainer
@@ -118,12 +122,26 @@ def stability_study(
     train: TrainConfig = STUDY_TRAIN,
     alpha: float = 1e-6,
     device: torch.device | str = "cpu",
+    folder: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Curve]:
     """Learning curves of every variant, with each process and each seed, in this order: appendix G.
 
-    A model that diverges is a result, not an error. `flow`, `train` and `alpha` are common to all models,
-    except for the settings of a variant; `progress` counts the steps of all models.
+    A model that diverges is a result, not an error.
+
+    Args:
+        examples: the data; images if a variant has white outliers.
+        variants: the settings to compare.
+        processes: "student-t", "gaussian" or both.
+        steps: training steps of each model.
+        seeds: seeds of each variant and process.
+        flow: the flow of all models, except for the settings of a variant.
+        train: the training of all models, likewise.
+        alpha: of the logit.
+        device: where to train.
+        folder: keeps each curve as soon as its model is trained. A study that was stopped continues with the
+            next model; curves of other settings raise ValueError.
+        progress: called as progress(done, total), in steps of all models.
     """
     if not examples.is_images and any(variant.white_every for variant in variants):
         raise ValueError("`examples` must be images for variants with white outliers; got real numbers.")
@@ -132,20 +150,48 @@ def stability_study(
     curves = []
     for number, (variant, process, seed) in enumerate(runs):
         own_flow = evolve(flow, weight_norm=variant.weight_norm)
-        settings = ModelConfig(
+        model = ModelConfig(
             examples.shape, examples.levels, alpha=alpha, flow=own_flow, process=ProcessConfig(process)
         )
         own_train = evolve(train, steps=steps, rate=train.rate * variant.rate, seed=seed)
-        trainer = Trainer(_fresh_model(settings, variant.correlation, seed).to(device), sampler, own_train)
-        trained = []
-        for index in range(1, steps + 1):
-            sampler.white.fill_(variant.white_every > 0 and index % variant.white_every == 0)
-            trained.append(trainer.step())
-            if progress is not None:
-                progress(number * steps + index, len(runs) * steps)
-        sampler.white.fill_(False)
-        curves.append(_curve(trainer, trained, process, variant.name))
+        kept = None if folder is None else folder / f"{variant.name}, {process}, seed {seed}.json"
+        settings = {"model": to_dict(model), "train": to_dict(own_train), "variant": asdict(variant)}
+        curve = None if kept is None else _read_curve(kept, settings)
+        if curve is None:
+            fresh = _fresh_model(model, variant.correlation, seed).to(device)
+            trainer, trained = Trainer(fresh, sampler, own_train), []
+            for step in _steps(trainer, sampler, variant):
+                trained.append(step)
+                if progress is not None:
+                    progress(number * steps + step.index, len(runs) * steps)
+            curve = _curve(trainer, trained, process, variant.name)
+            if kept is not None:
+                _write_curve(kept, settings, curve)
+        curves.append(curve)
     return curves
+
+
+def _steps(trainer: Trainer, sampler: _WhiteSampler, variant: Variant) -> Iterator[Step]:
+    """Take all steps, with white outliers in those of the variant."""
+    for index in range(1, trainer.config.steps + 1):
+        sampler.white.fill_(variant.white_every > 0 and index % variant.white_every == 0)
+        yield trainer.step()
+    sampler.white.fill_(False)
+
+
+def _write_curve(path: Path, settings: dict[str, Any], curve: Curve) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps({"settings": settings, "curve": asdict(curve)}), "utf-8")
+
+
+def _read_curve(path: Path, settings: dict[str, Any]) -> Curve | None:
+    """The curve in a file; None if there is no file. Raises if it was trained with other settings."""
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text("utf-8"))
+    check_same(path.parent.name, found["settings"], settings)
+    return Curve(**found["curve"] | {"bits_per_dim": tuple(found["curve"]["bits_per_dim"])})
 
 
 def _curve(trainer: Trainer, trained: Sequence[Step], process: str, variant: str) -> Curve:
