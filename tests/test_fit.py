@@ -1,6 +1,7 @@
 """`bruno.train` and `bruno.finetune`."""
 
 import os
+import pickle
 import shutil
 import signal
 from dataclasses import replace
@@ -18,6 +19,7 @@ from bruno.training import Run
 from bruno.training.pace import ElementCost
 from bruno.training.trainer import Trainer
 
+MACHINES = Path(__file__).parents[1] / "examples" / "machines.csv"
 TINY = {"batch": 4, "flow": {"units": 16, "couplings": 2}, "device": "cpu", "validation_sets": 4}
 
 
@@ -137,8 +139,21 @@ def test_training_reads_its_data_once(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "bruno.recipe_data.load_examples", lambda *a, **k: reads.append(a) or original(*a, **k)
     )
-    bruno.train("digits", tmp_path / "run", steps=1, **TINY)
+    trained = bruno.train("digits", tmp_path / "run", steps=1, **TINY)
     assert len(reads) == 1
+    trained.verdict(elements=600)
+    assert len(reads) == 1
+
+
+def test_the_data_of_a_training_are_those_of_the_opened_model(tmp_path):
+    data = {"name": str(MACHINES), "group": "machine"}
+    trained = bruno.train("table", tmp_path / "run", steps=1, data=data)
+    opened = bruno.open(tmp_path / "run")
+    for split in ("train", "test", "all"):
+        ours, theirs = trained.examples(split), opened.examples(split)
+        assert torch.equal(ours.elements, theirs.elements)
+        assert (ours.names, ours.columns) == (theirs.names, theirs.columns)
+    assert len(pickle.dumps(trained.data)) < 10_000
 
 
 def test_notes_of_training_are_warnings(tmp_path, monkeypatch):

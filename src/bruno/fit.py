@@ -119,7 +119,7 @@ def train(
         if measure and not resume and not explicit & {"train.steps", "train.minutes"}:
             recipe = _with_suitable_steps(recipe, data, model, examples, measure)
         model = run_training(run, recipe, model, examples, resume, measure, save_every, progress)
-    return Trained(model, recipe, run.folder, data_dir=data_dir)
+    return Trained(model, recipe, run.folder, data_dir=data_dir, data=data.with_recipe(recipe))
 
 
 def _named_recipe(recipe: Recipe | str | Path) -> tuple[str, Recipe]:

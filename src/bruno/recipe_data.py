@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +55,17 @@ class RecipeData:
 
     def __init__(self, recipe: Recipe, data_dir: str | Path | None = None) -> None:
         self.recipe, self.data_dir = recipe, data_dir
+        self._examples: dict[bool, Examples] = {}  # in the size of the model, and in their original size
+
+    def with_recipe(self, recipe: Recipe) -> RecipeData:
+        """The same data for a recipe that was fitted to them; what was read is not read again."""
+        other = RecipeData(recipe, self.data_dir)
+        other._examples = self._examples
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the examples: a trained model is sent to other processes without its data."""
+        return {**self.__dict__, "_examples": {}}
 
     def split(self, split: str, *, original: bool = False) -> Examples:
         """The examples of a split, in the size of the model or in their `original` size.
@@ -63,7 +73,7 @@ class RecipeData:
         `data.classes` limits training only: held-out splits have all classes.
         """
         check_choice("split", split, SPLITS)
-        examples, data = self._original if original else self._resized, self.recipe.data
+        examples, data = self._read(original), self.recipe.data
         if split != "all":
             is_own = is_path(data.name)
             examples = (
@@ -79,15 +89,9 @@ class RecipeData:
         """The examples to train on; with `data.original` in their original size, downsampled in each step."""
         return self.split(self.recipe.data.split, original=self.recipe.data.original)
 
-    @cached_property
-    def _resized(self) -> Examples:
-        return self._read(original=False)
-
-    @cached_property
-    def _original(self) -> Examples:
-        return self._read(original=True)
-
-    def _read(self, *, original: bool) -> Examples:
+    def _read(self, original: bool) -> Examples:
+        if original in self._examples:
+            return self._examples[original]
         data = self.recipe.data
         drawings = data.drawings and is_path(data.name)  # known datasets are read as published
         examples = load_examples(
@@ -109,7 +113,8 @@ class RecipeData:
         skip_small = data.skip_bad and is_path(data.name)
         kept = _without_small_classes(examples, self.recipe) if skip_small else examples
         warn_of_skipped(kept, data.name)
-        return examples.inverted() if data.invert and not drawings else examples
+        self._examples[original] = examples.inverted() if data.invert and not drawings else examples
+        return self._examples[original]
 
 
 def _without_small_classes(examples: Examples, recipe: Recipe) -> Examples:

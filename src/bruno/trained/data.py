@@ -92,7 +92,7 @@ class TrainedData(TrainedModel):
     @cached_property
     def _recipe_data(self) -> RecipeData:
         assert self.recipe is not None
-        return RecipeData(self.recipe, self.data_dir)
+        return self.data or RecipeData(self.recipe, self.data_dir)
 
     def _available(self, data: str | None) -> str | None:
         """The data asked for, None for the model's own.

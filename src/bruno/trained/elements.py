@@ -21,7 +21,7 @@ from bruno.data.images import normalise_drawings
 from bruno.data.reader import collected
 from bruno.kinds import Images, Kind, kind_of, rescale_levels
 from bruno.model import Bruno
-from bruno.recipe_data import has_consecutive_sets, unseen_split
+from bruno.recipe_data import RecipeData, has_consecutive_sets, unseen_split
 from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
 
 Source = str | Path | Sequence[str | Path] | ArrayLike  # paths of files and folders, a frame, or elements
@@ -49,6 +49,7 @@ class TrainedModel:
         is_pretrained: whether it comes with the package.
         data_dir: the folder of published datasets; $BRUNO_DATA if None.
         drawings: whether to normalise line drawings in user files; as in training if None.
+        data: the data of the recipe, if they were read in training; read when needed if None.
     """
 
     model: Bruno
@@ -57,6 +58,7 @@ class TrainedModel:
     is_pretrained: bool = False
     data_dir: str | Path | None = None
     drawings: bool | None = None
+    data: RecipeData | None = None
 
     def __repr__(self) -> str:
         data = self.recipe.data.name if self.recipe else "unknown data"
