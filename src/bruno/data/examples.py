@@ -149,9 +149,10 @@ class Examples:
         return replace(kept, skipped=(*self.skipped, *small))
 
     def save(self, path: str | Path) -> None:
-        """Write a compressed npz without pickles, atomically."""
+        """Write an npz without pickles, atomically. Images are compressed, real numbers are not."""
+        save = np.savez_compressed if self.is_images else np.savez
         with atomic_write(Path(path)) as beside, beside.open("wb") as file:
-            np.savez_compressed(
+            save(
                 file,
                 elements=self.elements.numpy(),
                 labels=self.labels.numpy(),

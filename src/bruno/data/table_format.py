@@ -95,14 +95,18 @@ class TableFormat:
     def number(self, cell: str) -> float | None:
         """The number that a cell spells, with ASCII digits; None if it spells none."""
         cell = cell.strip()
-        if self._is_number(cell) is None:
+        if not self.is_number(cell):
             return None
         if self.thousands:
             cell = re.sub(_SPELLINGS.get(self.thousands, re.escape(self.thousands)), "", cell)
         return float(cell.replace(self.decimal, ".").replace("\u2212", "-"))
 
+    def is_number(self, cell: str) -> bool:
+        """Whether a cell without surrounding spaces spells a number."""
+        return self._match_number(cell) is not None
+
     @cached_property
-    def _is_number(self) -> Callable[[str], object]:
+    def _match_number(self) -> Callable[[str], object]:
         return _number_pattern(self.decimal, self.thousands).fullmatch
 
 
@@ -268,15 +272,17 @@ def detect(
     delimiters = [fixed["delimiter"]] if "delimiter" in fixed else [base.delimiter, *_DELIMITERS]
     best, best_fit = base, _WORST
     for delimiter in dict.fromkeys(delimiters):
-        rows = [row.cells for row in split_rows(sample, delimiter) if not row.problem]
+        rows = [
+            [cell.strip() for cell in row.cells] for row in split_rows(sample, delimiter) if not row.problem
+        ]
         if not rows:
             continue
         for style in _styles(base, delimiter, fixed):
             tried = replace(base, delimiter=delimiter, decimal=style[0], thousands=style[1])
-            header = fixed.get("header", _is_header(rows[0], tried, wanted))
-            fit = _fit(rows, replace(tried, header=header), wanted)
+            tried = replace(tried, header=fixed.get("header", _is_header(rows[0], tried, wanted)))
+            fit = _fit(rows, tried, wanted)
             if fit > best_fit:
-                best, best_fit = replace(tried, header=header), fit
+                best, best_fit = tried, fit
     return best
 
 
@@ -293,14 +299,23 @@ def _styles(base: TableFormat, delimiter: str, fixed: dict[str, Any]) -> Iterato
 
 
 def _fit(rows: list[list[str]], form: TableFormat, wanted: Collection[str]) -> tuple[float, ...]:
-    """How well a format fits: names found, rows as wide as the first, and cells that are numbers."""
+    """How well a format fits: names found, rows as wide as the first, and cells that are numbers.
+
+    The cells have no surrounding spaces.
+    """
     width = len(rows[0])
     body = [row for row in rows[form.header :] if len(row) == width]
-    found = len(_names(wanted, width) & set(map(str.strip, rows[0]))) if form.header else 0
+    found = len(_names(wanted, width) & set(rows[0])) if form.header else 0
     regular = len(body) >= 0.5 * (len(rows) - form.header) and width > 1
-    cells = [cell for row in body for cell in row if not is_missing(cell)]
-    numbers = sum(form.number(cell) is not None for cell in cells)
-    return (float(found), float(regular), numbers / max(1, len(cells)), float(width if regular else 0))
+    numbers, others = 0, 0
+    for row in body:
+        for cell in row:
+            if form.is_number(cell):  # most cells are: no need to ask whether they are missing
+                numbers += 1
+            elif not is_missing(cell):
+                others += 1
+    share = numbers / max(1, numbers + others)
+    return (float(found), float(regular), share, float(width if regular else 0))
 
 
 def _is_header(cells: Sequence[str], form: TableFormat, wanted: Collection[str]) -> bool:
