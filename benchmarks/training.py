@@ -3,7 +3,8 @@
 On a CPU, every network is replaced by a trivial one, to time the rest: data, preprocessing, couplings and
 process. The optimiser is timed separately. On a GPU, eager steps are compared with steps captured as one CUDA
 graph, and steps with splines are compared with affine ones. All times are medians; all ratios are within one
-run. Run with `make bench`.
+run. Run with `make bench`. `--profile PRESET` lists the operations, or the kernels of a GPU, that a step of a
+preset spends its time in.
 """
 
 from __future__ import annotations
@@ -55,10 +56,12 @@ class Echo(nn.Module):
         return torch.cat([scaled, scaled], 1)
 
 
-def trainer(recipe: Recipe, device: str = "cpu", *, networks: bool = True, **settings: Any) -> Trainer:
+def trainer(
+    recipe: Recipe, device: str = "cpu", *, networks: bool = True, size: int = 28, **settings: Any
+) -> Trainer:
     """A trainer on random images; without `networks`, trivial ones replace those of the couplings."""
     torch.manual_seed(0)
-    images = torch.randint(0, 256, (2000, 1, 28, 28), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2000, 1, size, size), dtype=torch.uint8)
     examples = Examples(images, torch.arange(2000) // 20, tuple(map(str, range(100))))
     model = Bruno.from_config(recipe.model((1, 28, 28), 256))
     if not networks:
@@ -211,21 +214,60 @@ def cpu_tables(times: int, tiny: bool) -> dict[str, list[dict[str, Any]]]:
     return {"shares": shares, "choices": choices_on_cpu(times)}
 
 
+def profile(preset: str, steps: int) -> dict[str, Any]:
+    """Where a step of a preset spends its time: the slowest kernels, or operations on a CPU."""
+    recipe, gpu = load_recipe(preset), torch.cuda.is_available()
+    current = trainer(recipe, "cuda" if gpu else "cpu", size=105 if recipe.data.original else 28)
+    late = 0.99  # of the run, where the cross-entropy counts and augmentation has faded
+    current.advance(10 if gpu else 1, late)
+    activity = torch.profiler.ProfilerActivity.CUDA if gpu else torch.profiler.ProfilerActivity.CPU
+    taken = seconds(lambda: current.advance(steps, late), 3) / steps
+    with torch.profiler.profile(activities=[activity]) as profiled:
+        current.advance(steps, late)
+    own = "self_device_time_total" if gpu else "self_cpu_time_total"  # microseconds
+    found = sorted(profiled.key_averages(), key=lambda event: -getattr(event, own))
+    total = sum(getattr(event, own) for event in found) / 1000 / steps
+    return {
+        "preset": preset,
+        "milliseconds a step": 1000 * taken,
+        "milliseconds of kernels": total,
+        "kernels a step": sum(event.count for event in found) / steps,
+        "slowest": [
+            {
+                "kernel": event.key[:100],
+                "calls a step": event.count / steps,
+                "milliseconds a step": getattr(event, own) / 1000 / steps,
+            }
+            for event in found[:60]
+        ],
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print a table."""
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--tiny", action="store_true", help="on a CPU, a single small measurement")
     parser.add_argument("--times", type=int, default=3, help="timed repetitions of a step on the CPU")
+    parser.add_argument("--profile", metavar="PRESET", help="only profile the steps of a preset")
     arguments = parser.parse_args()
+    if arguments.profile:
+        found = profile(arguments.profile, 20 if torch.cuda.is_available() else 1)
+        show(found["slowest"])
+        path = arguments.out / f"profile-{Path(arguments.profile).stem}.json"
+        path.write_text(json.dumps({**found, "provenance": provenance(0)}, indent=2) + "\n")
+        return
     gpu = torch.cuda.is_available()
     tables = gpu_tables() if gpu else cpu_tables(arguments.times, arguments.tiny)
     for rows in tables.values():
-        table = Table(*rows[0])
-        for row in rows:
-            table.add_row(
-                *(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values())
-            )
-        Console().print(table)
+        show(rows)
     report = {**tables, "provenance": provenance(0)}
     path = arguments.out / f"training-{'cuda' if gpu else 'cpu'}.json"
     path.write_text(json.dumps(report, indent=2) + "\n")
