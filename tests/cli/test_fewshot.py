@@ -7,8 +7,10 @@ from cli.commandline import make_images, picture_of, run, values_of
 
 def test_the_model_beats_chance_on_unseen_digits(in_digits, pictures):
     fewshot = ["fewshot", "run", "--way", "3", "--shot", "1,5", "--trials", "10", "--rotations"]
-    assert "3-way 5-shot" in run(*fewshot)
+    output = run(*fewshot)
+    assert "3-way 5-shot" in output
     values = values_of("run", "few-shot-test")
+    assert f"± {100 * values['bruno'][0]['spread'] / 10**0.5:.1f}" in output  # standard error of 10 trials
     assert [result["episodes"] for result in values["bruno"]] == [120, 120]  # 3 digits × 4 rotations × trials
     assert values["bruno"][0]["accuracy"] > 0.6
     assert values["bruno"][1]["accuracy"] > 0.8

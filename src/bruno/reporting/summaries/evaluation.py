@@ -69,10 +69,10 @@ def _(outcome: FewShotEvaluation) -> Result:
         },
         ("", "accuracy %", f"{baseline} %", "chance %", "episodes"),
         tuple(
-            (_setting(a), _per_cent(a), _per_cent(b), f"{100 / a.way:.1f}", f"{a.episodes:,}")
+            (_setting(a), _accuracy(a), _accuracy(b), f"{100 / a.way:.1f}", f"{a.episodes:,}")
             for a, b in zip(found.model, found.baseline, strict=True)
         ),
-        f"Mean of {protocol.trials} trials ± standard deviation; in the picture ± standard error.",
+        f"Mean of {protocol.trials} trials ± standard error.",
         few_shot_bars({"BRUNO": found.model, baseline: found.baseline}),
     )
 
@@ -81,12 +81,12 @@ def _(outcome: FewShotEvaluation) -> Result:
 def _(outcome: FineTuningComparison) -> Result:
     columns = [
         {"bits/dim": with_error(bits)}
-        | {f"{_setting(r)}, %": _per_cent(r) for r in outcome.few_shot.get(name, ())}
+        | {f"{_setting(r)}, %": _accuracy(r) for r in outcome.few_shot.get(name, ())}
         for name, bits in outcome.bits.items()
     ]
     note = (
-        f"Bits/dim ± standard error. Accuracy: mean of {outcome.trials} trials ± standard deviation over "
-        "trials; in the picture ± standard error."
+        f"Mean ± standard error: of bits/dim between sets or classes, of accuracy between {outcome.trials} "
+        "trials."
     )
     return Result(
         f"finetuning-{outcome.split}",
@@ -231,7 +231,3 @@ def with_error(bits: BitsPerDim) -> str:
 
 def _setting(result: FewShotResult) -> str:
     return f"{result.way}-way {result.shot}-shot"
-
-
-def _per_cent(result: FewShotResult) -> str:
-    return f"{100 * result.accuracy:.1f} ± {100 * result.spread:.1f}"
