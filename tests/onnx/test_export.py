@@ -8,8 +8,11 @@ import torch
 import bruno
 from bruno import Bruno
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig
+from bruno.flow import AffineCoupling, Chain, DenseNetwork, OddEven
+from bruno.flow.preprocessing import Standardise
 from bruno.onnx import export_onnx
 from bruno.onnx.functions import FUNCTIONS, given_noise
+from bruno.process import GaussianProcess
 
 DENSE = FlowConfig("dense", couplings=2, units=6)
 SPLINE = FlowConfig("dense", couplings=2, units=6, coupling="spline", bins=2)
@@ -119,6 +122,17 @@ def test_graphs_of_latents_agree_with_torch(name, tmp_path):
     for temperature in (torch.tensor(1.0), torch.tensor(0.5)):
         found = run(tmp_path / "sample_latents.onnx", **evidence, noise=noise, temperature=temperature)[0]
         assert_close(found, predictive.loc + temperature * (samples - predictive.loc))
+
+
+def test_a_model_without_a_config_is_exported_by_its_process(tmp_path):
+    flow = Chain([AffineCoupling(OddEven(4, parity), DenseNetwork(2, 2, 4)) for parity in (0, 1)])
+    model = Bruno((4,), flow, GaussianProcess(4), Standardise((4,))).requires_grad_(False)
+    export_onnx(model, tmp_path, functions=("sample_latents",))
+    evidence = {name: value.unsqueeze(0) for name, value in evidence_of(model.prior()).items()}
+    found = run(
+        tmp_path / "sample_latents.onnx", **evidence, noise=torch.rand(6, 1, 4), temperature=torch.ones(())
+    )
+    assert found[0].shape == (6, 1, 4)
 
 
 def test_an_empty_set_scores_0(tmp_path):

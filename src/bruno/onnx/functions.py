@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bruno.model import Bruno
-from bruno.process import Evidence
+from bruno.process import Evidence, StudentTProcess
 
 
 class Function(nn.Module):
@@ -152,7 +152,7 @@ class SampleLatents(Function):
     outputs = ("z",)
 
     def arguments(self) -> dict[str, Argument]:  # noqa: D102
-        pair = () if self.model.config and self.model.config.process.kind == "gaussian" else (2,)
+        pair = (2,) if isinstance(self.model.process, StudentTProcess) else ()
         noise = torch.full((*pair, 4, 3, self.model.dim), 0.5)
         axes = {len(pair): "samples", len(pair) + 1: "sets"}
         temperature = Argument(torch.ones(()), {})
