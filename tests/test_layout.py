@@ -137,6 +137,12 @@ def test_torch_is_imported_only_to_compute(command):
 
 
 @pytest.mark.slow
+def test_packages_are_attributes_of_the_package():
+    code = "import bruno; bruno.trained.export, bruno.onnx, bruno.provenance, bruno.weights.pretrained_names"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
 def test_optional_packages_are_imported_only_where_they_are_used():
     optional = "{'matplotlib', 'sklearn', 'pooch', 'pyarrow', 'jinja2', 'typer', 'rich', 'scipy', 'onnx'}"
     code = "import bruno.reporting.summaries, sys; print(sys.modules.keys() & " + optional + ")"

@@ -45,18 +45,24 @@ _HOME = {  # the module that defines each public name
     "save": "checkpoint",
     "train": "fit",
 }
-_PACKAGES = (
+_MODULES = (  # public modules and packages
     "config",
     "data",
     "flow",
+    "onnx",
+    "page",
     "process",
+    "provenance",
+    "ray",
     "reporting",
     "river",
     "serving",
     "sklearn",
     "streams",
     "tasks",
+    "trained",
     "training",
+    "weights",
 )
 
 __all__ = [
@@ -84,7 +90,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
+    if name in _MODULES:
         return importlib.import_module(f"bruno.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'bruno' has no attribute {name!r}")
@@ -94,4 +100,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_PACKAGES, "__version__"})
+    return sorted({*__all__, *_MODULES, "__version__"})
