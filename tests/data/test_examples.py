@@ -146,6 +146,19 @@ def test_joined_examples_keep_their_classes_separate(examples):
     assert joined.skipped == ("x", "x")
 
 
+def test_positions_are_listed_by_class():
+    examples = Examples(torch.arange(5.0).view(5, 1), [2, 0, 2, 0, 2], "abc")
+    assert [members.tolist() for members in examples.by_class()] == [[1, 3], [], [0, 2, 4]]
+    assert examples.at(examples.by_class()[2]).elements.flatten().tolist() == [0, 2, 4]
+
+
+def test_parts_of_a_table_keep_its_format_and_its_columns():
+    about = {"columns": ("heat",), "ignored": ("note (text)",), "table_format": "semicolon"}
+    table = Examples(torch.zeros(4, 1), [0, 0, 1, 1], "ab", **about)
+    for part in (concatenate([table, table]), table.at(torch.tensor([0, 2])), table.select(["b"])):
+        assert {name: getattr(part, name) for name in about} == about
+
+
 @pytest.mark.parametrize(
     ("elements", "labels", "error", "message"),
     [

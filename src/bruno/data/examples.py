@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -103,6 +103,14 @@ class Examples:
         """The number of elements in each class."""
         return torch.bincount(self.labels, minlength=len(self.names))
 
+    def by_class(self) -> tuple[Int[Tensor, " members"], ...]:
+        """The positions of the elements of each class, in order."""
+        return members_by_label(self.labels, len(self.names))
+
+    def at(self, places: Int[Tensor, " some"] | Bool[Tensor, " n"]) -> Examples:
+        """Return the examples at some positions; all classes stay, also those without examples."""
+        return replace(self, elements=self.elements[places], labels=self.labels[places])
+
     def inverted(self) -> Examples:
         """Return the images with dark and bright exchanged."""
         if not self.is_images:
@@ -123,10 +131,9 @@ class Examples:
                 raise ValueError(f"`keep` must be from 0 to {len(self.names) - 1}; got {index}.")
         position = torch.full((len(self.names),), -1)
         position[order] = torch.arange(len(order))
-        labels = position[self.labels]
-        inside = labels >= 0
+        kept = self.at(position[self.labels] >= 0)
         names = tuple(self.names[i] for i in order)
-        return replace(self, elements=self.elements[inside], labels=labels[inside], names=names)
+        return replace(kept, labels=position[kept.labels], names=names)
 
     def select(self, names: Sequence[str]) -> Examples:
         """Return the examples of the classes with these names, in this order."""
@@ -184,16 +191,22 @@ class Examples:
             raise ValueError(f"{path}: must be a file of `Examples.save`; got: {reason(error)}.") from error
 
 
+def members_by_label(labels: Int[Tensor, " n"], classes: int) -> tuple[Int[Tensor, " members"], ...]:
+    """The positions of each label from 0 to `classes` − 1, in order, by one sort."""
+    counts = torch.bincount(labels, minlength=classes)
+    return labels.argsort(stable=True).split(counts.tolist())
+
+
 def concatenate(parts: Sequence[Examples]) -> Examples:
     """Concatenate several examples; classes stay separate, even if they share a name."""
     offsets = np.cumsum([0, *(len(part.names) for part in parts[:-1])])
-    return Examples(
-        torch.cat([part.elements for part in parts]),
-        torch.cat([part.labels + int(offset) for part, offset in zip(parts, offsets, strict=True)]),
-        tuple(name for part in parts for name in part.names),
-        tuple(name for part in parts for name in part.skipped),
-        max(part.levels for part in parts),
-        parts[0].columns,
+    return replace(
+        parts[0],
+        elements=torch.cat([part.elements for part in parts]),
+        labels=torch.cat([part.labels + int(offset) for part, offset in zip(parts, offsets, strict=True)]),
+        names=tuple(name for part in parts for name in part.names),
+        skipped=tuple(name for part in parts for name in part.skipped),
+        levels=max(part.levels for part in parts),
     )
 
 

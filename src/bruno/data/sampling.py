@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -260,12 +261,14 @@ def with_rotations(examples: Examples) -> Examples:
     """
     _check_square(examples)
     offsets = torch.arange(4) * len(examples.names)
-    return Examples(
-        torch.cat([SetSampler.rotated(examples.elements, torch.tensor(turns)) for turns in range(4)]),
-        (examples.labels + offsets.unsqueeze(1)).flatten(),
-        tuple(f"{name}, {turns * 90}°" if turns else name for turns in range(4) for name in examples.names),
-        examples.skipped,
-        examples.levels,
+    turned = [SetSampler.rotated(examples.elements, torch.tensor(turns)) for turns in range(4)]
+    return replace(
+        examples,
+        elements=torch.cat(turned),
+        labels=(examples.labels + offsets.unsqueeze(1)).flatten(),
+        names=tuple(
+            f"{name}, {turns * 90}°" if turns else name for turns in range(4) for name in examples.names
+        ),
     )
 
 

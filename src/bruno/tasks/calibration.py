@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from bruno.checkpoint import check_tensor, check_whole, parsing, read, require, write
 from bruno.checks import check_choice
-from bruno.data.examples import Examples
+from bruno.data.examples import Examples, members_by_label
 from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BATCH_CRITERIA, BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import LEVELS, GroupScores
@@ -78,11 +78,8 @@ class Groups:
         order = torch.arange(len(examples))
         if not ordered:
             order = torch.randperm(len(examples), generator=generator, device=generator.device).cpu()
-        labels = examples.labels[order]
-        rank = torch.zeros(len(order), dtype=torch.long)
-        for group in range(len(examples.names)):
-            rank[labels == group] = torch.arange(int((labels == group).sum()))
-        chosen = order[rank < _MOST_ELEMENTS]
+        groups = members_by_label(examples.labels[order], len(examples.names))
+        chosen = order[torch.cat([members[:_MOST_ELEMENTS] for members in groups])]
         latents, log_probs = [], []
         for some in chosen.split(256):
             z, log_det = model.encode(examples.elements[some].to(model.device))
@@ -102,6 +99,11 @@ class Groups:
         )
 
     @cached_property
+    def members(self) -> tuple[Int[Tensor, " members"], ...]:
+        """The positions of the elements of each group, in order."""
+        return members_by_label(self.labels, len(self.names))
+
+    @cached_property
     def counts(self) -> Int[Tensor, " groups"]:
         """Number of elements of each group."""
         return torch.bincount(self.labels, minlength=len(self.names))
@@ -115,7 +117,7 @@ class Groups:
         """
         index = torch.full((len(groups), orders, length), -1)
         for place, group in enumerate(groups.tolist()):
-            members = (self.labels == group).nonzero().flatten()
+            members = self.members[group]
             keys = torch.rand((orders, len(members)), generator=generator, device=generator.device).cpu()
             if self.ordered:
                 keys[0] = torch.arange(len(members))

@@ -253,8 +253,7 @@ def fit_temperature_to_groups(
 
     Groups of at most `shots` elements are left out. The ways are at most the number of groups.
     """
-    members = [(groups.labels == group).nonzero().flatten() for group in range(len(groups.names))]
-    members = [some for some in members if len(some) > shots]
+    members = [some for some in groups.members if len(some) > shots]
     if len(members) < 2 or not len(groups.latents):
         return None
     ways = min(ways, len(members))

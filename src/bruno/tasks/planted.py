@@ -142,7 +142,7 @@ class RobustDistance:
     def of(cls, model: Bruno, examples: Examples) -> RobustDistance:
         """The distance with the covariance of all classes together, without the furthest rows."""
         y, labels = model.normalised(examples.elements).double(), examples.labels
-        medians = torch.stack([y[labels == i].median(0).values for i in range(len(examples.names))])
+        medians = torch.stack([y[members].median(0).values for members in examples.by_class()])
         rows = y - medians[labels]
         ridge = 1e-6 * rows.square().mean() * torch.eye(rows.shape[1], dtype=torch.double)
         covariance = rows.T @ rows / len(rows) + ridge

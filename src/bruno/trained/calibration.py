@@ -280,15 +280,7 @@ def _some(examples: Examples, most: tuple[int, int | None], generator: Generator
     if elements is None or int(examples.counts.max()) <= elements:
         return examples
     keep = torch.zeros(len(examples), dtype=torch.bool)
-    for group in range(len(examples.names)):
-        members = (examples.labels == group).nonzero().flatten()
+    for members in examples.by_class():
         order = torch.randperm(len(members), generator=generator, device=generator.device).cpu()
         keep[members[order[:elements]]] = True
-    return Examples(
-        examples.elements[keep],
-        examples.labels[keep],
-        examples.names,
-        examples.skipped,
-        examples.levels,
-        examples.columns,
-    )
+    return examples.at(keep)

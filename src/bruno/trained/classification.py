@@ -101,7 +101,10 @@ class ClassificationJobs(CalibrationJobs):
         path = Path(support)
         if path.is_file():
             examples = self._select(data=str(path), invert=reading["invert"]).examples
-            return {name: examples.elements[examples.labels == i] for i, name in enumerate(examples.names)}
+            return {
+                name: examples.elements[members]
+                for name, members in zip(examples.names, examples.by_class(), strict=True)
+            }
         inside = sorted(path.iterdir()) if path.is_dir() else []
         folders = [folder for folder in inside if folder.is_dir() and not is_hidden(folder.name)]
         if len(folders) < 2:
