@@ -254,9 +254,10 @@ def test_the_steps_of_fine_tuning_can_be_set(tiny, tmp_path):
     assert steps_of(tiny, tmp_path / "queries", queries=4).queries == 4
 
 
-def test_fine_tuning_opens_a_model_given_by_name(tiny, tmp_path):
+@pytest.mark.parametrize("kind", [str, Path])
+def test_fine_tuning_opens_a_model_given_by_path(kind, tiny, tmp_path):
     tuned = bruno.finetune(
-        str(tiny.folder), tmp_path / "tuned", way=3, episodes=2, trials=0, steps=1, rate=0.0
+        kind(tiny.folder), tmp_path / "tuned", way=3, episodes=2, trials=0, steps=1, rate=0.0
     )
     assert tuned.comparison is None
     assert tuned.trained.model.fingerprint() == tiny.model.fingerprint()  # at a learning rate of zero
@@ -277,6 +278,11 @@ def test_a_model_is_trained_on_rows_of_a_csv(tmp_path):
     assert trained.columns == ("a", "b")
     assert trained.model.shape == (2,)
     assert torch.isfinite(trained.sample_prior(3).x).all()
+    elements = trained.read(tmp_path / "rows.csv").x[:3]
+    repeated, classes = trained.sample_repeats(elements, repeats=(1, 2)), trained.sample_classes(given=2)
+    assert repeated.samples.columns == classes.samples.columns == ("a", "b")
+    with pytest.raises(ValueError, match=r"`given` .*smallest class; got 13"):
+        trained.sample_classes(given=13)
 
 
 def test_a_setting_given_twice_is_an_error():

@@ -75,7 +75,7 @@ class FineTuned:
 
 
 def finetune(
-    trained: Trained | str,
+    trained: Trained | str | Path,
     out: str | Path | None = None,
     *,
     way: int | None = None,
@@ -136,9 +136,9 @@ def finetune(
     return FineTuned(after, comparison, unseen)
 
 
-def _opened(trained: Trained | str) -> tuple[Trained, Recipe]:
+def _opened(trained: Trained | str | Path) -> tuple[Trained, Recipe]:
     """The model to start from, and its recipe."""
-    found = open_trained(trained) if isinstance(trained, str) else trained
+    found = open_trained(trained) if isinstance(trained, str | Path) else trained
     if found.recipe is None:
         raise ValueError(f"`trained` must have a recipe; {found.folder} has none.")
     return found, found.recipe

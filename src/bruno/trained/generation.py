@@ -137,7 +137,7 @@ class GenerationJobs(TrainedData):
         generator = self._generator(seed)
         (x,) = self._sets(given, 1, set_size, split, data, classes, invert, skip_bad, generator)
         enough = -(-_SAMPLES_FOR_VARIANCE // len(x))
-        return spread_by_repeats(
+        found = spread_by_repeats(
             self.model,
             x,
             REPEATS if repeats is None else repeats,
@@ -145,6 +145,7 @@ class GenerationJobs(TrainedData):
             generator=generator,
             temperature=temperature,
         )
+        return replace(found, samples=self._with_columns(found.samples))
 
     def sample_classes(
         self,
@@ -158,12 +159,17 @@ class GenerationJobs(TrainedData):
     ) -> SetSamples:
         """Samples of every class of a split, or of other examples, given its first elements."""
         examples = self._select(split).examples if examples is None else examples
+        most = int(examples.counts.min())
+        if not 1 <= given <= most:
+            raise ValueError(
+                f"`given` must be from 1 to the {most} elements of the smallest class; got {given}."
+            )
         generator = self._generator(seed)
-        sets = [examples.elements[examples.labels == label][:given] for label in range(len(examples.names))]
-        x = torch.stack(sets).to(self.device)
+        x = torch.stack([examples.elements[members[:given]] for members in examples.by_class()])
+        x = x.to(self.device)
         posterior = self.model.condition(x)
         drawn = draw_samples(posterior, samples, generator=generator, temperature=temperature)
-        return SetSamples(x, (given,), replace(drawn, x=drawn.x.unsqueeze(1)))
+        return SetSamples(x, (given,), self._with_columns(replace(drawn, x=drawn.x.unsqueeze(1))))
 
     def measure_specks(
         self,
