@@ -194,7 +194,8 @@ class Examples:
 def members_by_label(labels: Int[Tensor, " n"], classes: int) -> tuple[Int[Tensor, " members"], ...]:
     """The positions of each label from 0 to `classes` − 1, in order, by one sort."""
     counts = torch.bincount(labels, minlength=classes)
-    return labels.argsort(stable=True).split(counts.tolist())
+    members: tuple[Tensor, ...] = labels.argsort(stable=True).split(counts.tolist())
+    return members
 
 
 def concatenate(parts: Sequence[Examples]) -> Examples:
