@@ -74,6 +74,12 @@ def test_the_variable_is_late_only_if_torch_was_imported_and_it_was_not_set(modu
     assert _is_late(modules, environment) == late
 
 
+@pytest.mark.parametrize("cores", [2, 8, 65, 96, 128])
+@pytest.mark.parametrize("threads_per_core", [1, 2])
+def test_a_team_of_all_cores_is_parked_on_machines_of_any_size(cores, threads_per_core):
+    assert _teams_to_park(cores, cores * threads_per_core) >= 1
+
+
 @given(st.integers(2, 300), st.integers(1, 300))
 def test_no_more_teams_are_parked_than_needed(team, cores):
     needed = next(parked for parked in itertools.count() if 1 + (parked + 1) * (team - 1) > cores)

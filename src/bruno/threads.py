@@ -17,7 +17,9 @@ from collections.abc import Container
 from functools import cache
 from threading import Event, Thread
 
-_MOST_PARKED = 64  # if more were needed, long waits are better than that many threads
+# Teams as large as a machine's cores, up to 128 with two threads each, need at most this many. Only small teams
+# on many cores would need more: they leave cores free, where a spinning thread is in nobody's way.
+_MOST_PARKED = 256
 
 
 def _is_late(modules: Container[str], environment: Container[str]) -> bool:
