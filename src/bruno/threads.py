@@ -17,8 +17,8 @@ from collections.abc import Container
 from functools import cache
 from threading import Event, Thread
 
-# Teams as large as a machine's cores, up to 128 with two threads each, need at most this many. Only small teams
-# on many cores would need more: they leave cores free, where a spinning thread is in nobody's way.
+# Teams as large as a machine's cores, up to 128 with two threads each, need at most this many. Only small
+# teams on many cores would need more: they leave cores free, where a spinning thread is in nobody's way.
 _MOST_PARKED = 256
 
 

@@ -126,12 +126,20 @@ def test_a_job_that_is_larger_than_a_batch_runs_alone():
     assert held.batches == [1, 1]
 
 
-def test_a_job_that_waits_too_long_is_given_up_and_never_runs():
+def test_a_job_that_waits_too_long_is_given_up_and_never_runs(monkeypatch):
     held = Held()
-    batcher = Batcher(held, batch=1, seconds=0.05)
+    batcher = Batcher(held, batch=1, seconds=3600)
 
     async def ask():
-        return await asyncio.gather(batcher(job_of(1)), batcher(job_of(2)), return_exceptions=True)
+        timers, loop = [], asyncio.get_running_loop()
+        monkeypatch.setattr(
+            loop, "call_later", lambda _, *call: timers.append(call) or loop.call_soon(lambda: 0)
+        )
+        jobs = [asyncio.ensure_future(batcher(job_of(answer))) for answer in (1, 2)]
+        await asyncio.to_thread(held.is_running.wait, 60)
+        for function, request in timers:  # an hour later
+            function(request)
+        return await asyncio.gather(*jobs, return_exceptions=True)
 
     found = asyncio.run(ask())
     assert [(one.status, one.retry_after) for one in found] == [(503, 1)] * 2
