@@ -14,6 +14,7 @@ from PIL import Image
 import bruno
 from bruno.data import Examples, load_examples
 from bruno.reporting.summaries import summarise
+from bruno.tasks.calibration import GroupCalibration, Groups
 from bruno.trained import Trained, UnfamiliarDataWarning, export
 
 UNSEEN = ("2", "5", "8")
@@ -279,6 +280,26 @@ def test_the_state_of_another_watch_is_not_replaced(trained, unseen, tmp_path):
     [beside] = tmp_path.glob("state.*")
     counts = [int(bruno.load(path, model=trained.model).evidence.count) for path in (state, beside)]
     assert counts == [5, 2]
+
+
+@pytest.mark.filterwarnings("ignore:calibrated on 3 classes")
+def test_a_calibration_is_made_once_and_read_once(digits_run, tmp_path, monkeypatch):
+    shutil.copytree(digits_run, tmp_path / "run")
+    trained, made = bruno.open(tmp_path / "run"), []
+    encode, load = Groups.of, GroupCalibration.load
+    monkeypatch.setattr(
+        Groups, "of", lambda *args, **kwargs: made.append("encoded") or encode(*args, **kwargs)
+    )
+    monkeypatch.setattr(GroupCalibration, "load", lambda *args: made.append("read") or load(*args))
+    first = trained.calibration()
+    encoded = len(made)
+    assert trained.calibration() is first
+    assert trained.calibration(seed=1) is not first
+    assert len(made) == 2 * encoded
+    trained.calibrate()
+    made.clear()
+    assert trained.calibration() is trained.calibration()
+    assert made == ["read"]
 
 
 def test_a_detector_is_calibrated_to_a_false_alarm_rate(trained, unseen):

@@ -6,8 +6,9 @@ import logging
 import math
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch import Generator
 
 from bruno.data import Examples, SetSampler
+from bruno.data.archives import file_stamp
 from bruno.files import inside
 from bruno.recipe_data import is_path
 from bruno.tasks.anomaly import check_rate, density_floor, reference_density
@@ -91,8 +93,10 @@ class CalibrationJobs(TrainedData):
         """
         path = self.calibration_path  # checked before the calibration, which may take a long time
         calibration = self._calibrated_on(data, invert, seed, progress)
+        _warn_if_few(calibration)
         self.folder.mkdir(parents=True, exist_ok=True)
         calibration.save(path)
+        self._known_calibrations.clear()
         return CalibrationReport(calibration, path)
 
     def calibration(
@@ -109,7 +113,12 @@ class CalibrationJobs(TrainedData):
         """
         if data is None and (ready := self.ready_calibration()) is not None:
             return ready
-        return self._calibrated_on(data, invert, seed, progress)
+        if data is None:
+            found = self._known(f"seed {seed}", lambda: self._calibrated_on(None, None, seed, progress))
+        else:
+            found = self._calibrated_on(data, invert, seed, progress)
+        _warn_if_few(found)
+        return found
 
     def ready_calibration(self) -> GroupCalibration | None:
         """The calibration that is kept with the model or comes with it; None if there is neither."""
@@ -121,7 +130,7 @@ class CalibrationJobs(TrainedData):
         if not path.is_file():
             return None
         try:
-            return GroupCalibration.load(path, self.model)
+            return self._known(file_stamp(path), lambda: GroupCalibration.load(path, self.model))
         except ValueError as error:
             warnings.warn(f"the calibration is ignored: {error}", stacklevel=3)
             return None
@@ -131,9 +140,19 @@ class CalibrationJobs(TrainedData):
         path = pretrained_calibration_path(self.folder.name.removeprefix("pretrained-"))
         if not self.is_pretrained or not path.is_file():
             return None
-        found = GroupCalibration.load(path, self.model)
+        found = self._known(path.name, lambda: GroupCalibration.load(path, self.model))
         _log.info("calibrated on %s. For your own data: bruno calibrate", found.data)
         return found
+
+    @cached_property
+    def _known_calibrations(self) -> dict[str, GroupCalibration]:
+        return {}
+
+    def _known(self, name: str, make: Callable[[], GroupCalibration]) -> GroupCalibration:
+        """A calibration that is made or read once: either takes longer than judging a set."""
+        if name not in self._known_calibrations:
+            self._known_calibrations[name] = make()
+        return self._known_calibrations[name]
 
     def _calibrated_on(
         self, data: str | None, invert: bool | None, seed: int, progress: Progress | None
@@ -158,13 +177,6 @@ class CalibrationJobs(TrainedData):
         criterion = self._batch_criterion(cutoffs, other, generator)
         groups = encode(clean, reference=reference, keep_images=criterion == "patches", progress=progress)
         name = data or (self.recipe.data.name if self.recipe else "unknown data")
-        if len(groups.names) < _TOO_FEW_GROUPS:
-            warnings.warn(
-                f"calibrated on {len(groups.names)} class{'es' * (len(groups.names) > 1)} with "
-                f"{len(clean)} elements, too few: at low rates, only gross outliers are flagged. Use the "
-                "order of the scores, calibrate on more classes (`bruno calibrate`), or set a threshold.",
-                stacklevel=4,
-            )
         return GroupCalibration(
             self.model, groups, cutoffs, floor, str(name), unseen, seed, reference, criterion
         )
@@ -225,6 +237,18 @@ class CalibrationJobs(TrainedData):
         return (
             density_floor(self.model, sampler, generator=generator),
             reference_density(self.model, sampler, generator=generator),
+        )
+
+
+def _warn_if_few(found: GroupCalibration) -> None:
+    """Warn if a calibration rests on a few classes."""
+    classes, elements = len(found.groups.names), len(found.groups.labels)
+    if classes < _TOO_FEW_GROUPS:
+        warnings.warn(
+            f"calibrated on {classes} class{'es' * (classes > 1)} with {elements} elements, too few: at low "
+            "rates, only gross outliers are flagged. Use the order of the scores, calibrate on more classes "
+            "(`bruno calibrate`), or set a threshold.",
+            stacklevel=4,
         )
 
 
