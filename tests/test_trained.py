@@ -158,7 +158,7 @@ def test_elements_of_another_shape_are_errors(trained, source, message):
         trained.read(source)
 
 
-def test_images_unlike_those_of_training_are_a_warning(trained):
+def test_images_unlike_training_images_raise_a_warning(trained):
     noise = torch.randint(0, 17, (4, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     with pytest.warns(UnfamiliarDataWarning, match=r"unlike those of training: .*`invert`"):
         trained.read(noise)

@@ -130,7 +130,7 @@ def test_too_few_elements_for_a_job_leave_the_densities(digits, monkeypatch):
     assert verdict.unmeasured in summarise(verdict).note
 
 
-def test_the_number_of_elements_is_a_share_of_those_of_training(digits):
+def test_the_number_of_elements_is_a_fraction_of_those_of_training(digits):
     per_step = digits.recipe.train.elements
     assert digits._affordable_elements() == min(20_000, int(0.2 * 300 * per_step))
     short = replace(digits, folder=Path("no-such-run"))

@@ -1,4 +1,4 @@
-"""A trained model with its recipe and data, and the jobs it does: what commands and users open."""
+"""Trained models with their recipes, data and jobs. `bruno.open` returns one; every command works on one."""
 
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.trained.elements import Elements

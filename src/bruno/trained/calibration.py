@@ -32,16 +32,16 @@ from bruno.weights import pretrained_calibration_path
 _log = logging.getLogger(__name__)
 
 FILE = "calibration.safetensors"  # in the folder of the results of a model
-_FEW_GROUPS = 10  # for tests; then those for validation are used, too
-_TOO_FEW_GROUPS = 5  # estimates are then cautious, as two or three groups hardly show how groups differ
-_MOST_GROUPS = 200  # of images, which take long to encode
-_OTHER_IMAGES, _OTHER_ROWS = (50, 20), (100, 60)  # most groups, and elements of each, to fix cutoffs on
-_PLANTED_IN = 400  # images, to choose what batches are judged by
-_SET_ASIDE = 4  # without other data, every fourth group is for the cutoffs
+_FEW_GROUPS = 10  # with fewer test classes of user data, the validation classes are used, too
+_TOO_FEW_GROUPS = 5  # with fewer, warn: they hardly show how groups differ, so estimates are cautious
+_MAX_GROUPS = 200  # of images, which take long to encode
+_OTHER_IMAGES, _OTHER_ROWS = (50, 20), (100, 60)  # at most: groups that set the cutoffs, elements of each
+_PLANTED_IN = 400  # images; outliers are planted among them to choose the criterion for batches
+_SET_ASIDE = 4  # without training classes, every fourth group sets the cutoffs instead
 
 
 class CleanGroups(NamedTuple):
-    """Groups to calibrate on, and whether none of them was trained on."""
+    """Groups to calibrate on, and whether all of them are new to the model."""
 
     examples: Examples
     unseen: bool
@@ -79,10 +79,11 @@ class CalibrationJobs(TrainedData):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> CalibrationReport:
-        """Learn from clean groups how elements score, and keep it with the model.
+        """Calibrate on clean groups, and keep the calibration with the model.
 
-        Afterwards, judged elements have p-values from these groups. The groups pass through the same
-        procedure as a new set. They must be clean, like those to be judged, and not trained on.
+        Afterwards, the p-value of an element compares its score with the scores of these groups, which are
+        judged in the same way as a new set. The groups must have no outliers, must resemble the sets that
+        will be judged, and must not be training data.
 
         Args:
             data: groups that the model was not trained on: a dataset, class folders, or a CSV with the group
@@ -107,9 +108,10 @@ class CalibrationJobs(TrainedData):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> GroupCalibration:
-        """The calibration that is kept with the model, or one on `data` or on its own unseen classes.
+        """A calibration on `data` or, by default, the one that is kept with the model.
 
-        A pretrained model comes with one, on characters that it was not trained on.
+        A pretrained model comes with a calibration on characters that it was not trained on. A model that has
+        no calibration is calibrated on the unseen classes of its own data.
         """
         if data is None and (ready := self.ready_calibration()) is not None:
             return ready
@@ -125,7 +127,7 @@ class CalibrationJobs(TrainedData):
         return self.kept_calibration() or self._shipped_calibration()
 
     def kept_calibration(self) -> GroupCalibration | None:
-        """The calibration that `calibrate` kept with the model; None without one."""
+        """The calibration that `calibrate` kept with the model; None if there is none."""
         path = self.calibration_path
         if not path.is_file():
             return None
@@ -161,7 +163,7 @@ class CalibrationJobs(TrainedData):
         clean, unseen = self._clean_groups(data, invert)
         clean = _with_two_elements(clean)
         if self.model.kind.is_images:
-            clean = _some(clean, (_MOST_GROUPS, None), generator)
+            clean = _subsample(clean, (_MAX_GROUPS, None), generator)
         other = self._other_groups(clean)
         if other is None and len(clean.names) >= 2 * _SET_ASIDE:
             every = range(len(clean.names))
@@ -182,29 +184,29 @@ class CalibrationJobs(TrainedData):
         )
 
     def _batch_criterion(self, cutoffs: Cutoffs, other: Examples, generator: Generator) -> BatchCriterion:
-        """What batches are judged by: whatever finds outliers better that are planted in other data."""
+        """The criterion for batches: the better one at finding outliers that are planted in `other`."""
         if not self.model.kind.is_images:
             return "score"
         try:
             found = measure_planted_outliers(
                 self.model, cutoffs, other, images=_PLANTED_IN, generator=generator
             )
-        except ValueError:  # too few classes, or images of each
+        except ValueError:  # too few classes, or too few images of a class
             return "score"
         return found.criterion
 
     def _clean_groups(self, data: str | None, invert: bool | None) -> CleanGroups:
         """The groups to calibrate on.
 
-        Of the model's own data, these are the unseen classes: those for tests, or, if they are few classes of
-        user data, all that were not trained on. Classes of training are used only if there are no others:
-        they fit the model better than new ones, so that thresholds from them flag too many new elements.
+        Of the model's own data, these are the classes of the unseen split or, if user data has few of them,
+        all classes that were not trained on. Training classes are used only if there are no other classes:
+        the model fits them better than new classes, so thresholds from them flag too many new elements.
         """
-        if data is not None and not (self.recipe and _is_same(data, self.recipe.data.name)):
+        if data is not None and not (self.recipe and _is_same_path(data, self.recipe.data.name)):
             split, invert = (None, invert) if is_path(data) else (self.unseen, None)
             return CleanGroups(self._select(split, data, invert=invert).examples, True)
         clean = self._select(self.unseen).examples
-        if self.lacks_its_data:  # the model has seen none of the characters that take their place
+        if self.lacks_its_data:  # the built-in characters take its place, which the model has not seen
             return CleanGroups(clean, True)
         assert self.recipe is not None
         trained_on = set(self._select(self.recipe.data.split).examples.names)
@@ -216,7 +218,7 @@ class CalibrationJobs(TrainedData):
         return CleanGroups(clean, trained_on.isdisjoint(clean.names))
 
     def _other_groups(self, clean: Examples) -> Examples | None:
-        """Training classes, on which the cutoffs are fixed; None if they cannot be read."""
+        """Training classes, which set the cutoffs; None if they cannot be read."""
         if self.recipe is None or self.lacks_its_data:
             return None
         try:
@@ -224,12 +226,12 @@ class CalibrationJobs(TrainedData):
         except (ValueError, OSError):
             return None
         most = _OTHER_IMAGES if self.model.kind.is_images else _OTHER_ROWS
-        return _some(_with_two_elements(examples), most, self._generator(0))
+        return _subsample(_with_two_elements(examples), most, self._generator(0))
 
     def _densities(self, clean: Examples, generator: Generator) -> tuple[float, float]:
-        """The log p(x) below which a row is out-of-distribution, and that of a typical row.
+        """The log p(x) below which a row is out-of-distribution, and the log p(x) of a typical row.
 
-        Images can be judged however unlikely: their log p(x) measures how complex they are.
+        Both are −∞ for images, as log p(x) of an image mostly measures how complex it is.
         """
         if self.model.kind.is_images:
             return -math.inf, -math.inf
@@ -255,10 +257,10 @@ def _warn_if_few(found: GroupCalibration) -> None:
 def report_support(
     scores: GroupScores, rate: float, groups: int, position: int, false_discovery_rate: float | None = None
 ) -> None:
-    """Log which rate the groups support exactly at a position, and whether the asked one is estimated.
+    """Log the lowest rate that is exact at a position, and whether the requested rate is exact or estimated.
 
-    Of a batch with a false-discovery rate, the lowest of its p-values is compared with this rate divided by
-    the number of elements, position + 1.
+    With a false-discovery rate, the lowest p-value of a batch is compared with that rate divided by the
+    number of elements, which is position + 1.
     """
     check_rate("rate", rate)
     basis = scores.basis(position, rate)
@@ -280,7 +282,7 @@ def report_support(
     )
 
 
-def _is_same(first: str | Path, second: str | Path) -> bool:
+def _is_same_path(first: str | Path, second: str | Path) -> bool:
     return os.path.realpath(first) == os.path.realpath(second)
 
 
@@ -295,8 +297,8 @@ def _with_two_elements(examples: Examples) -> Examples:
     return examples if len(kept) == len(examples.names) else examples.of_classes(kept)
 
 
-def _some(examples: Examples, most: tuple[int, int | None], generator: Generator) -> Examples:
-    """At most this many random classes, with at most this many elements of each."""
+def _subsample(examples: Examples, most: tuple[int, int | None], generator: Generator) -> Examples:
+    """A random subset of classes and of their elements; `most` limits the classes, and elements of each."""
     groups, elements = most
     if len(examples.names) > groups:
         chosen = torch.randperm(len(examples.names), generator=generator, device=generator.device)[:groups]

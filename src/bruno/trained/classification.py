@@ -30,7 +30,7 @@ from bruno.trained.elements import Source
 _log = logging.getLogger(__name__)
 
 _NONE_RATE = 0.01
-_CALIBRATION_EPISODES = 600  # at least, to fit a temperature to
+_CALIBRATION_EPISODES = 600  # a temperature is fitted to at least this many
 
 
 class ClassificationJobs(CalibrationJobs):
@@ -57,19 +57,20 @@ class ClassificationJobs(CalibrationJobs):
             queries: elements to classify: files, folders, arrays.
             support: examples of each class by its name, or a folder of class folders, or a CSV.
             prior: probability of each class, in any unit; uniform by default.
-            temperature: divides the log-probabilities. By default, it is fitted to the groups of the
-                calibration; without one, or if it has scores alone, it is 1.
+            temperature: divides the log-probabilities. By default, it is fitted to the groups of the model's
+                calibration; it is 1 if there is no calibration, or if the calibration keeps only scores.
             calibrate: fit the temperature on the unseen classes of the model's own data instead.
             views: average the scores over the eight rotations and reflections of square images, for a model
                 trained on rotated and mirrored classes.
-            data: with `calibrate`, fit it on this.
+            data: with `calibrate`, the dataset or path to fit the temperature on.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
-            none_rate: a query whose p-value is at most this for every class is of none of these. A query of
-                one of the classes is rejected with at most this probability. By default, it is 1 % if the
-                model has a calibration (`calibrate`, or that of a pretrained model), and nothing is rejected
-                without one. If a rate is given, a model without one is calibrated on its own unseen classes.
-            seed: seed of the episodes that the temperature is fitted on.
+            none_rate: a query is rejected, as it belongs to none of the classes, if its p-value is at most
+                this for every class. A query of one of the classes is rejected with at most this probability.
+                By default, the rate is 1 % if the model has a calibration, from `Trained.calibrate` or with a
+                pretrained model; without a calibration, nothing is rejected. If a rate is given and there is
+                no calibration, the model is calibrated on its own unseen classes.
+            seed: seed of the episodes that the temperature is fitted to.
         """
         check_rate("none_rate", _NONE_RATE if none_rate is None else none_rate)
         reading: dict[str, Any] = {"invert": invert, "skip_bad": skip_bad}
@@ -113,7 +114,7 @@ class ClassificationJobs(CalibrationJobs):
         return {folder.name: self.model.impute(self._read(folder, **reading).x) for folder in folders}
 
     def _kept_temperature(self, calibration: GroupCalibration, sets: dict[str, Tensor], seed: int) -> float:
-        """The temperature for episodes like the support, from the groups of the calibration."""
+        """The temperature for the ways and shots of the support, fitted to groups of the calibration."""
         found = fit_temperature_to_groups(
             self.model,
             calibration.groups,
@@ -129,7 +130,7 @@ class ClassificationJobs(CalibrationJobs):
     def _fitted_temperature(
         self, sets: dict[str, Tensor], data: str | None, invert: bool | None, views: bool, seed: int
     ) -> float:
-        """The temperature for as many classes and examples of each as the support has."""
+        """The temperature for the ways and shots of the support, fitted to episodes of unseen classes."""
         split, invert = (None, invert) if is_path(data) else (self.unseen, None)
         examples = self._select(split, data, invert=invert, min_classes=2).examples
         rotated = len(examples.names) * (4 if self.rotations else 1)

@@ -1,4 +1,4 @@
-"""A trained model with its data: the splits of its own dataset, or other examples that fit it."""
+"""A trained model with its data: the splits of its own dataset, or other examples of the same shape."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from bruno.recipe_data import RecipeData, imputed, is_path, warn_of_skipped
 from bruno.trained.elements import TrainedModel
 
 _log = logging.getLogger(__name__)
-_NAMED_CLASSES = 10  # of the chosen classes, in the name of a result
+_NAMED_CLASSES = 10  # the name of a result has at most this many of the chosen classes
 
 
 class Selection(NamedTuple):
-    """Examples to work on, and the name of results on them."""
+    """Examples, and the name of results that are measured on them."""
 
     examples: Examples
     name: str
@@ -44,7 +44,7 @@ class TrainedData(TrainedModel):
         """Examples with the model's shape and levels.
 
         Args:
-            split: of the data: train, validation, trainval, all, or test, the default.
+            split: split of the data: train, validation, trainval, test or all; test by default.
             data: use this instead of the model's own data: a known dataset, or the path of user data, of
                 which all classes are used.
             classes: use only these classes; all by default.
@@ -95,9 +95,10 @@ class TrainedData(TrainedModel):
         return self.data or RecipeData(self.recipe, self.data_dir)
 
     def _available(self, data: str | None) -> str | None:
-        """The data asked for, None for the model's own.
+        """The data to use: `data` itself, where None means the model's own, or "drawn".
 
-        A pretrained model of drawings can be tried without its dataset: built-in characters take its place.
+        A pretrained model of drawings can be tried without its dataset: "drawn", the built-in characters,
+        takes its place.
         """
         if data is None and self.lacks_its_data and self.recipe:
             name = self.recipe.data.name
@@ -138,7 +139,7 @@ class TrainedData(TrainedModel):
             examples = self._user_examples(Path(data), invert)
         else:
             own = self.recipe is not None and self.recipe.data.name == data
-            foreign = not own and data != "drawn"  # drawn as Omniglot's characters are
+            foreign = not own and data != "drawn"  # built-in characters already look like Omniglot's
             examples = load_examples(data, split, data_dir=self.data_dir)
             if self.normalises and foreign and examples.shape == self.model.shape:
                 examples = load_examples(data, split, data_dir=self.data_dir, drawings=True)
@@ -171,7 +172,7 @@ class TrainedData(TrainedModel):
 
 
 def _data_name(data: str | None, split: str, classes: Sequence[str]) -> str:
-    """The name of results: the split of the model's own data, or other data, and the chosen classes."""
+    """The name of results: the split, the name of data that are not the model's own, and chosen classes."""
     name = split if data is None else f"{data}-{split}"
     if data is not None and (is_path(data) or data == "drawn"):
         name = Path(data).stem
@@ -179,7 +180,7 @@ def _data_name(data: str | None, split: str, classes: Sequence[str]) -> str:
 
 
 def available_set_size(examples: Examples, wanted: int, least: int = 1) -> int:
-    """The set size wanted, or that of the smallest class if it has fewer elements."""
+    """The wanted set size, or the number of elements of the smallest class if it has fewer."""
     smallest = int(examples.counts.min())
     name = examples.names[int(examples.counts.argmin())]
     if smallest < least:

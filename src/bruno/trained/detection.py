@@ -1,4 +1,4 @@
-"""Outlier detection by a trained model: calibrated detectors, batches, streams, and how well it works."""
+"""Outlier detection by a trained model: calibrated detectors, batches, streams, and evaluation."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ from bruno.trained.watch import Watch, calibration_command, grouped_elements
 _log = logging.getLogger(__name__)
 
 _RATE = 0.01  # false alarms
-_SETS = 500  # to measure on
+_SETS = 500  # contaminated sets for each rate of an evaluation
 _SET_SIZE = 20
 _BETTER_AS_A_BATCH = (
-    "distances between patches of pixels find outliers better than this model, which judges streams; judge "
-    "complete sets as a batch (bruno anomaly batch)"
+    "distances between patches of pixels find outliers better than this model's scores, but need complete "
+    "sets; if the sets are complete, judge them as a batch (bruno anomaly batch)"
 )
-_SYNTHETIC_LENGTH, _SYNTHETIC_OUTLIERS = 80, 0.1  # of a stream made from the data
+_SYNTHETIC_LENGTH, _SYNTHETIC_OUTLIERS = 80, 0.1  # elements of a synthetic stream; fraction of outliers
 
 
 @dataclass(frozen=True, eq=False)
 class BatchJudgement:
-    """The judgements of a batch, each element given all others of its set, in the order of the batch.
+    """The judgements of a batch, in its order; each element is judged given the other elements of its set.
 
     Attributes:
         summary: the judgements.
         kind: kind of the elements.
         rate: the false-alarm rate; None with a fixed threshold or a false-discovery rate.
         advice: the command that calibrates on these data.
-        criterion: what images are judged by; see `judge_batch`.
-        explanation: of the outliers with the lowest scores, if asked for and if there are any.
+        criterion: what the p-values compare: "score", or "patches", the distances between patches of pixels.
+        explanation: explanation of the outliers with the lowest scores; None if not requested, or if there
+            are no outliers.
     """
 
     summary: StreamSummary
@@ -70,7 +71,7 @@ class BatchJudgement:
 
 @dataclass(frozen=True)
 class AnomalyEvaluation:
-    """How well outliers are found, and the name of the data it was measured on."""
+    """Metrics of outlier detection, and the name of the data they were measured on."""
 
     data: str
     contaminations: tuple[Contamination, ...]
@@ -97,7 +98,7 @@ class DetectionJobs(CalibrationJobs):
             rate: false-alarm rate, the fraction of clean elements that are flagged.
             threshold: flag scores below this instead of calibrating.
             count_all: every element counts as seen; by default, outliers are excluded from the evidence.
-            within: judge by p-values within the set (`watch`), which need no calibration but `count_all`.
+            within: for `watch` with `within`, which needs `count_all` but no calibration.
             data: calibrate on this instead of the calibration that is kept with the model.
             invert: turn dark ink into bright ink in `data`, if it is user data; as in training by default.
             seed: seed of the random orders of the groups.
@@ -150,11 +151,11 @@ class DetectionJobs(CalibrationJobs):
             batch: files, folders, arrays or elements; at least two elements.
             rate: false-alarm rate.
             threshold: flag scores below this instead of calibrating.
-            count_all: every element counts for the others.
+            count_all: condition on every other element; by default, outliers are excluded from the evidence.
             false_discovery_rate: flag by Benjamini–Hochberg at this rate, in each set, instead of `rate`.
             explain: explain the scores of outliers, given the elements of their sets that are not flagged.
             data: calibrate on this instead of the calibration that is kept with the model.
-            one_set: judge all elements as one set, though the model was trained on several.
+            one_set: judge all elements as one set, even if the model was trained on several.
             group: the group column, if it has another name than in training.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
@@ -205,7 +206,10 @@ class DetectionJobs(CalibrationJobs):
         count_all: bool,
         false_discovery_rate: float | None,
     ) -> dict[int, Judgement]:
-        """The judgements by position; without a calibration, by the threshold. Logs what they rest on."""
+        """The judgement of each element by its position; logs which rates the calibration supports.
+
+        Without a calibration, scores are compared with the threshold.
+        """
         judged: dict[int, Judgement] = {}
         for members in sets:
             x = torch.stack([elements[i].x for i in members]).to(self.device)
@@ -248,7 +252,7 @@ class DetectionJobs(CalibrationJobs):
     def _batch_summary(
         self, elements: list[Element], judged: Mapping[int, Judgement], one_set: bool
     ) -> StreamSummary:
-        """The judgements in order; outliers with the posterior of the inliers of their set."""
+        """The summary of the judgements; outliers have the posterior given the inliers of their set."""
         given: dict[str, Posterior] = {}
         for group, members in _members(elements, one_set).items():
             inliers = [elements[i].x for i in members if not judged[i].outlier]
@@ -281,11 +285,11 @@ class DetectionJobs(CalibrationJobs):
 
         Args:
             stream: files, folders, arrays or elements.
-            detector: as from `detector`, or a function that returns it, called once all arguments are valid;
-                by default calibrated at a false-alarm rate of 1 %.
+            detector: a detector from `Trained.detector`, or a function that returns one and is called once
+                all other arguments are valid; by default one calibrated at a false-alarm rate of 1 %.
             typical: elements to condition on before the stream begins.
             state: a file to resume from, if it exists, and to save the states of all sets to.
-            one_set: judge all elements as one set, though the model was trained on several.
+            one_set: judge all elements as one set, even if the model was trained on several.
             group: the group column, if it has another name than in training.
             within: judge by the rank of an element within its set. It needs a detector with `count_all`, and
                 a set that was not trained on.
@@ -371,7 +375,7 @@ class DetectionJobs(CalibrationJobs):
         Args:
             sets: number of contaminated sets for each rate.
             set_size: elements in a set; fewer if the smallest class has fewer.
-            rotations: count rotated classes as classes; as in training by default.
+            rotations: treat each rotation of a class as a separate class; as in training by default.
             split: split of the data; test by default.
             data: a dataset or the path of user data, instead of the model's own data.
             classes: use only these classes, for sets and outliers.

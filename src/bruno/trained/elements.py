@@ -43,10 +43,10 @@ class TrainedModel:
     """A trained model with its recipe, and the elements that it reads.
 
     Attributes:
-        model: frozen, on the device it was opened on.
+        model: the frozen model, on the device that it was opened on.
         recipe: its training recipe; None for a model file without one.
-        folder: where its results go.
-        is_pretrained: whether it comes with the package.
+        folder: the folder for its results.
+        is_pretrained: whether the model comes with the package.
         data_dir: the folder of published datasets; $BRUNO_DATA if None.
         drawings: whether to normalise line drawings in user files; as in training if None.
         data: the data of the recipe, if they were read in training; read when needed if None.
@@ -75,12 +75,12 @@ class TrainedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self.model.device
 
     @property
     def rotations(self) -> bool:
-        """Whether rotated classes counted as classes in training."""
+        """Whether training treated each rotation of a class as a separate class."""
         return self.recipe is not None and self.recipe.data.rotations
 
     @property
@@ -89,11 +89,9 @@ class TrainedModel:
         kind = self.model.kind
         if not isinstance(kind, Images) or not kind.is_grey:
             return False
-        return (
-            (self.recipe is not None and self.recipe.data.drawings)
-            if self.drawings is None
-            else self.drawings
-        )
+        if self.drawings is not None:
+            return self.drawings
+        return self.recipe is not None and self.recipe.data.drawings
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -130,9 +128,10 @@ class TrainedModel:
         group: str | None = None,
         offset: str = "",
     ) -> ElementReader:
-        """A reader of image files or table rows as the model takes them.
+        """A reader of image files or table rows in the shape and levels of the model.
 
-        `group` is the group column, if it has another name than in training, `offset` that of offsets.
+        `group` is the group column, if it has another name than in training; `offset` is the column of
+        offsets.
         """
         return ElementReader(
             self.model.shape,
@@ -170,7 +169,7 @@ class TrainedModel:
         return elements._replace(x=self.model.impute(elements.x, labels))
 
     def _read(self, source: Source | Iterable[Element], invert: bool | None, skip_bad: bool) -> Elements:
-        """`read` without the comparison with training."""
+        """As `read`, but does not warn about unfamiliar images, and does not impute."""
         source = list(source) if isinstance(source, Iterator) else source
         if are_paths(source) or is_frame(source):
             reader = self.reader(invert=invert, skip_bad=skip_bad)
@@ -196,7 +195,7 @@ class TrainedModel:
     def convert(self, source: ArrayLike, *, invert: bool | None = None) -> Tensor:
         """Elements (n, *shape) on the CPU from an array of one or several, or from PIL images.
 
-        As `read`, but without a comparison with training.
+        As `read`, but does not warn about unfamiliar images.
         """
         shape, kind = self.model.shape, self.model.kind
         first = source[0] if isinstance(source, list | tuple) and source else source
@@ -226,13 +225,13 @@ class TrainedModel:
 
     @cached_property
     def familiarity(self) -> Familiarity:
-        """The check whether images look like those of training."""
+        """The check of whether images look like those of training."""
         return Familiarity(self.model)
 
     def warn_if_unfamiliar(
         self, *images: Tensor, what: str = "these images are", remedy: str = "`invert`"
     ) -> None:
-        """Warn if images are unlike those of training: the model's answers would not show it."""
+        """Warn if images are unlike those of training, as predictions for them are still confident."""
         for some in images:
             if reason := self.familiarity.check(some):
                 warnings.warn(
@@ -248,7 +247,7 @@ class TrainedModel:
         return self.recipe.data.format if self.recipe else ""
 
     def _polarity(self, invert: bool | None) -> bool | None:
-        """Whether the ink of drawings is dark; None to find out."""
+        """Whether the ink of drawings is dark; None to detect it in each image."""
         return self._inverts(None) or None if invert is None else invert
 
     def _inverts(self, invert: bool | None) -> bool:

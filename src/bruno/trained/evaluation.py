@@ -1,4 +1,4 @@
-"""How well a trained model does on data: bits/dim, few-shot accuracy, and analyses."""
+"""Evaluation of a trained model on data: bits/dim, few-shot accuracy, and analyses of the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bruno.tasks.evaluation import BitsPerDim, default_sets_per_class, measure_b
 from bruno.tasks.few_shot import FewShotComparison, compare_few_shot
 from bruno.trained.data import TrainedData, available_set_size
 
-_SET_SIZE = 20  # of sets to measure on
+_SET_SIZE = 20  # elements in each set that is measured
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,13 @@ class EvaluationJobs(TrainedData):
         Args:
             ways: numbers k of classes; 5 and 20 by default, or all classes if there are fewer.
             shots: numbers n of support elements of each class.
-            trials: every class is queried once in each.
-            rotations: count rotated classes as classes; as in training by default.
-            rotated_decoys: the other classes of an episode may be rotations of the query's class, as
-                Prototypical Networks draws them.
-            noise: dequantise with fresh noise, as the protocol does; otherwise with ½.
-            views: score by the mean over the eight rotations and reflections of an episode's square images.
+            trials: number of trials; each of them queries every class once.
+            rotations: treat each rotation of a class as a separate class; as in training by default.
+            rotated_decoys: the other classes of an episode may be rotations of the query's class, as in the
+                episodes of Prototypical Networks.
+            noise: add fresh dequantisation noise, as the standard protocol does; otherwise, add ½.
+            views: average the scores over the eight rotations and reflections of an episode's images, which
+                must be square.
             threshold: use only latent dimensions whose correlation exceeds this.
             split: split of the data; test by default.
             data: a dataset or the path of user data, instead of the model's own data.
@@ -142,7 +143,7 @@ class EvaluationJobs(TrainedData):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> Inspection:
-        """Correlations, degrees of freedom, and gain from conditioning by position, on random sets."""
+        """Correlations, degrees of freedom, and gain from conditioning at each position of random sets."""
         sampler = SetSampler(self._select(split, data, classes, invert).examples, device=self.device)
         return inspect_model(
             self.model,

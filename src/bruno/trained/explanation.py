@@ -20,7 +20,7 @@ from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.calibration import CalibrationJobs
 from bruno.trained.elements import Source
 
-_MOST = 20  # outliers of a batch that are explained, those with the lowest scores
+_MAX_EXPLAINED = 20  # outliers of a batch; those with the lowest scores are explained
 
 
 class ExplanationJobs(CalibrationJobs):
@@ -44,8 +44,8 @@ class ExplanationJobs(CalibrationJobs):
         Args:
             elements: files, folders, frames or arrays.
             given: the set, without these elements.
-            criterion: "score" for log p(x | set) − log p(x), less the shortfall of log p(x) if the model
-                keeps a calibration; "density" for log p(x | set).
+            criterion: "score" for log p(x | set) − log p(x), minus how far log p(x) is below that of a
+                typical element if the model keeps a calibration; "density" for log p(x | set).
             permutations: number of random orders, even; more make the standard errors smaller.
             patch: height and width of a patch of an image; by default a seventh of the image.
             invert: turn dark ink into bright ink; as in training by default.
@@ -76,7 +76,7 @@ class StreamExplainer:
 
     Attributes:
         columns: names of the columns.
-        reference: log p(x) of typical elements, as that of the detector.
+        reference: log p(x) of a typical element, from the detector.
         seed: seed of the orders and draws.
     """
 
@@ -91,7 +91,7 @@ class StreamExplainer:
 
     def most_unusual(self, summary: StreamSummary) -> Explanation | None:
         """Explain the most unusual elements of a summary; None if there are none."""
-        elements = [one for one in summary.most_unusual if one.given is not None][:_MOST]
+        elements = [one for one in summary.most_unusual if one.given is not None][:_MAX_EXPLAINED]
         if not elements:
             return None
         given = Posterior.stack([one.given for one in elements if one.given is not None])
@@ -118,7 +118,8 @@ def explain_outliers(
     At most 20 are explained, those with the lowest scores; None if there are none.
     """
     own = {i: members for members in sets for i in members}
-    flagged = sorted((i for i, one in judged.items() if one.outlier), key=lambda i: judged[i].score)[:_MOST]
+    flagged = sorted((i for i, one in judged.items() if one.outlier), key=lambda i: judged[i].score)
+    flagged = flagged[:_MAX_EXPLAINED]
     if not flagged:
         return None
     given = {id(own[i]): _evidence(model, elements, judged, own[i]) for i in flagged}

@@ -25,10 +25,10 @@ def open(
 
     Args:
         path: a run folder, a model file, or the name of a pretrained model.
-        checkpoint: of a run folder: "last", or "best" on validation.
+        checkpoint: which checkpoint of a run folder: "last", or "best" on validation.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
         data_dir: the folder of published datasets; $BRUNO_DATA by default.
-        drawings: normalise images in user files as line drawings; by default if the model learnt drawings.
+        drawings: normalise images in user files as line drawings; by default as in training.
     """
     if data_dir is not None and not Path(data_dir).is_dir():
         raise ValueError(f"`data_dir` must be an existing folder; got {str(data_dir)!r}.")
@@ -40,7 +40,7 @@ def open(
         return Trained(model, run.recipe, folder, data_dir=data_dir, drawings=drawings)
     model, about = load_with_metadata(_model_file(name, checkpoint), device=device)
     if _is_pretrained(name):
-        model.source = name  # also of another installation
+        model.source = name  # unlike the path, the name is valid in every installation
     recipe = from_dict(Recipe, about["recipe"]) if about.get("recipe") else None
     return Trained(
         model,
@@ -67,8 +67,8 @@ def export(
         path: a run folder, a model file, or the name of a pretrained model.
         out: the file to write, or with `onnx` the folder.
         half: store the weights of the flow in half precision.
-        int8: store them in 8 bits instead; not for ONNX graphs.
-        checkpoint: of a run folder: "last", or "best" on validation.
+        int8: store the weights of the flow in 8 bits; not for ONNX graphs.
+        checkpoint: which checkpoint of a run folder: "last", or "best" on validation.
         onnx: write the functions encode, decode and score as ONNX graphs; see `Trained.export_onnx`.
     """
     name, out = _checked_name(path), Path(out)
@@ -87,7 +87,7 @@ def export(
 
 
 def results_folder(path: str | Path) -> Path:
-    """Where the results of a model go: its run folder, or a folder beside its file."""
+    """The folder for the results of a model: its run folder, or a folder beside its file."""
     name = _checked_name(path)
     if _is_pretrained(name):
         return Path("runs") / f"pretrained-{name}"
@@ -98,10 +98,11 @@ def results_folder(path: str | Path) -> Path:
 
 
 def _checked_name(path: str | Path) -> str:
-    """The path or name of a model; an empty one is not the current folder."""
+    """The path or name of a model as a string; raises if it is empty, as Path("") is "."."""
     if not str(path):
         raise ValueError(
-            "`path` must be a run folder, a model file or a pretrained model; got ''. This folder is '.'."
+            "`path` must be a run folder, a model file or a pretrained model; got ''. The current folder is "
+            "'.'."
         )
     return str(path)
 

@@ -1,4 +1,4 @@
-"""Samples of a trained model: given sets, from the prior, and given repeated elements."""
+"""Sampling from a trained model: given sets, from the prior, and given repeated elements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SAMPLES_FOR_VARIANCE = 100  # at least, over all repeated elements
 
 @dataclass(frozen=True)
 class SpeckEvaluation:
-    """The share of samples with a speck, and the name of the data they were conditioned on."""
+    """The fraction of samples with a speck, and the name of the data that they were conditioned on."""
 
     data: str
     result: SpeckResult
@@ -80,14 +80,15 @@ class GenerationJobs(TrainedData):
         skip_bad: bool = False,
         seed: int = 0,
     ) -> SetSamples:
-        """More of the same: samples after prefixes of a set, your own or from the data.
+        """Draw samples given prefixes of a set: of your own set, or of random sets of the data.
 
         Args:
             given: the set to condition on: files, folders, arrays; by default sets of the data.
-            samples: drawn after each prefix.
-            prefixes: numbers of elements to condition on, 0 only as the first; by default 0 to all.
-            sets: how many to draw from the data, each of another class.
-            set_size: elements of each of these; 8 by default.
+            samples: number of samples given each prefix.
+            prefixes: numbers of elements to condition on; 0, the prior, can only be the first. By default,
+                all numbers from 0 to the set size.
+            sets: number of sets to draw from the data, each of a different class.
+            set_size: number of elements in each of these sets; 8 by default, or those of the smallest class.
             temperature: below 1, samples are closer to the mean of the latents.
             split: split of the data; test by default.
             data: a dataset or the path of user data, instead of the model's own data.
@@ -105,7 +106,7 @@ class GenerationJobs(TrainedData):
         return replace(found, samples=self._with_columns(found.samples))
 
     def sample_prior(self, samples: int = 8, *, temperature: float = 1.0, seed: int = 0) -> Samples:
-        """Samples from the prior, each the first element of its own set."""
+        """Draw samples from the prior, each the first element of its own set."""
         generator = self._generator(seed)
         return self._with_columns(
             prior_samples(self.model, samples, generator=generator, temperature=temperature)
@@ -129,10 +130,10 @@ class GenerationJobs(TrainedData):
         skip_bad: bool = False,
         seed: int = 0,
     ) -> SpreadByRepeats:
-        """Samples after the same element was seen a number of times, for each of some elements.
+        """Draw samples given n copies of one element, for each element of a set and each n in `repeats`.
 
-        More samples are drawn if a variance needs them. `repeats` are the numbers of times, by default from 1
-        to 20; the other arguments are those of `sample`.
+        By default, n is from 1 to 20. More than `samples` are drawn if their variance would be too uncertain.
+        The other arguments are those of `sample`.
         """
         generator = self._generator(seed)
         (x,) = self._sets(given, 1, set_size, split, data, classes, invert, skip_bad, generator)
@@ -157,7 +158,7 @@ class GenerationJobs(TrainedData):
         examples: Examples | None = None,
         seed: int = 0,
     ) -> SetSamples:
-        """Samples of every class of a split, or of other examples, given its first elements."""
+        """Draw samples of every class of a split or of `examples`, given the first elements of the class."""
         examples = self._select(split).examples if examples is None else examples
         most = int(examples.counts.min())
         if not 1 <= given <= most:
@@ -184,11 +185,11 @@ class GenerationJobs(TrainedData):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> SpeckEvaluation:
-        """Share of samples with an isolated dot of one or two pixels, beside that of the data.
+        """Fractions of samples and of images of the data that have an isolated dot of one or two pixels.
 
         Args:
-            samples: drawn, each of a random set of one class.
-            given: images to condition each sample on.
+            samples: number of samples, each given a random set of one class.
+            given: number of images to condition each sample on.
             temperature: below 1, samples are closer to the mean of the latents.
             split: split of the data; test by default.
             data: a dataset or the path of user data, instead of the model's own data.
@@ -254,16 +255,16 @@ class GenerationJobs(TrainedData):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> WrittenSamples:
-        """Write any number of samples to files, in parts as they are drawn: the memory is bounded.
+        """Draw any number of samples and write them to files, in parts, so that the memory is bounded.
 
-        The samples are those of `sample` or, with `prior`, of `sample_prior`, with the same arguments. If no
-        set is described at all and the dataset of a pretrained model is not on this machine, they are those
-        of the prior. `progress` is called as progress(done, total), in samples.
+        The samples are those of `sample` or, with `prior`, of `sample_prior`, with the same arguments. They
+        are also from the prior if no argument describes a set and the dataset of a pretrained model is not on
+        this machine. `progress` is called as progress(done, total), in samples.
         """
         generator = self._generator(seed)
-        about_sets = (given, prefixes, set_size, split, data, classes)
-        described = sets > 1 or any(part is not None for part in about_sets)
-        if not (prior or described) and self.has_no_sets and self.recipe:
+        set_arguments = (given, prefixes, set_size, split, data, classes)
+        describes_set = sets > 1 or any(argument is not None for argument in set_arguments)
+        if not (prior or describes_set) and self.has_no_sets and self.recipe:
             _log.info(
                 "%s is not on this machine; sampling from the prior. To sample given its images, use --data "
                 "%s to download it, or --data-dir to name its folder.",
@@ -287,7 +288,7 @@ class GenerationJobs(TrainedData):
         return WrittenSamples(outcome, kept.shown, kept.total, tuple(paths))
 
     def save_samples(self, outcome: Samples | SetSamples | SpreadByRepeats, name: str) -> list[Path]:
-        """Write samples as npz, and those of rows as CSV too; returns the paths."""
+        """Write samples as npz, and rows also as CSV; returns the paths."""
         samples = outcome if isinstance(outcome, Samples) else outcome.samples
         arrays: dict[str, Any] = {"seen": (0,)}
         if not isinstance(outcome, Samples):
@@ -303,7 +304,7 @@ class GenerationJobs(TrainedData):
 
 
 def _check_prefixes(prefixes: Sequence[int], most: int) -> None:
-    """Raise unless prefixes are of a set of `most` elements, and the prior, if any, comes first."""
+    """Raise an error unless all prefixes are from 0 to `most`, and 0, if given, comes first."""
     if isinstance(prefixes, int):
         raise TypeError(f"`prefixes` must be a list of numbers; got {prefixes}.")
     for place, length in enumerate(prefixes):

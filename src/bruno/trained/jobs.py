@@ -31,10 +31,10 @@ class Trained(
 ):
     """A trained model with its recipe and data, and the jobs it does.
 
-    `bruno.open` opens one, `bruno.train` and `bruno.finetune` make one. Jobs work on the model's own test
-    split by default: `split` names another split, `data` a known dataset or the path of user data, `classes`
-    some of their classes, and `invert` turns dark ink into bright ink in user images. Every job takes the
-    seed of its random numbers.
+    `bruno.open` opens a trained model; `bruno.train` and `bruno.finetune` return a new one. By default, a job
+    uses the test split of the model's own data. `split` names another split, `data` a known dataset or the
+    path of user data, and `classes` some classes of either; `invert` turns dark ink into bright ink in user
+    images. A job that draws random numbers takes a `seed`.
     """
 
     def condition(self, source: Source, *, invert: bool | None = None, skip_bad: bool = False) -> Posterior:

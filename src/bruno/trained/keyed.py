@@ -1,4 +1,4 @@
-"""A stream for every key: rows of many sets in any order, judged in batches, with the states in a store."""
+"""Keyed streams: rows of many sets in any order, judged in batches, with their states in a store."""
 
 from __future__ import annotations
 
@@ -30,29 +30,31 @@ from bruno.tasks.anomaly import Detector
 from bruno.trained.detection import DetectionJobs
 
 COMMIT_ROWS, COMMIT_SECONDS = 10_000, 1.0
-WAIT = 5.0  # seconds for another process
+WAIT = 5.0  # seconds to wait for another process that uses the store
 _LATEST = 5  # elements that an error names
 
 
 class KeyedDetector:
     """Judges rows of many sets, each by the elements of its own set so far; the states are in a store.
 
-    A row has the same judgement in any batch, and so has a stream that is continued later. The result of a
-    step counts once the next step begins, or `commit` is called: report it before. The states are committed
-    in one transaction with the offsets of the input. As a context manager, a detector commits at the end; if
-    the body raises, the last step is undone, as it may not have been reported.
+    The judgement of a row does not depend on how rows are divided into batches, nor on whether the stream was
+    interrupted and continued. The result of a step is final once the next step begins, or `commit` is called:
+    report the result before that. The states are committed in one transaction with the offsets of the input.
+    As a context manager, a detector commits at the end; if the body raises, the last step is undone, as its
+    result may not have been reported.
 
     Args:
         trained: the model.
         store: a file, made if it does not exist, or ":memory:".
-        detector: as from `Trained.detector`, or a function that returns it, called once all other arguments
-            are valid; by default calibrated at a false-alarm rate of 1 %.
-        window: number of elements of a set, the latest that count; at least 20. By default, all are.
-        half_life: elements fade: after this many, an element has half of its weight.
+        detector: a detector from `Trained.detector`, or a function that returns one and is called once all
+            other arguments are valid; by default one calibrated at a false-alarm rate of 1 %.
+        window: only this many of the latest elements of a set count, at least 20; by default, all do.
+        half_life: the weight of an element is halved each time that its set gets this many more elements; by
+            default, all weights are 1.
         within: judge by ranks within the set, and test for drift. It needs a detector with `count_all`.
         cache: number of sets in memory; by default as many as take 256 MiB, at most 100,000.
-        commit_rows: commit before a step once this many rows are not committed.
-        commit_seconds: commit before a step once the last commit is this long ago.
+        commit_rows: commit before a step if at least this many rows are uncommitted.
+        commit_seconds: commit before a step if the last commit was at least this many seconds ago.
         wait: seconds to wait for another process that uses the store; 5 by default.
     """
 
@@ -129,8 +131,8 @@ class KeyedDetector:
             ids: names of the rows, for `accept`; by default "KEY/NUMBER", counted from 1 in each set.
             offsets: positions in the input, increasing for each key. A row whose offset is at most the last
                 one of its key is skipped: it was judged before.
-            sources: how far sources were read, committed with these rows; see `source`.
-            evidence: return the evidence that each row was judged by.
+            sources: how far each source has been read, committed with these rows; see `source`.
+            evidence: also return the evidence that each row was judged given.
         """
         names = checked_keys(keys)
         x, complete = self._checked(x, len(names))
@@ -138,7 +140,7 @@ class KeyedDetector:
         if ids is not None and len(ids) != len(names):
             raise ValueError(f"`ids` must be {len(names)}, one for each key; got {len(ids)}.")
         self._begin_step()
-        with _Whole(self):
+        with _MarkInterrupted(self):
             slots = self._sets.slots(names)
             self._sets.begin_step(slots)
             try:
@@ -161,7 +163,7 @@ class KeyedDetector:
         offsets: NDArray[np.int64] | None,
         evidence: bool,
     ) -> tuple[Judgements, dict[int, NDArray[np.float64]]]:
-        """The judgements of rows, and the latents of those that do not count."""
+        """The judgements of rows, and the latents of the rows that are kept out of their sets."""
         found = Judgements.empty(len(slots))
         latents = self._encode(x) if complete is None else self._encoded(x, complete)
         prior = self._updates.prior(latents.z)
@@ -196,14 +198,14 @@ class KeyedDetector:
         return found, kept_out
 
     def _judge_within(self, found: Judgements) -> None:
-        """Judge by ranks within the set, where there is one."""
+        """Replace the judgement of each row that has a rank within its set by one from that rank."""
         ranked = ~np.isnan(found.threshold) & ~np.isnan(found.p_within)
         found.outlier[ranked] = found.p_within[ranked] <= self.detector.rate
         found.p[ranked], found.exact[ranked] = found.p_within[ranked], True
         found.threshold[ranked] = np.nan
 
     def _encoded(self, x: Any, complete: NDArray[np.bool_]) -> Latents:
-        """The latents of the rows that are complete; 0 for others."""
+        """The latents of complete rows; zeros for rows with missing numbers."""
         n, dim = x.shape
         latents = Latents(np.zeros((n, dim)), np.zeros(n))
         if complete.any():
@@ -214,7 +216,7 @@ class KeyedDetector:
     def _impute(
         self, rows: NDArray[np.intp], slots: NDArray[np.intp], x: Any, latents: Latents, prior: NDArray[Any]
     ) -> None:
-        """Impute the missing numbers of rows from their sets, one by one: rounding depends on a batch."""
+        """Impute missing numbers from the sets, one row at a time: rounding depends on the batch."""
         for i in rows.tolist():
             filled = self._posterior(int(slots[i])).impute(torch.from_numpy(x[i])).cpu().numpy()
             z, log_det = self._encode(filled[None])
@@ -231,7 +233,7 @@ class KeyedDetector:
     # --- the store ---------------------------------------------------------------------------------------
 
     def _begin_step(self) -> None:
-        """The last step is reported: commit it if that is due, and prepare to undo the next one."""
+        """Make the last step final, commit if that is due, and prepare to undo the next step."""
         if self._rows >= self._commit_rows or (
             self._rows and time.monotonic() - self._committed >= self.commit_seconds
         ):
@@ -239,7 +241,7 @@ class KeyedDetector:
         self.reported()
 
     def reported(self) -> None:
-        """The result of the last step is reported: it counts."""
+        """Make the last step final: its result has been reported."""
         put_back = len(self._updates.put_back)
         self._before = self._rows, len(self._kept_out), put_back, dict(self._sources)
         self._sets.end_step()
@@ -247,7 +249,7 @@ class KeyedDetector:
             self._window.begin_step()
 
     def undo(self) -> int:
-        """Undo the last step, if it does not count yet; returns its number of rows."""
+        """Undo the last step, unless it is final; returns the number of rows that were undone."""
         undone = self._rows - self._before[0]
         self._rows, kept_out, put_back, self._sources = self._before
         del self._kept_out[kept_out:], self._updates.put_back[put_back:]
@@ -257,10 +259,10 @@ class KeyedDetector:
         return undone
 
     def commit(self) -> None:
-        """Keep all steps so far, in one transaction; no signal interrupts it."""
+        """Commit all steps so far in one transaction, which no signal interrupts."""
         if self._interrupted:
             raise RuntimeError("a step was interrupted: close the detector, and open its store again.")
-        with StopSignal() as stop, _Whole(self):
+        with StopSignal() as stop, _MarkInterrupted(self):
             self._commit()
         if stop.number:
             raise KeyboardInterrupt(stop.number)
@@ -289,11 +291,11 @@ class KeyedDetector:
         return self._rows
 
     def source(self, name: str) -> Mark | None:
-        """How far a source was read; None if it was not."""
+        """How far a source has been read; None if it is new."""
         return self._sources.get(name) or self.store.source(name)
 
     def accept(self, *ids: str) -> None:
-        """Count elements that were kept out by mistake, by their ids, and commit."""
+        """Add elements that were kept out by mistake to their sets, by their ids, and commit."""
         self.commit()
         elements = dict(map(self._element_kept_out, ids))
         if not elements:
@@ -306,7 +308,7 @@ class KeyedDetector:
         self.commit()
 
     def _element_kept_out(self, id: str) -> tuple[int, KeptOut]:
-        """An element that did not count, and its number."""
+        """An element that was kept out of its set, and its number in the store."""
         found = self.store.kept_out(id)
         if found is None:
             known = ", ".join(map(repr, self.store.latest_kept_out(_LATEST))) or "none"
@@ -348,7 +350,7 @@ class KeyedDetector:
         return Posterior(self._model, record.evidence.to(self._model.device))
 
     def _posterior(self, slot: int) -> Posterior:
-        """The posterior in a slot, with whole elements."""
+        """The posterior of the set in a slot, with the count rounded to a whole number."""
         count = torch.tensor(round(float(self._sets.count[slot])))
         mean, scatter = (torch.tensor(part[slot]) for part in (self._sets.mean, self._sets.scatter))
         return Posterior(self._model, Evidence(count, mean, scatter).to(self._model.device))
@@ -371,10 +373,10 @@ class KeyedDetector:
         return rows, complete_rows(rows, self._imputes)
 
 
-class _Whole:
+class _MarkInterrupted:
     """Marks the states in memory as unusable if the body is interrupted in the middle.
 
-    A class, as a context manager made of a generator takes several microseconds.
+    This is a class because a context manager made from a generator takes several microseconds more.
     """
 
     def __init__(self, keyed: KeyedDetector) -> None:

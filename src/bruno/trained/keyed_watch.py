@@ -1,4 +1,4 @@
-"""Streams under watch with a store: rows of files or of standard input, one set for each key."""
+"""Watched streams with a store: rows of files or of standard input, in a set for each key."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ _log = logging.getLogger(__name__)
 
 ONE_SET = "*"  # the key of a stream without groups
 _BATCH = 1000  # rows that are judged together
-_MOST_SETS, _OTHERS = 1000, "other sets"  # sets that a summary names
+_MAX_SETS, _OTHERS = 1000, "other sets"  # a summary names this many sets, and counts the rest together
 _STANDARD_INPUT = "-"
 
 
 class KeyedWatch:
     """Judges rows as they arrive, each in the set of its key; an iterator of `Judged`.
 
-    A row counts once the next one is requested: report it before. As a context manager, a watch commits at
-    the end; if its body raises, rows that may not have been reported do not count.
+    The judgement of a row is final once the next row is requested: report it before that. As a context
+    manager, a watch commits at the end; if the body raises, rows that may not have been reported are undone.
 
     Attributes:
         keyed: the detector of all sets, with the store.
         summary: the judgements so far, in bounded memory.
         kind: kind of the elements.
         advice: the command that calibrates on these data.
-        repeated: number of rows that were skipped, as they were judged before.
+        repeated: number of rows that were skipped because they were judged before.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class KeyedWatch:
             raise ValueError("`stream` must have at least one element; it is empty.")
 
     def _judged(self, rows: list[Placed], source: str | None) -> Iterator[Judged]:
-        """Judge a batch; no signal interrupts that."""
+        """Judge a batch, which no signal interrupts, and yield its rows except repeated ones."""
         batch, places = zip(*rows, strict=True)
         if not self.summary.count:
             self._trained.warn_if_unfamiliar(batch[0].x)
@@ -135,7 +135,7 @@ class KeyedWatch:
             yield judged
 
     def _explained(self, found: Judgements, i: int, element: Element) -> tuple[Judgement, Posterior | None]:
-        """The judgement of a row; of an outlier with contributions and its set before it, if asked for."""
+        """The judgement of row i and, for an outlier to explain, the posterior that it was judged given."""
         judgement = found[i]
         if self._explainer is None or not judgement.outlier:
             return judgement, None
@@ -148,13 +148,13 @@ class KeyedWatch:
     def _add(self, judged: Judged, given: Posterior | None) -> None:
         group = "" if self._one_set else judged.element.group
         known = self.summary.groups
-        group = group if group in known or len(known) < _MOST_SETS else _OTHERS
+        group = group if group in known or len(known) < _MAX_SETS else _OTHERS
         self.summary.add(judged.element.name, judged.element.x, judged.judgement, group, given)
 
     # --- sources -----------------------------------------------------------------------------------------
 
     def _sources(self) -> Iterator[tuple[str | None, Iterator[list[Placed]]]]:
-        """The sources that can be read again by line, with the batches of rows that are new."""
+        """Yield each source with batches of its new rows; None names a source that cannot be continued."""
         if self._paths is not None:
             for path in self._paths:
                 name = str(path.resolve())
@@ -173,7 +173,7 @@ class KeyedWatch:
             yield None, _batches(rows)
 
     def _place(self, source: str) -> Place | None:
-        """How far a source was read."""
+        """How far a source has been read; None if it is new."""
         mark = self.keyed.source(source)
         if mark is None:
             return None
@@ -198,7 +198,7 @@ class KeyedWatch:
     # --- the store ---------------------------------------------------------------------------------------
 
     def accept(self, *names: str) -> None:
-        """Count elements that were kept out by mistake, by name."""
+        """Add elements that were kept out by mistake to their sets, by name."""
         self.keyed.accept(*names)
 
     def __enter__(self) -> KeyedWatch:
@@ -239,21 +239,21 @@ class KeyedJobs(DetectionJobs):
     ) -> KeyedWatch:
         """Watch a stream with a set for each key, and the states in a store: iterate over its judged rows.
 
-        A table is continued after the last row that was committed, by its line, if its path is the same.
+        A table that the store has seen under the same path is continued after the last committed line.
 
         Args:
             stream: files, an open text file such as sys.stdin, arrays or elements.
             store: the file of the store, made if it does not exist, or ":memory:".
-            detector: as from `detector`, or a function that returns it; by default calibrated at 1 %.
+            detector: from `Trained.detector`, or a function that returns one; by default calibrated at 1 %.
             group: the column of the keys, if it has another name than in training.
             one_set: all rows are one set.
-            window: number of elements of a set, the latest that count; at least 20. By default, all are.
-            half_life: elements fade: after this many, an element has half of its weight.
+            window: only this many of the latest elements of a set count, at least 20; by default, all do.
+            half_life: the weight of an element is halved each time that its set gets this many more.
             within: judge by the rank of an element within its set; the detector must have `count_all`.
             explain: give the contributions of columns or patches to the scores of outliers.
-            offset: a column of whole numbers that increase for each key. Rows up to the last one of their key
-                are skipped: they were judged before.
-            replay: the text file begins again with its first line. Lines that were judged before are skipped.
+            offset: a column of whole numbers that increase within each key. A row whose offset is at most the
+                last one of its key is skipped: it was judged before.
+            replay: the text file starts again at its first line; lines that were judged before are skipped.
             commit_rows: commit after this many rows.
             commit_seconds: commit after this many seconds.
             invert: turn dark ink into bright ink; as in training by default.
@@ -280,7 +280,7 @@ class KeyedJobs(DetectionJobs):
         return KeyedWatch(self, stream, make, reader, one_set=one_set, replay=replay, explain=explain)
 
     def accept_in_store(self, names: list[str], store: str | Path) -> int:
-        """Count elements that were kept out by mistake, by name; returns how many others are kept out.
+        """Add elements that were kept out by mistake to their sets; returns how many are still kept out.
 
         Args:
             names: names of the elements, as a stream reports them.
@@ -310,7 +310,7 @@ def _checked_paths(stream: object, reader: ElementReader) -> list[Path] | None:
 
 
 def _batches(rows: Iterator[Placed]) -> Iterator[list[Placed]]:
-    """Rows in batches; those before an error come first."""
+    """Yield rows in batches; if reading raises, the rows before the error are yielded first."""
     batch: list[Placed] = []
     try:
         for row in rows:
@@ -327,9 +327,9 @@ def _batches(rows: Iterator[Placed]) -> Iterator[list[Placed]]:
 
 
 def _as_they_arrive(rows: Iterator[Placed], seconds: float) -> Iterator[list[Placed]]:
-    """Rows in batches of those that have arrived; an empty batch if none does for some time.
+    """Yield the rows that have arrived, in batches; an empty batch if none arrives for this many seconds.
 
-    A thread reads them, so that no row waits for others.
+    A thread reads the rows, so that no row waits for a later one.
     """
     arrived: queue.Queue[Placed | BaseException | None] = queue.Queue(maxsize=4 * _BATCH)
 

@@ -1,4 +1,4 @@
-"""Ranking of a collection by a trained model, and how well that works."""
+"""Ranking of a collection by a trained model, and its evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bruno.trained.elements import Source
 
 @dataclass(frozen=True, eq=False)
 class Retrieved(NumpyResult):
-    """The best elements of a collection for a query, the best first.
+    """The elements of a collection with the highest scores given a query, the highest first.
 
     Attributes:
         query: the examples, (n, *shape).
@@ -42,7 +42,7 @@ class Retrieved(NumpyResult):
 
 @dataclass(frozen=True)
 class RetrievalEvaluation:
-    """How well the rest of a class is found, and the name of the data it was measured on."""
+    """Metrics of retrieval, and the name of the data they were measured on."""
 
     data: str
     results: tuple[RetrievalResult, ...]
@@ -86,7 +86,7 @@ class RetrievalJobs(TrainedData):
         names, found = tuple(encoded.names[i] for i in best), None
         if self.model.kind.is_images:
             found = torch.stack([element.x for element in reader.read(names)])
-            if not encoded_now:  # otherwise all of the collection was checked
+            if not encoded_now:  # encoding checks the whole collection
                 self.warn_if_unfamiliar(found, what="the images found are")
         scores = tuple(ranking.scores[best].tolist())
         return Retrieved(examples, names, scores, found, len(encoded), self.model.kind)
@@ -103,7 +103,7 @@ class RetrievalJobs(TrainedData):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> RetrievalEvaluation:
-        """Mean average precision of finding the rest of a class, compared with distances."""
+        """Mean average precision of retrieving the rest of a class, compared with nearest neighbours."""
         selected = self._select(split, data, classes, invert, min_classes=2)
         found = measure_retrieval(
             self.model,

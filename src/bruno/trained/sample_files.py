@@ -23,8 +23,8 @@ from bruno.files import atomic_write
 from bruno.model import Samples
 from bruno.tasks import Progress
 
-_PIXELS_SHOWN = 4_000_000  # of samples in a picture
-_NUMBERS_SHOWN = 10_000  # of rows of samples, from which a table shows some
+_PIXELS_SHOWN = 4_000_000  # of all samples in a picture
+_NUMBERS_SHOWN = 10_000  # in rows that are kept for a table, which shows some of them
 
 
 def write_parts(
@@ -35,21 +35,21 @@ def write_parts(
     parts: Iterable[Samples],
     columns: Sequence[str],
 ) -> list[Path]:
-    """Write arrays and the samples of this shape, part by part; nothing is left if it fails.
+    """Write arrays and samples to files, part by part; no file is left if that fails. Returns the paths.
 
     Args:
-        folder: made if it does not exist.
-        name: of the files, without suffix.
-        arrays: written before the samples; "seen" are the numbers of elements conditioned on.
-        shape: of all samples together.
+        folder: the folder of the files; made if it does not exist.
+        name: name of the files, without suffix.
+        arrays: arrays to write before the samples; "seen" has the numbers of elements conditioned on.
+        shape: shape of all samples together.
         parts: the samples, in order.
-        columns: names of the columns of rows; numbered from 1 if there are none.
+        columns: names of the columns of rows; if empty, columns are numbered from 1.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _check_disk(folder, shape)
     paths = [folder / f"{name}.npz"]
     parts = iter(parts)
-    first = next(parts)  # it has the type of all
+    first = next(parts)  # all parts have its dtype
     with ExitStack() as stack:
         archive = stack.enter_context(ArrayWriter(stack.enter_context(atomic_write(paths[0]))))
         for key, array in arrays.items():

@@ -1,4 +1,4 @@
-"""The state of watched streams, one for each set, and its file."""
+"""The states of watched streams, one for each set, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bruno.streams.codec import USABLE, Ranks, SetRecord, decode, encode
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.keep_out import StreamEvidence
 
-_MOST_KEPT_OUT = 100  # elements that can still be accepted
+_MAX_KEPT_OUT = 100  # elements that are remembered, so that `accepting` can still add them
 
 
 class KeptOut(NamedTuple):
-    """An element that did not count: its name, its set and its latents."""
+    """An element that was kept out of the evidence of its set: its name, its set and its latents."""
 
     name: str
     group: str
@@ -31,7 +31,7 @@ class KeptOut(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SetState:
-    """The state of one stream: the evidence, all elements for ranks within the set, and a test of drift."""
+    """The state of one set: its evidence, the sample for ranks within the set, and the test for drift."""
 
     stream: StreamEvidence
     within: WithinSet
@@ -39,33 +39,33 @@ class SetState:
 
     @classmethod
     def of(cls, stream: StreamEvidence) -> SetState:
-        """A state with this evidence, and no ranks yet."""
+        """A state with the evidence of a stream, and no ranks yet."""
         return cls(stream, WithinSet.empty(stream.evidence.dim, stream.evidence.mean.device))
 
 
 @dataclass(frozen=True, eq=False)
 class WatchState:
-    """The states of all sets of a watch by the name of the set, and the latest elements that did not count.
+    """The state of each watched set by its name, and the latest elements that were kept out of their sets.
 
-    A stream without groups is the set "".
+    The set of a stream without groups has the name "".
     """
 
     sets: Mapping[str, SetState] = field(default_factory=dict)
     kept_out: tuple[KeptOut, ...] = ()
 
     def with_set(self, group: str, state: SetState) -> WatchState:
-        """The states with that of one set replaced."""
+        """A copy with the state of one set replaced."""
         return WatchState({**self.sets, group: state}, self.kept_out)
 
     def with_kept_out(self, element: KeptOut) -> WatchState:
-        """The states with another element that did not count."""
-        return WatchState(self.sets, (*self.kept_out, element)[-_MOST_KEPT_OUT:])
+        """A copy that also remembers this element, which was kept out of its set."""
+        return WatchState(self.sets, (*self.kept_out, element)[-_MAX_KEPT_OUT:])
 
     def accepting(self, names: list[str]) -> WatchState:
-        """The states after elements that were kept out by mistake are added to their sets.
+        """A copy in which elements that were kept out by mistake are added to their sets.
 
         Raises:
-            ValueError: if a name is not among the elements that did not count.
+            ValueError: if a name is not that of a remembered element.
         """
         state = self
         for name in names:
@@ -84,11 +84,11 @@ class WatchState:
     # --- files -------------------------------------------------------------------------------------------
 
     def save(self, path: Path, model: Bruno) -> None:
-        """Write to a file, atomically; `bruno.load` reads its posteriors, one for each set."""
+        """Write to a file, atomically; `bruno.load` reads the posteriors in it, one for each set."""
         fingerprint, states = model.fingerprint(), list(self.sets.values())
-        single = list(self.sets) == [""]
-        stack = (lambda some: some[0]) if single else Evidence.stack
-        evidence = stack([one.stream.evidence for one in states])
+        has_groups = list(self.sets) != [""]
+        every = [one.stream.evidence for one in states]
+        evidence = Evidence.stack(every) if has_groups else every[0]
         tensors = {name: getattr(evidence, name) for name in ("count", "mean", "scatter")}
         for i, (group, state) in enumerate(self.sets.items()):
             data = bytearray(encode(_record_of(state), fingerprint, group))
@@ -122,7 +122,7 @@ class WatchState:
             return cls({"": SetState.of(StreamEvidence.of(evidence.to(model.device)))})
         groups = about["groups"]
         require(_are_names(groups) and len(set(groups)) == len(groups) > 0, "groups", "different names")
-        require(len(about["kept_out"]) <= _MOST_KEPT_OUT, "kept_out", f"at most {_MOST_KEPT_OUT}")
+        require(len(about["kept_out"]) <= _MAX_KEPT_OUT, "kept_out", f"at most {_MAX_KEPT_OUT}")
         kept_out = []
         for i, (name, group) in enumerate(about["kept_out"]):
             require(_are_names([name, group]) and group in groups, "kept_out", "names of elements and sets")

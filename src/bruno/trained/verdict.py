@@ -1,4 +1,4 @@
-"""How good a trained model is, measured quickly at the end of a training."""
+"""A quick comparison of a trained model with simple baselines, at the end of training."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from bruno.training import Run
 
 Basis = Literal["unseen classes", "unseen elements of the classes of training", "the classes of training"]
 
-_SHARE = 0.2  # of the elements of a training; encoding an element takes a third of its time in training
-_FEWEST, _MOST = 600, 20_000  # elements
-_WITHOUT_LOG = 4000  # elements, for a model whose training is not known
-_DENSITY = 0.3  # of the elements, for training and for held-out sets each
+_FRACTION = 0.2  # of the elements seen in training; encoding one takes a third as long as training on it
+_MIN_ELEMENTS, _MAX_ELEMENTS = 600, 20_000
+_WITHOUT_LOG = 4000  # elements, for a model without a training log
+_DENSITY_FRACTION = 0.3  # of the elements: for sets of training, and again for held-out sets
 _SET_SIZE = 20
 _WAY, _SHOTS = 5, (1, 5)
 _TRIALS, _EPISODES = 20, 300  # at least; a trial has an episode for each class
 _IMAGES = 20  # of a class, to measure few-shot accuracy on
-_FIXED_ON = 10  # classes of training that cutoffs are fixed on
-_FEWEST_OF_CLASS = 4  # images, to plant outliers among
-_CLEAR = 2  # standard errors that make a difference clear
+_CUTOFF_CLASSES = 10  # training classes that set the cutoffs
+_MIN_OF_CLASS = 4  # images, to plant outliers among
+_CLEAR = 2  # a difference of more standard errors than this is clear
 
 
 class HeldOut(NamedTuple):
@@ -44,21 +44,24 @@ class HeldOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """How good a trained model is.
+    """A quick comparison of a trained model with simple baselines.
+
+    All but `training` is measured on held-out elements if there are any.
 
     Attributes:
         data: name of the data.
-        basis: in which way the elements behind all but `training` are new to the model.
-        classes: number of classes that these elements belong to.
+        basis: in which way the measured elements are new to the model.
+        classes: number of classes of the measured elements.
         unit: unit of the densities that `density` returns: "bits/dim", or "nats/row" of −log p.
         dim: dimensions of an element.
         training: bits/dim of sets of training; None if they are not on this machine.
         held_out: bits/dim of sets of held-out classes or elements; None if there are none.
-        few_shot: images: accuracy, compared with nearest neighbours of pixels; None if not measured.
-        faults: rows: detection of planted faults, compared with a robust distance; None if not measured.
-        outliers: images: detection of planted outliers, compared with distances between patches of pixels;
-            None if not measured.
-        unmeasured: why there is neither accuracy nor faults; empty if there is.
+        few_shot: for images, few-shot accuracy, compared with nearest neighbours of pixels; None if not
+            measured.
+        faults: for rows, detection of planted faults, compared with a robust distance; None if not measured.
+        outliers: for images, detection of planted outliers, compared with distances between patches of
+            pixels; None if not measured.
+        unmeasured: why neither `few_shot` nor `faults` was measured; empty if one of them was.
     """
 
     data: str
@@ -74,7 +77,7 @@ class Verdict:
     unmeasured: str = ""
 
     def density(self, bits_per_dim: float) -> float:
-        """A number of bits/dim in the unit of the model."""
+        """Bits/dim converted to `unit`: nats/row are bits/dim · dim · log 2."""
         return bits_per_dim if self.unit == "bits/dim" else bits_per_dim * self.dim * math.log(2)
 
     @property
@@ -87,7 +90,7 @@ class Verdict:
 
     @property
     def beats_baseline(self) -> bool | None:
-        """Whether the model is clearly better than the baseline, False if worse; None if neither is clear."""
+        """True if the model is clearly better than the baseline, False if clearly worse, otherwise None."""
         if self.faults is not None:
             margins = [_clear(self.faults.area_gain, self.faults.area_error)]
         elif self.few_shot is not None:
@@ -101,7 +104,7 @@ class Verdict:
 
     @property
     def finds_outliers(self) -> bool | None:
-        """Whether the model finds outliers among images clearly better than the baseline, or worse."""
+        """True if the model finds planted outliers clearly better than patches, False if clearly worse."""
         margin = 0 if self.outliers is None else _clear(self.outliers.area_gain, self.outliers.area_error)
         return margin > 0 if margin else None
 
@@ -123,17 +126,19 @@ class VerdictJobs(TrainedData):
     """The verdict on a trained model."""
 
     def verdict(self, *, split: str | None = None, elements: int | None = None, seed: int = 0) -> Verdict:
-        """How good the model is: densities, gain from conditioning, and its job compared with a baseline.
+        """Measure densities and the gain from conditioning, and compare the model with baselines.
 
-        Images are classified from one and five examples, and compared with nearest neighbours of pixels;
-        outliers are planted in sets, and detection is compared with distances between patches of pixels. In
-        rows, faults are planted, and detection is compared with a robust Mahalanobis distance.
+        Images are classified given one and five examples of each class, and the accuracy is compared with
+        nearest neighbours of pixels. Outliers are planted in sets of images, and their detection is compared
+        with distances between patches of pixels. In rows, faults are planted, and their detection is compared
+        with a robust Mahalanobis distance.
 
         Args:
             split: the held-out split, validation or test. By default, all classes of user data that were not
                 trained on, and the unseen split of a known dataset.
-            elements: number of elements to encode; by default a fifth of those of training, from 600 to
-                20,000, which takes less than a tenth of the time of all but the shortest trainings.
+            elements: number of elements to encode; by default a fifth of the elements seen in training, but
+                at least 600 and at most 20,000. This takes less than a tenth of the time of the training,
+                unless that was very short.
             seed: seed of the sets, episodes and faults.
         """
         if self.recipe is None:
@@ -143,18 +148,18 @@ class VerdictJobs(TrainedData):
         train = None if self.lacks_its_data else self._select(self.recipe.data.split, None, None).examples
         held = self._held_out(train, split)
         new = held.basis != "the classes of training"
-        of_sets = max(2, int(_DENSITY * elements / _SET_SIZE))
-        of_job = int((1 - 2 * _DENSITY) * elements)
+        density_sets = max(2, int(_DENSITY_FRACTION * elements / _SET_SIZE))
+        task_elements = int((1 - 2 * _DENSITY_FRACTION) * elements)
         few_shot, faults, outliers, unmeasured = None, None, None, ""
         try:
             if self.model.kind.is_images:
-                few_shot = self._few_shot_check(held.examples, of_job // 2, seed)
-                outliers = self._outlier_check(train, held.examples, of_job // 2, seed)
+                few_shot = self._few_shot_check(held.examples, task_elements // 2, seed)
+                outliers = self._outlier_check(train, held.examples, task_elements // 2, seed)
             elif train is not None:
                 faults = measure_planted_faults(
-                    self.model, train, held.examples, rows=of_job, generator=self._generator(seed)
+                    self.model, train, held.examples, rows=task_elements, generator=self._generator(seed)
                 )
-        except ValueError as error:  # such as too few classes, or elements of each
+        except ValueError as error:  # for example, too few classes, or too few elements of a class
             unmeasured = str(error)
         return Verdict(
             self.recipe.data.name,
@@ -162,8 +167,8 @@ class VerdictJobs(TrainedData):
             len(held.examples.names),
             "bits/dim" if self.model.kind.is_images else "nats/row",
             self.model.dim,
-            None if train is None else self._density(train, of_sets, seed),
-            self._density(held.examples, of_sets, seed) if new else None,
+            None if train is None else self._density(train, density_sets, seed),
+            self._density(held.examples, density_sets, seed) if new else None,
             few_shot,
             faults,
             outliers,
@@ -175,10 +180,11 @@ class VerdictJobs(TrainedData):
         log = Run(self.folder).read_log()
         if not log or self.recipe is None:
             return _WITHOUT_LOG
-        return min(_MOST, max(_FEWEST, int(_SHARE * log[-1]["index"] * self.recipe.train.elements)))
+        seen = log[-1]["index"] * self.recipe.train.elements
+        return min(_MAX_ELEMENTS, max(_MIN_ELEMENTS, int(_FRACTION * seen)))
 
     def _held_out(self, train: Examples | None, split: str | None) -> HeldOut:
-        """Elements to measure on: of unseen classes, else unseen elements, else those of training."""
+        """Elements to measure on: of unseen classes, else unseen elements, else training data."""
         assert self.recipe is not None
         own, trained_on = is_path(self.recipe.data.name), self.recipe.data.split
         if split not in (None, "test") and not (split == "validation" and trained_on == "train"):
@@ -208,11 +214,12 @@ class VerdictJobs(TrainedData):
     def _outlier_check(
         self, train: Examples | None, examples: Examples, images: int, seed: int
     ) -> PlantedOutliers | None:
-        """Detection of planted outliers; None if there are too few images, or none to fix cutoffs on."""
-        if train is None or len(examples.names) < 2 or int(examples.counts.median()) < _FEWEST_OF_CLASS:
+        """Detection of planted outliers; None if there are too few images, or none to set the cutoffs."""
+        if train is None or len(examples.names) < 2 or int(examples.counts.median()) < _MIN_OF_CLASS:
             return None
         generator = self._generator(seed)
-        some = SetSampler(train.of_classes(range(min(_FIXED_ON, len(train.names)))), device=self.device)
+        few = train.of_classes(range(min(_CUTOFF_CLASSES, len(train.names))))
+        some = SetSampler(few, device=self.device)
         every, size = torch.arange(some.classes, device=self.device), min(_SET_SIZE, some.min_count)
         fixed = Examples(
             some.sets_of(every, size, generator).flatten(0, 1).cpu(),
@@ -224,7 +231,7 @@ class VerdictJobs(TrainedData):
         return measure_planted_outliers(self.model, cutoffs, examples, images=images, generator=generator)
 
     def _few_shot_check(self, examples: Examples, images: int, seed: int) -> FewShotComparison:
-        """Few-shot accuracy on at most this many images, encoded once: without noise."""
+        """Few-shot accuracy on at most this many images; without noise, each image is encoded only once."""
         generator = torch.Generator().manual_seed(seed)
         sampler = SetSampler(examples)
         each = min(_IMAGES, sampler.min_count)

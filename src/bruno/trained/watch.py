@@ -1,4 +1,4 @@
-"""Streams under watch: judged element by element, one set for each group, with a state kept in a file."""
+"""Watched streams: elements are judged one by one, in a set for each group; a file keeps the state."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Watch:
     Rows that name a group belong to the set of that group; other elements are one set. If training had no
     group column, a row is judged given the 19 before it, as the sets of training were 20 consecutive rows.
 
-    As a context manager, a watch saves its state when the stream ends, for any reason: no judgement is lost.
-    An empty stream leaves no state. If another process has changed the file since, the state is kept beside
-    it, with a warning.
+    As a context manager, a watch saves its state at the end, even if an exception ends it: no judgement is
+    lost. The state of an empty stream is not saved. If another process has changed the file since it was
+    read, the watch warns, and saves its state in another file beside it.
 
     Attributes:
         state: the states of all sets.
@@ -71,7 +71,7 @@ class Watch:
         skip_bad: bool = False,
     ) -> None:
         self._trained, self._one_set, self._within = trained, one_set, within
-        self._file = None if state is None else _writable(Path(state))
+        self._file = None if state is None else _checked_state_file(Path(state))
         self._stamp = None if self._file is None else _stamp(self._file)
         self._reader = trained.reader(invert=invert, skip_bad=skip_bad, group=group)
         self._elements = grouped_elements(trained, stream, self._reader, one_set)
@@ -82,7 +82,7 @@ class Watch:
         before = None
         if resumed is None and typical is not None:
             before = collected(grouped_elements(trained, typical, self._reader, one_set))
-        # Calibration may take long: the arguments are checked first.
+        # Calibration may take long, so it comes after the checks of the other arguments.
         self.detector = detector if isinstance(detector, Detector) else detector()
         if trained.has_consecutive_sets and not (one_set or within or self.detector.window or group):
             self.detector = replace(self.detector, window=BLOCK - 1)
@@ -162,7 +162,7 @@ class Watch:
         _log.info("the state is kept in %s", self._file)
 
     def _complete(self, element: Element) -> Element:
-        """The element with its missing numbers imputed from the elements seen of its set."""
+        """The element with its missing numbers imputed from the earlier elements of its set."""
         x = self._posterior(element).impute(element.x.to(self._trained.device))
         return element._replace(x=x.cpu())
 
@@ -177,12 +177,12 @@ class Watch:
         own = self.state.sets.get(group) or SetState.of(self.detector.begin())
         judgement, stream, z, counts = self.detector.step(own.stream, element.x.to(self._trained.device))
         within, drift = own.within, own.drift
-        # With a window, ranks are only reported if every element counts. They take as long as the judgement.
+        # Ranks take as long as the judgement. With a window, they are only reported if every element counts.
         ranks = self.detector.window is None or self.detector.count_all
         if ranks and not judgement.out_of_distribution:
             ranked = within.p_value(model, z)
             within = within.add(z)
-            if self.detector.window is None:  # consecutive sets change all the time
+            if self.detector.window is None:  # with a window, sets are expected to change
                 drift = drift.add(ranked.uniform)
             judgement = self._with_rank(judgement, ranked.p)
         self.state = self.state.with_set(group, SetState(stream, within, drift))
@@ -193,7 +193,7 @@ class Watch:
         return judgement
 
     def _with_rank(self, judgement: Judgement, p: float) -> Judgement:
-        """The judgement with the p-value within the set, or by it, if every element counts."""
+        """The judgement with the p-value within the set; with `within`, the judgement by that p-value."""
         if not self.detector.count_all:
             return judgement
         if not self._within or judgement.threshold is None:
@@ -216,7 +216,7 @@ class Watch:
         if self._file is None or not self._file.is_file():
             return None
         state = WatchState.load(self._file, self._trained.model)
-        ignored = "; `typical` is ignored, it is for the beginning of a stream" * (typical is not None)
+        ignored = "; `typical` is ignored, as it is for the beginning of a stream" * (typical is not None)
         count = sum(one.stream.position for one in state.sets.values())
         sets = f" of {len(state.sets)} sets" if len(state.sets) > 1 else ""
         _log.info("resuming from %s, after %d elements%s%s", self._file, count, sets, ignored)
@@ -246,9 +246,10 @@ class Watch:
 def grouped_elements(
     trained: TrainedData, source: Source | Iterable[Element], reader: ElementReader, one_set: bool
 ) -> Iterable[Element]:
-    """Elements with their groups, from files, lines or arrays; files of a grouped model must name them.
+    """Elements with their groups, from files, lines or arrays.
 
-    Arrays and lists of elements are one set, unless the elements name groups.
+    If the model was trained on groups, each element of a file must name its group. Arrays and lists of
+    elements are one set, unless the elements name groups.
     """
     if isinstance(source, Iterator):
         return source if one_set else _with_groups(trained, source, reader)
@@ -266,7 +267,7 @@ def grouped_elements(
 
 
 def _check_readable(path: str | Path, reader: ElementReader) -> None:
-    """Raise if a stream cannot be read at all: before the calibration, which may take a long time."""
+    """Raise an error if a stream cannot be read at all, before a calibration that may take a long time."""
     if not str(path) or not Path(path).exists():
         raise FileNotFoundError(f"{str(path) or 'an empty path'}: no such file or folder.")
     if Path(path).is_dir():
@@ -301,11 +302,11 @@ def calibration_command(trained: TrainedData, source: object) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Changes whenever the file is replaced; None without a file."""
+    """The inode and modification time of a file, which change when it is replaced; None without a file."""
     return (path.stat().st_ino, path.stat().st_mtime_ns) if path.is_file() else None
 
 
-def _writable(path: Path) -> Path:
+def _checked_state_file(path: Path) -> Path:
     if not path.parent.is_dir():
         raise ValueError(f"`state` must be a file in an existing folder; {path.parent} does not exist.")
     if path.is_dir() or not os.access(path.parent, os.W_OK) or (path.is_symlink() and not path.exists()):
