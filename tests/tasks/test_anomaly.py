@@ -46,7 +46,7 @@ def with_last_of_another_class(examples: Examples, sets: int, n: int) -> torch.T
 # --- scores ----------------------------------------------------------------------------------------------
 
 
-def test_online_scores_are_those_of_the_posteriors_of_prefixes(digits_model, unseen_digits):
+def test_online_scores_match_posteriors_given_prefixes(digits_model, unseen_digits):
     x = SetSampler(unseen_digits).sets(2, 6, seeded())
     scores = online_scores(digits_model, x)
     assert (scores[:, 0] == 0).all()
@@ -56,7 +56,7 @@ def test_online_scores_are_those_of_the_posteriors_of_prefixes(digits_model, uns
             torch.testing.assert_close(scores[:, i], expected, rtol=1e-4, atol=1e-3)
 
 
-def test_leave_one_out_scores_are_those_of_the_posteriors_of_all_others(digits_model, unseen_digits):
+def test_leave_one_out_scores_match_posteriors_given_all_others(digits_model, unseen_digits):
     x = SetSampler(unseen_digits).sets(2, 6, seeded())
     scores = leave_one_out_scores(digits_model, x)
     with torch.no_grad():

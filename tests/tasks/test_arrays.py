@@ -84,7 +84,7 @@ METRICS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_metrics_of_arrays_and_lists_are_those_of_tensors(metric):
+def test_metrics_of_arrays_and_lists_equal_metrics_of_tensors(metric):
     function, arguments = METRICS[metric]
     expected = function(*arguments)
     for convert in (torch.Tensor.numpy, torch.Tensor.tolist):

@@ -115,7 +115,7 @@ def test_a_patch_may_be_shifted_by_a_step():
 
 
 def test_a_large_set_is_compared_with_some_of_its_images(monkeypatch):
-    monkeypatch.setattr(batch_criteria, "_MOST_OTHERS", 7)
+    monkeypatch.setattr(batch_criteria, "_MAX_OTHERS", 7)
     x = torch.rand(40, 1, 8, 8, generator=seeded()) * 20
     x[11] = 255
     assert patch_scores(x).argmin() == 11

@@ -18,7 +18,7 @@ def group_scores(
     return GroupScores.of(torch.tensor([1, 2]), scores, groups * draws, **settings)
 
 
-def test_a_p_value_is_the_mean_share_of_lower_scores_with_the_new_set_counted_as_one():
+def test_a_p_value_is_the_mean_fraction_of_lower_scores_with_the_new_set_counted_as_one():
     scores = torch.randn(1, 9, 300)
     found = GroupScores.of(torch.tensor([4]), scores, 2700)
     asked = np.linspace(-4, 2, 25)

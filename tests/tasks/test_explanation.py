@@ -53,7 +53,7 @@ def test_the_column_that_was_moved_ranks_first(model, criterion):
     assert hits >= 0.9 * flagged
 
 
-def test_standard_errors_are_those_of_repetitions(posterior):
+def test_standard_errors_match_repeated_measurements(posterior):
     row = sets(1, 31, 1)[0, 30:] + 2
     repeated = [explain(posterior, row, permutations=32, seed=seed) for seed in range(40)]
     spread = torch.stack([found.contributions[0] for found in repeated]).std(0)

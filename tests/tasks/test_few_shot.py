@@ -187,7 +187,7 @@ def test_on_all_ten_digits_and_their_rotations_the_model_is_far_above_chance(
     assert {result.episodes for result in results} == {8 * 40}
 
 
-def test_accuracy_and_spread_are_those_of_the_trials(digits_model, unseen_digits):
+def test_accuracy_and_spread_match_the_trials(digits_model, unseen_digits):
     protocol = FewShotProtocol((3,), (1,), trials=4)
     (result,) = measure_few_shot(digits_model, unseen_digits, protocol, generator=seeded())
     assert (result.trials, len(result.by_trial), result.episodes) == (4, 4, 12)

@@ -117,7 +117,7 @@ def test_every_set_of_a_batch_has_its_own_samples(digits_model, learnt_digits):
     torch.testing.assert_close(drawn.x[1, 2], alone.x.expand(7, 1, 8, 8), rtol=1e-3, atol=0.02)
 
 
-def test_prefixes_of_several_sets_are_those_of_each_set(digits_model, learnt_digits):
+def test_prefixes_of_several_sets_equal_prefixes_of_each_set(digits_model, learnt_digits):
     sets = torch.stack([learnt_digits.elements[learnt_digits.labels == c][:4] for c in range(3)])
     found = samples_by_prefix(digits_model, sets, 2, lengths=(0, 1, 4), temperature=0.0)
     assert torch.equal(found.inputs, sets)

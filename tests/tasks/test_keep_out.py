@@ -42,7 +42,7 @@ def test_cutoffs_depend_on_the_count_and_the_last_holds_for_larger_ones():
             Cutoffs(wrong)
 
 
-def test_the_evidence_within_a_mask_is_that_of_the_elements_inside():
+def test_the_evidence_within_a_mask_matches_the_elements_inside():
     z, inside = torch.randn(3, 9, 2), torch.rand(3, 9) < 0.6
     found = evidence_within(z, inside)
     for i in range(3):
@@ -93,7 +93,7 @@ def test_the_order_of_a_batch_does_not_matter(model):
     assert torch.equal(counted, counts[:, order])
 
 
-def test_if_everything_counts_scores_are_those_of_whole_sets(model):
+def test_if_every_element_counts_scores_equal_those_of_whole_sets(model):
     examples = machines(3, 8, seed=5)
     z, x = latents_of(model, examples), examples.elements.view(3, 8, -1)
     torch.testing.assert_close(

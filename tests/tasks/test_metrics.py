@@ -74,7 +74,7 @@ def test_a_negated_score_mirrors_the_area(ranking):
 
 
 @given(rankings(), st.data())
-def test_precision_at_k_is_that_of_the_sorted_list(ranking, data):
+def test_precision_at_k_matches_the_sorted_list(ranking, data):
     target, score, _ = ranking
     k = data.draw(st.integers(1, len(score)))
     best = sorted(range(len(score)), key=lambda i: (-score[i].item(), i))[:k]
@@ -98,7 +98,7 @@ def test_precision_needs_a_k_within_the_ranking(k):
 
 @pytest.mark.slow
 @given(classifications(), st.floats(0.5, 20))
-def test_log_loss_is_that_of_scikit_learn(classification, temperature):
+def test_log_loss_matches_scikit_learn(classification, temperature):
     labels, log_scores = classification
     probabilities = softmax(log_scores.numpy() / temperature, axis=1)
     assume(probabilities.min() > 1e-12)  # scikit-learn clips smaller ones

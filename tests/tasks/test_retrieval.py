@@ -270,7 +270,7 @@ def test_unseen_classes_are_also_retrieved(digits_model, unseen_digits):
     assert result.qualities["BRUNO"].average_precision > 0.75
 
 
-def test_average_precision_is_that_of_scikit_learn_without_the_query(digits_model):
+def test_average_precision_matches_scikit_learn_without_the_query(digits_model):
     """Four grey images have four queries of one shot: the mean of many draws is close to theirs."""
     greys, labels = torch.tensor([1.0, 6.0, 4.0, 15.0]), torch.tensor([0, 0, 1, 1])
     images = greys.to(torch.uint8).view(4, 1, 1, 1).expand(4, 1, 8, 8)

@@ -73,7 +73,7 @@ def test_a_pixel_is_bright_in_any_channel():
 # --- samples ----------------------------------------------------------------------------------------------
 
 
-def test_shares_are_those_of_the_samples_and_of_the_data(digits_model, unseen_digits):
+def test_fractions_are_measured_on_the_samples_and_on_the_data(digits_model, unseen_digits):
     reports = []
     found = measure_specks(
         digits_model,

@@ -1,4 +1,4 @@
-"""Tasks of a trained model: generation, classification, outlier detection, retrieval, and its analyses."""
+"""Tasks of a trained model: generation, classification, outlier detection, retrieval, and analyses."""
 
 from bruno.tasks.analysis import (
     CorrelationAndDof,

@@ -1,4 +1,4 @@
-"""Analyses of the paper: parameters of a process, Student-t against Gaussian, prediction by position."""
+"""Analyses from the paper: process parameters, Student-t versus Gaussian, and prediction by position."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _THRESHOLDS = tuple(10 ** (i / 20 - 4) for i in range(80))  # 1e-4 … 0.89, eve
 
 @dataclass(frozen=True)
 class DimensionsByCorrelation:
-    """How many latent dimensions carry information about a set.
+    """The number of latent dimensions that carry information about a set.
 
     Attributes:
         thresholds: correlations.
@@ -53,7 +53,7 @@ class CorrelationAndDof:
 
     Attributes:
         dimension: index of the dimension.
-        correlation: c = r/v of two elements of a set.
+        correlation: c = r/v, the correlation of two elements of a set.
         dof: ν, the degrees of freedom; None for a Gaussian process.
     """
 
@@ -127,9 +127,10 @@ def toy_comparison(
 ) -> ToyComparison:
     """Predictions of processes with mean 0 and the same v and r along a sequence: a figure of appendix F.
 
-    v = 1 and r = 0.01 are those of the paper: ten times the variance of its data (`toy_observations`). A
-    Student-t process adapts to that, a Gaussian process cannot. The paper does not state the two ν of its
-    plots. The defaults are 1000, from which its models start, for "high degrees of freedom", and a low value.
+    v = 1 and r = 0.01 are the values of the paper; v is ten times the variance of its data
+    (`toy_observations`). A Student-t process adapts to the smaller variance, a Gaussian process cannot. The
+    paper does not state the ν of its two Student-t plots. The defaults are 1000 for "high degrees of
+    freedom", the initial value of the paper's models, and a low value.
     """
     z = as_tensor(observations, "observations").double().cpu().unsqueeze(1)
     c = covariance / variance
@@ -155,12 +156,12 @@ def _predictions(process: ExchangeableProcess, z: Float[Tensor, "n 1"], dof: flo
 
 @dataclass(frozen=True)
 class LogProbByPosition:
-    """How well a model predicts the elements of a set; entry i is after i elements.
+    """Predictive log-probability of the elements of a set; entry i is given the first i elements.
 
     Attributes:
         log_prob: log p(x_{i+1} | x_1..x_i) in nats for a whole element, a mean over sets.
         error: its standard error, mostly because elements differ in difficulty.
-        gain: log p(x_{i+1} | x_1..x_i) − log p(x_{i+1}), a mean over sets, in which this difficulty cancels.
+        gain: log p(x_{i+1} | x_1..x_i) − log p(x_{i+1}), a mean over sets; the difficulty mostly cancels.
         gain_error: its standard error.
         sets: number of sets drawn.
     """

@@ -27,8 +27,8 @@ from bruno.tasks.keep_out import (
     shortfall,
 )
 
-SETS_AT_A_TIME = 16  # scored together, to bound memory
-_ELEMENTS_AT_A_TIME = 256  # encoded together, to bound memory
+SETS_AT_A_TIME = 16  # sets are scored in parts, to bound memory
+_ELEMENTS_AT_A_TIME = 256  # elements are encoded in parts, to bound memory
 
 # --- scores ----------------------------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ _ELEMENTS_AT_A_TIME = 256  # encoded together, to bound memory
 def online_scores(model: Bruno, x: ArrayLike) -> Float[Tensor, "*batch n"]:
     """log p(x_i | x_1..x_{i−1}) − log p(x_i) for sets (*batch, n, *shape), all i at once.
 
-    The lower the score, the less an element fits those before it. The first element scores 0.
+    The lower the score of an element, the less it fits the elements before it. The first element scores 0.
     """
     return online_from_latents(model, _latents(model, x, at_least=1))
 
@@ -46,7 +46,7 @@ def online_scores(model: Bruno, x: ArrayLike) -> Float[Tensor, "*batch n"]:
 def leave_one_out_scores(model: Bruno, x: ArrayLike) -> Float[Tensor, "*batch n"]:
     """log p(x_i | all others of the set) − log p(x_i) for complete sets (*batch, n, *shape), n ≥ 2.
 
-    The order of the elements makes no difference.
+    The score of an element does not depend on the order of the set.
     """
     return leave_one_out_from_latents(model, _latents(model, x, at_least=2))
 
@@ -116,16 +116,17 @@ class Judgement:
     """The score of an element, its p-value, and whether it is an outlier.
 
     Attributes:
-        score: log p(x | evidence) − log p(x), less the `shortfall` of log p(x); 0 without evidence. Or that
-            of `patch_scores`, if a batch of images is judged by them.
+        score: log p(x | evidence) − log p(x), minus the `shortfall` of log p(x); 0 without evidence. For a
+            batch of images that is judged by patches, the score from `patch_scores`.
         seen: number of other elements in the evidence.
         threshold: the score below which it is an outlier; None during warm-up.
         outlier: whether the score is below the threshold or the element is out-of-distribution.
         out_of_distribution: whether log p(x) is below the floor, which does not depend on the evidence.
         p: probability of a score at most this low for an element of a clean set; None if not calibrated.
-        basis: of the p-value: "exact" or "estimated"; None without one.
+        basis: basis of the p-value, "exact" or "estimated"; None without a p-value.
         p_within: p-value within the set (`WithinSet`), for streams in which every element counts.
-        contributions: of each column, or patch of an image, to the score, if asked for; see `explain`.
+        contributions: contribution of each column, or patch of an image, to the score, if requested; see
+            `explain`.
     """
 
     score: float
@@ -160,14 +161,14 @@ def judge_batch(
         threshold: an element with a lower score is an outlier; or the scores of clean groups as batches of
             this size (`GroupCalibration.batch`), for p-values.
         rate: false-alarm rate: with p-values, an element with p ≤ rate is an outlier.
-        cutoffs: an element with a lower score does not count for the others; by default, the threshold.
-        count_all: every element counts for the others, whatever its score.
-        floor: an element with a lower log p(x) is out-of-distribution, and never counts for the others; see
-            `density_floor`.
-        reference: log p(x) of typical elements; a lower one is subtracted from the score, see `shortfall`.
-        criterion: what calibrated images are judged by, that of the calibration: "score", standardised in the
-            set (`SetScale`), or "patches" for distances between patches (`patch_scores`), which are then the
-            scores.
+        cutoffs: an element with a lower score is excluded from the evidence; by default, the threshold.
+        count_all: every element is in the evidence for the others, whatever its score.
+        floor: an element with a lower log p(x) is out-of-distribution, and always excluded from the evidence;
+            see `density_floor`.
+        reference: log p(x) of a typical element; the shortfall of log p(x) below it is subtracted from the
+            score, see `shortfall`.
+        criterion: criterion of the calibration, for images: "score" for standardised scores (`SetScale`), or
+            "patches" for distances between patches, which then replace the scores (`patch_scores`).
         false_discovery_rate: with p-values, flag by Benjamini–Hochberg at this rate instead of `rate`.
     """
     x = as_tensor(x, kind=model.kind)
@@ -202,7 +203,7 @@ def judge_batch(
 
 
 class _Decisions(NamedTuple):
-    """The p-values of a batch and their basis, what is flagged, and the score below which it is."""
+    """The p-values of a batch and their basis, which elements are flagged, and the threshold of the score."""
 
     p: Float[np.ndarray, " n"]
     basis: Basis
@@ -228,7 +229,7 @@ def _decide(
 
 
 def _default_cutoffs(threshold: float | GroupScores) -> Cutoffs:
-    """Without other cutoffs, outliers at a fixed threshold do not count."""
+    """A fixed threshold as the cutoff for every count; raises if scores of clean groups are given instead."""
     if isinstance(threshold, GroupScores):
         raise ValueError("`cutoffs` must be given with calibrated scores; got none. Or set `count_all`.")
     return Cutoffs((float(threshold),))
@@ -247,23 +248,25 @@ class Step(NamedTuple):
 class Detector:
     """Judges the elements of a stream one at a time; the state of a stream has a bounded size.
 
-    Outliers do not count as seen: they are excluded from the evidence, unless `count_all`. They then do not
-    blur it, but the detector does not adapt to a permanent change of the stream either.
+    Unless `count_all` is set, outliers are excluded from the evidence. They then do not blur it, but the
+    detector does not adapt to a permanent change of the stream either.
 
     Attributes:
         model: a model of such sets.
-        threshold: a score, below which an element is an outlier; at 0, the evidence makes an element neither
+        threshold: the score below which an element is an outlier; at 0, the evidence makes an element neither
             more nor less likely. Or the scores of clean groups (`GroupCalibration.stream`), for p-values.
         rate: false-alarm rate: with p-values, an element with p ≤ rate is an outlier.
-        cutoffs: an element with a lower score does not count; by default, the threshold.
-        count_all: every element counts, whatever its score.
+        cutoffs: an element with a lower score is excluded from the evidence; by default, the threshold.
+        count_all: every element is added to the evidence, whatever its score.
         warm_up: number of first elements that are not judged, at least 1.
-        floor: an element with a log p(x) below this, see `density_floor`, is out-of-distribution. It is an
-            outlier, even as the first element, and never counts: otherwise all later inliers would look like
-            outliers.
-        reference: log p(x) of typical elements; a lower one is subtracted from the score, see `shortfall`.
-        window: a set is its latest elements, at most 20; by default, all are. For sets of consecutive rows.
-        densities: how elements are encoded and their densities computed; by default, by the model itself.
+        floor: an element with a lower log p(x) is out-of-distribution, see `density_floor`. It is an outlier,
+            even as the first element, and always excluded from the evidence, as all later inliers would look
+            like outliers otherwise.
+        reference: log p(x) of a typical element; the shortfall of log p(x) below it is subtracted from the
+            score, see `shortfall`.
+        window: number of latest elements that form a set, from 2 to 20; by default, all elements do. For sets
+            of consecutive rows.
+        densities: encodes elements and computes their densities; by default, the model does.
     """
 
     model: Bruno
@@ -294,7 +297,7 @@ class Detector:
             object.__setattr__(self, "cutoffs", _default_cutoffs(self.threshold))
 
     def begin(self, posterior: Posterior | None = None) -> StreamEvidence:
-        """The state before the first element, or after the elements of a posterior, which all count."""
+        """The state before the first element, or after the elements of a posterior, all of which count."""
         if posterior is None:
             return StreamEvidence.empty(self.model.dim, device=self.model.device)
         if not self.model.is_same(posterior.model):
@@ -307,7 +310,7 @@ class Detector:
     def after_typical(self, typical: ArrayLike) -> StreamEvidence:
         """The state after typical elements (n, *shape), which are not judged.
 
-        They pass through the same procedure as a stream: outliers among them do not count.
+        Outliers among them are excluded from the evidence, as in a stream.
         """
         state = self.begin()
         for x in as_tensor(typical, "typical", kind=self.model.kind):
@@ -360,6 +363,6 @@ class Detector:
 
 
 def check_rate(name: str, rate: float) -> None:
-    """Raise unless a rate is between 0 and 1."""
+    """Raise an error unless a rate is between 0 and 1."""
     if not 0 < rate < 1:
         raise ValueError(f"`{name}` must be between 0 and 1, such as 0.01 for one in 100; got {rate}.")

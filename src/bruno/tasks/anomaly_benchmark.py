@@ -87,9 +87,9 @@ def measure_anomaly(
     pixels and on its latents. All judge the same elements, those after the first `warm_up`: the online score
     of the first is always 0.
 
-    Scores of all sets are pooled: at a low rate most sets have no outlier, so no area is defined, and in
-    practice one threshold serves all sets. Pooling favours scores that are comparable between sets, such as
-    a ratio of densities, over distances; `area_within` does not.
+    Scores of all sets are pooled, for two reasons: at a low rate, most sets have no outlier, so their area is
+    undefined; and in practice, one threshold serves all sets. Pooling favours scores that are comparable
+    between sets, such as ratios of densities, over distances; `area_within` does not.
 
     Args:
         model: a model, on the device to compute on.
@@ -187,7 +187,7 @@ def _baseline(method: str, points: Float[Tensor, "sets n dim"], seed: int) -> Fl
 
 
 def _mahalanobis(points: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
-    """Squared Mahalanobis distances from the mean, with the covariance shrunk as Ledoit and Wolf do.
+    """Squared Mahalanobis distances from the mean, with the shrunk covariance of Ledoit and Wolf.
 
     With centred points X = U·S·Vᵀ, shrinkage δ and mean variance m, the covariance is
     (1 − δ)·XᵀX/n + δ·m·I, and the distance of point i is Σ_k U_ik²·S_k²/((1 − δ)·S_k²/n + δ·m): the

@@ -18,7 +18,7 @@ class UnusualColumn(NamedTuple):
         column: position of the column, from 0.
         value: its number in the row.
         expected: its mean given the set and the other columns of the row.
-        gain: by how much log p(x | set) rises if the number is replaced by its mean, in nats.
+        gain: increase of log p(x | set) in nats if the number is replaced by `expected`.
     """
 
     column: int
@@ -31,8 +31,8 @@ class UnusualColumn(NamedTuple):
 def unusual_column(posterior: Posterior, x: Float[Tensor, " dim"]) -> UnusualColumn | None:
     """The most unusual column of a row without missing numbers; None if the model does not impute.
 
-    A number can be unusual though its column has many such numbers, if the other columns of the row do not go
-    with it: each number is compared with its mean given all others (`Posterior.impute`).
+    Each number is compared with its mean given the other columns of the row (`Posterior.impute`). A number
+    that is common in its column is therefore unusual if it does not agree with the rest of its row.
     """
     model = posterior.model
     if model.imputer is None or not bool(model.imputer.fitted):

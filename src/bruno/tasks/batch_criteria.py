@@ -1,4 +1,4 @@
-"""What the images of a complete set are judged by: standardised scores, or distances between patches."""
+"""Criteria by which the images of a complete set are judged: standardised scores, or patch distances."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.nn import functional as F
 BatchCriterion = Literal["score", "patches"]
 BATCH_CRITERIA: tuple[BatchCriterion, ...] = ("score", "patches")
 
-_DEVIATIONS = 3  # median absolute deviations that are as wide as the median score
-_PATCHES, _STEPS = 4, 16  # patches beside each other along a side of an image, and steps of overlapping ones
-_NEAREST = 2  # neighbour of a patch
-_MOST_OTHERS = 500  # images of a large set that each is compared with
+_DEVIATIONS = 3  # factor of the median absolute deviation (MAD) in the unit of standardised scores
+_PATCHES, _STEPS = 4, 16  # a patch has 1/4 of the side of an image; patches overlap at steps of 1/16
+_NEAREST = 2  # a patch is compared with its second-nearest neighbour
+_MAX_OTHERS = 500  # images of a large set that each is compared with
 _NUMBERS_AT_A_TIME = 2**24
 
 
@@ -24,9 +24,10 @@ class SetScale(NamedTuple):
     """The median score of each set, and the unit in which scores are compared between sets.
 
     Standardised scores are (s − m)/u, with the median m of the set and u = max(|m|, 3·MAD, 1). The scores of
-    unlikely classes are higher by thousands of nats; standardised ones are comparable between classes. Of a
-    class that differs much from others, |m| is the larger one: then −1 is a score of 0, at which the set
-    makes an element no more likely. The MAD of a few elements would be a noisy unit.
+    unlikely classes are higher by thousands of nats; standardised scores are comparable between classes. In a
+    class that differs much from other classes, |m| exceeds 3·MAD: a standardised score of −1 is then a score
+    of 0, at which the set makes an element no more likely. The MAD alone would be a noisy unit, as it comes
+    from a few elements.
     """
 
     median: Float[Tensor, "*batch 1"]
@@ -40,24 +41,25 @@ class SetScale(NamedTuple):
         return cls(median, torch.maximum(median.abs(), _DEVIATIONS * deviation).clamp(min=1.0))
 
     def standardised(self, scores: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
-        """Scores in this scale."""
+        """Standardise scores in nats: (s − m)/u."""
         return (scores - self.median) / self.unit
 
     def in_nats(self, standardised: float) -> float:
-        """A standardised score of a single set in nats."""
+        """Convert a standardised score of a single set to nats: m + u·score."""
         return (self.median + standardised * self.unit).item()
 
 
 @torch.no_grad()
 def patch_scores(x: Float[Tensor, "*batch n c h w"] | Tensor) -> Float[Tensor, "*batch n"]:
-    """−d_i / median_j d_j for the images of complete sets, with d the distance of the most unusual patch.
+    """−d_i / median_j d_j for the images of complete sets; d_i is the distance of the most unusual patch.
 
-    The distance of a patch to another image is that to the nearest patch there at about the same place: the
-    same, or one step away in any direction. d_i is the largest over all patches of image i of the distance to
-    the second-nearest image: two defects that are alike do not hide each other.
+    A patch is compared with the patches of another image at the same place and one step away in any
+    direction; its distance to that image is the smallest of their distances. d_i is the largest distance of a
+    patch of image i to its second-nearest image, so that two similar defects do not hide each other.
     """
     sets = x.reshape(-1, *x.shape[-4:])
-    distance = torch.stack([_furthest(_patches(images.float())) for images in sets]).view(x.shape[:-3])
+    distances = torch.stack([_largest_distances(_patches(images.float())) for images in sets])
+    distance = distances.view(x.shape[:-3])
     return -distance / distance.quantile(0.5, dim=-1, keepdim=True).clamp(min=1.0)
 
 
@@ -71,10 +73,10 @@ def _patches(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "down across n d
     return patches.view(*places, *patches.shape[1:])
 
 
-def _furthest(patches: Float[Tensor, "down across n dim"]) -> Float[Tensor, " n"]:
-    """The largest distance, over places, of the patches of each image to their neighbours."""
+def _largest_distances(patches: Float[Tensor, "down across n dim"]) -> Float[Tensor, " n"]:
+    """The largest distance d_i of a patch of each image to its second-nearest image."""
     down, across, n, _ = patches.shape
-    others = torch.linspace(0, n - 1, min(n, _MOST_OTHERS), device=patches.device).round().long()
+    others = torch.linspace(0, n - 1, min(n, _MAX_OTHERS), device=patches.device).round().long()
     rows, furthest = max(1, _NUMBERS_AT_A_TIME // (across * len(others))), patches.new_zeros(n)
     for i in range(down):
         for some in torch.arange(n, device=patches.device).split(rows):

@@ -24,13 +24,13 @@ from bruno.tasks.keep_out import Cutoffs, batch_scores, scores_of_the_rest, shor
 from bruno.tasks.progress import Progress
 
 _KEPT_OUT = 0.01  # fraction of clean elements below the cutoffs
-_LONGEST = 128  # positions of a stream that are calibrated; later ones use the last
-_MOST_ELEMENTS = 200  # of a group
+_LONGEST = 128  # calibrated positions of a stream; later positions use the scores of the last one
+_MAX_ELEMENTS = 200  # of a group
 _SEQUENCES = 600  # random orders of all groups together
-_BATCH_ELEMENTS = 120  # at least, of each group in batches
-_PATCH_SETS = 64  # about, of all groups together, whose patches are compared
-_FEWEST_ORDERS, _MOST_ORDERS = 2, 32  # of each group
-_NUMBERS = 2**20  # latent numbers of all orders, beyond the fewest orders
+_BATCH_ELEMENTS = 120  # elements of each group in all its batches, at least
+_PATCH_SETS = 64  # sets of all groups together whose patches are compared, approximately
+_MIN_ORDERS, _MAX_ORDERS = 2, 32  # of each group
+_NUMBERS = 2**20  # latent values in all orders, at most; `_MIN_ORDERS` takes precedence
 _NUMBERS_AT_A_TIME = 2**20
 
 # Scores of sets (sets, n), or at each position (sets, n, n), from latents and which elements are usable.
@@ -42,13 +42,13 @@ class Groups:
     """Encoded groups of clean elements.
 
     Attributes:
-        latents: latents of all elements; of none in a calibration of scores alone.
+        latents: latents of all elements; empty in a calibration that keeps only scores.
         labels: the group of each element.
         usable: whether log p(x) of each element is at least the floor.
-        shortfall: of log p(x) of each element below the reference, see `shortfall`.
+        shortfall: how far log p(x) of each element is below the reference, see `shortfall`.
         names: names of the groups.
-        ordered: whether the elements of a group follow each other in time. They are then not exchangeable: a
-            drifting level makes the next one less likely than a random one.
+        ordered: whether the elements of a group follow each other in time. They are then not exchangeable: if
+            their level drifts, the next element is less likely than a random one.
         images: the elements themselves, where distances between patches need them; else None.
     """
 
@@ -74,12 +74,12 @@ class Groups:
         keep_images: bool = False,
         progress: Progress | None = None,
     ) -> Groups:
-        """Encode examples, at most `_MOST_ELEMENTS` of each class: random ones, or the first if ordered."""
+        """Encode examples, at most `_MAX_ELEMENTS` of each class: random ones, or the first if ordered."""
         order = torch.arange(len(examples))
         if not ordered:
             order = torch.randperm(len(examples), generator=generator, device=generator.device).cpu()
         groups = members_by_label(examples.labels[order], len(examples.names))
-        chosen = order[torch.cat([members[:_MOST_ELEMENTS] for members in groups])]
+        chosen = order[torch.cat([members[:_MAX_ELEMENTS] for members in groups])]
         latents, log_probs = [], []
         for some in chosen.split(256):
             z, log_det = model.encode(examples.elements[some].to(model.device))
@@ -113,7 +113,7 @@ class Groups:
     ) -> Int[Tensor, "some orders length"]:
         """Random orders of the elements of groups, as indices; −1 after the last element of a group.
 
-        The first order of ordered groups is that of time.
+        The first order of an ordered group is the order in time.
         """
         index = torch.full((len(groups), orders, length), -1)
         for place, group in enumerate(groups.tolist()):
@@ -128,9 +128,9 @@ class Groups:
     def scores(
         self, function: Scores, index: Int[Tensor, "some orders length"], device: torch.device
     ) -> Float[Tensor, "some orders *positions length"]:
-        """Scores of ordered sets, less the shortfall of their elements.
+        """Scores of sets in these orders, minus the shortfall of their elements.
 
-        They are −∞ where an element is not usable, and NaN where there is none.
+        Scores are −∞ for elements that are not usable, and NaN after the last element of a group.
         """
         sets = index.flatten(0, 1)
         inside = sets >= 0
@@ -151,24 +151,25 @@ class Groups:
     def number_of_orders(self, groups: int, length: int) -> int:
         """Number of random orders of each group: more if groups are few and elements are small."""
         sequences = min(_SEQUENCES, _NUMBERS // (length * self.latents.shape[1]))
-        return min(_MOST_ORDERS, max(_FEWEST_ORDERS, math.ceil(sequences / groups)))
+        return min(_MAX_ORDERS, max(_MIN_ORDERS, math.ceil(sequences / groups)))
 
 
 @dataclass(frozen=True, eq=False)
 class GroupCalibration:
-    """What a model learns from held-out groups: how clean elements score, in streams and batches.
+    """The scores of clean elements of held-out groups, in streams and batches.
 
     Attributes:
         model: the model.
         groups: the encoded groups.
-        cutoffs: cutoffs of the evidence, fixed on other data.
-        floor: log p(x) below which an element is out-of-distribution, fixed on other data.
-        reference: log p(x) of typical elements, fixed on other data; −∞ for images, see `shortfall`.
+        cutoffs: cutoffs of the evidence, set on other data.
+        floor: log p(x) below which an element is out-of-distribution, set on other data.
+        reference: log p(x) of a typical element, set on other data; −∞ for images, see `shortfall`.
         data: name of the data of the groups.
-        unseen: whether the groups were not trained on and the cutoffs were fixed on other data.
+        unseen: whether the groups were not trained on and the cutoffs were set on other data.
         seed: seed of the random orders.
-        criterion: what batches of images are judged by, fixed on other data: "score" for standardised scores
-            (`SetScale`), "patches" for distances between patches (`patch_scores`). Rows have plain scores.
+        criterion: criterion for batches of images, chosen on other data: "score" for standardised scores
+            (`SetScale`), "patches" for distances between patches (`patch_scores`). Scores of rows are not
+            standardised.
     """
 
     model: Bruno
@@ -183,7 +184,7 @@ class GroupCalibration:
     _kept: dict[tuple[str, int], GroupScores] = field(default_factory=dict)
 
     def stream(self, *, count_all: bool = False) -> GroupScores:
-        """Scores of the groups as streams, by the number of elements before."""
+        """Scores of the groups as streams, by position: the number of elements before."""
         name = ("counted" if count_all else "stream", 0)
         if name not in self._kept:
             cutoffs = None if count_all else self.cutoffs
@@ -193,8 +194,8 @@ class GroupCalibration:
     def batch(self, size: int, *, count_all: bool = False) -> GroupScores:
         """Scores of random subsets of the groups as batches of this size.
 
-        If fewer than half of the groups are that large, the size is that of the median group, and nothing is
-        exact.
+        If fewer than half of the groups are that large, the size of the median group is used, and all
+        p-values are estimated.
         """
         size = min(size, int(self.groups.counts.median()))
         name = ("batch counted" if count_all else "batch", size)
@@ -234,10 +235,10 @@ class GroupCalibration:
         )
 
     def of_scores_alone(self) -> GroupCalibration:
-        """The calibration without the latents, which would reveal the elements.
+        """The calibration without the latents, from which the elements could be reconstructed.
 
-        It has the scores of streams, and of batches of any size. Scores are rounded down to half precision:
-        p-values are never too low.
+        It has the scores of streams, and of batches of any size. Scores are rounded down to half precision,
+        so that p-values are never too low.
         """
         for count_all in (False, True):
             self.stream(count_all=count_all)
@@ -250,7 +251,7 @@ class GroupCalibration:
     # --- files -------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Write to a file, atomically, with the scores of streams and those of the batches so far."""
+        """Write to a file, atomically, with the scores of streams and of all batch sizes used so far."""
         self.stream()
         tables = [(*name, one.elements) for name, one in self._kept.items()]
         header = {
@@ -361,12 +362,12 @@ def _parse_scores(positions: Tensor, scores: Tensor, groups: int) -> tuple[Tenso
 
 
 def _bound(header: dict[str, Any], name: str) -> float:
-    """A number of a header, −∞ where it has none."""
+    """A number of a header; −∞ if the header does not have it."""
     return -math.inf if header[name] is None else _numbers(name, [header[name]])[0]
 
 
 def _numbers(name: str, values: Any) -> tuple[float, ...]:
-    """Numbers of a header; JSON also has NaN and infinity."""
+    """Checked numbers of a header, as Python's JSON also accepts NaN and infinity."""
     valid = isinstance(values, list) and all(type(value) in (int, float) for value in values)
     require(valid and all(-math.inf <= value < math.inf for value in values), name, "numbers")
     return tuple(map(float, values))
@@ -382,10 +383,10 @@ def _rounded_down(scores: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
 def stream_group_scores(
     model: Bruno, groups: Groups, cutoffs: Cutoffs | None, seed: int = 0, unseen: bool = True
 ) -> GroupScores:
-    """Scores of groups as streams; every position after the first has a distribution.
+    """Scores of groups as streams, with a distribution at every position after the first.
 
-    Of exchangeable elements, every one that is still to come could be the next, in random orders. Of ordered
-    ones, only the next in time is.
+    If the elements are exchangeable, each element that is still to come could be the next one, so all of them
+    are scored, in random orders. If they are ordered, only the next element in time is scored.
     """
     length = min(_LONGEST, int(groups.counts.max()))
     if length < 2:

@@ -26,7 +26,7 @@ from bruno.tasks.progress import Progress
 from bruno.tasks.scorers import ModelScorer, check_views, dimensions_above, part_size, square_views
 
 MAX_EXAMPLES = 9  # support elements of a class that are kept with a classification
-# Limits of a fitted temperature: without them it goes to 0 if all scores are right, to ∞ if all are wrong.
+# Limits of a fitted temperature, which would be 0 if all queries are right, and ∞ if all are wrong.
 _COLDEST, _HOTTEST = 1e-3, 1e6
 
 

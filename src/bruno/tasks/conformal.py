@@ -1,9 +1,9 @@
 """p-values of scores from the scores of clean groups: exact by exchangeability, or estimated by pooling.
 
-A new set is one more group, exchangeable with G held-out groups that passed through the same procedure. With
-f_g the share of the scores of group g at the same position, over random orders, that are at most the new
-score, p = (1 + Σ f_g)/(G + 1) has P(p ≤ a) ≤ a for an element of a clean set, whatever the model. The
-guarantee is marginal: over calibrations and new sets, for each element.
+A new set is one more group, exchangeable with G held-out groups that are judged in the same way. Let f_g be
+the fraction of the scores of group g at the same position, over random orders, that are at most the new
+score. Then p = (1 + Σ f_g)/(G + 1) satisfies P(p ≤ a) ≤ a for an element of a clean set, whatever the model.
+The guarantee is marginal: it holds for each element on average over calibrations and new sets.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from torch import Tensor
 
 Basis = Literal["exact", "estimated"]
 
-LEVELS = 128  # scores kept of each group at each position
+LEVELS = 128  # scores that are kept for each group at each position
 _GRID = 128  # levels of the estimated distribution
 _LOWEST_LEVEL = 1e-6
 _BANDWIDTH = 0.25  # of the smoothing over the logarithm of the position
-_SHIFTS = 33  # at most, to spread the scores of a group over those of groups like it
-_LOCATION = 0.1  # the quantile whose spread between groups is that of new groups
-_TAIL = 0.1  # the share of the scores whose spread is that of the tail beyond the lowest score
-_TAIL_SHAPE = (
-    0.5  # of the generalised Pareto distribution beyond the lowest score: as heavy as Student-t with 2
-)
+_SHIFTS = 33  # number of shifts that spread the scores of a group, at most
+_LOCATION = 0.1  # the spread of this quantile between groups estimates the spread between new groups
+_TAIL = 0.1  # the excess of this fraction of lowest scores is the scale of the tail below the lowest score
+_TAIL_SHAPE = 0.5  # of the generalised Pareto tail below the lowest score: as heavy as Student-t with ν = 2
 _GROUPS_NEEDED = 2  # see `smallest_exact`
 
 Numbers = NDArray[np.float64]
@@ -50,13 +48,13 @@ class GroupScores:
 
     Attributes:
         positions: numbers of elements before the one that is scored, increasing.
-        scores: lowest scores of `LEVELS` blocks of the sorted scores of each group at each position; NaN
-            for a group that is too small. Block j has the ranks from (j/`LEVELS`)² to ((j + 1)/`LEVELS`)²
-            of the group, so that the lower tail keeps its resolution. A block counts completely as soon as
-            its lowest score does: p-values are never too low.
+        scores: lowest score of each of `LEVELS` blocks of the sorted scores of each group at each position;
+            NaN for a group that is too small. Block j has the relative ranks from (j/`LEVELS`)² to
+            ((j + 1)/`LEVELS`)², so that the lower tail keeps its resolution. A block counts in full as soon
+            as its lowest score does, so that p-values are never too low.
         elements: number of different elements behind the scores.
         unseen: whether groups and cutoffs support exact p-values: the groups were not trained on, and the
-            cutoffs were fixed on other data.
+            cutoffs were set on other data.
     """
 
     positions: Int[Tensor, " positions"]
@@ -73,7 +71,7 @@ class GroupScores:
         *,
         unseen: bool = True,
     ) -> GroupScores:
-        """Keep the blocks of all scores of groups over random orders; NaN marks draws that do not exist."""
+        """Reduce the scores of groups over random orders to blocks; NaN marks draws that do not exist."""
         ordered, count = scores.double().sort(-1).values, (~scores.isnan()).sum(-1, keepdim=True)  # NaN last
         starts = torch.arange(LEVELS, dtype=torch.double, device=scores.device).div(LEVELS).square()
         ranks = (starts * count).long()
@@ -90,13 +88,14 @@ class GroupScores:
     def smallest_exact(self, position: int) -> float:
         """The smallest false-alarm rate that is supported exactly at a position, 2/(G + 1).
 
-        p-values are exact down to 1/(G + 1). But at a rate a, about a − 1/G of the clean elements have p ≤ a,
-        as p counts the unknown share of the new set as 1: below 2/(G + 1), less than half of the rate.
+        p-values are exact down to 1/(G + 1), but conservative: p counts the unknown fraction of the new set
+        as 1, so only about a − 1/G of the clean elements have p ≤ a. For a rate a below 2/(G + 1), that would
+        be less than half of the rate.
         """
         return min(1.0, _GROUPS_NEEDED / (self.groups_at(position) + 1))
 
     def basis(self, position: int, rate: float) -> Basis:
-        """The basis of a decision at this false-alarm rate."""
+        """The basis of p-values at a position that are compared with this false-alarm rate."""
         return "exact" if rate >= self.smallest_exact(position) - 1e-12 and rate < 1 else "estimated"
 
     def p_values(
@@ -111,7 +110,7 @@ class GroupScores:
         found: Numbers = np.interp(scores, self._curve(position), self._levels)
         lost = scores == -math.inf
         if np.count_nonzero(lost):
-            found[lost] = np.maximum(found[lost], self._lowest_share(position))
+            found[lost] = np.maximum(found[lost], self._infinite_fraction(position))
         return found
 
     def p_value(self, score: float, position: int, rate: float) -> PValue:
@@ -157,8 +156,8 @@ class GroupScores:
         """Levels of the estimated distribution."""
         return np.geomspace(_LOWEST_LEVEL, 1.0, _GRID)
 
-    def _lowest_share(self, position: int) -> float:
-        """The share of the known scores that are −∞, as of out-of-distribution elements, at this position."""
+    def _infinite_fraction(self, position: int) -> float:
+        """The fraction of the scores at a position that are −∞, those of out-of-distribution elements."""
         place = int(np.abs(self.positions.numpy() - position).argmin())
         tail = self._tails[place]
         lost = np.searchsorted(tail.values, -math.inf, side="right")
@@ -180,7 +179,7 @@ class GroupScores:
 
     @cached_property
     def _kept_curves(self) -> dict[int, Numbers]:
-        """The curves so far, by position: a stream needs that of its last position for every row."""
+        """A cache of curves by position: a long stream needs the curve of the last position for every row."""
         return {}
 
     @cached_property
@@ -196,10 +195,11 @@ class GroupScores:
     def _pooled_quantiles(self, scores: Float[np.ndarray, "groups levels"]) -> Numbers:
         """Quantiles at `_levels` of an element of a new group.
 
-        The scores of each group are spread by Student-t shifts: the mean of G groups varies, and a new group
-        varies around it. With s the standard deviation of a low quantile between groups, the groups alone
-        have variance s²·(G − 1)/G; a new group has s²·(G + 1)/G, and G − 1 degrees of freedom. One group
-        does not show how groups differ: then s is the standard deviation of its scores, with one degree.
+        The scores of each group are spread by Student-t shifts, because the mean of G groups varies, and a
+        new group varies around it. With s the standard deviation of a low quantile between groups, the groups
+        alone have variance s²·(G − 1)/G; a new group has s²·(G + 1)/G, with G − 1 degrees of freedom. A
+        single group does not show how groups differ: s is then the standard deviation of its scores, with one
+        degree of freedom.
         """
         scores = scores[~np.isnan(scores[:, 0])].astype(np.float64)
         scores = np.maximum(scores, scores[np.isfinite(scores)].min(initial=0.0) - 1.0)  # not −∞
@@ -213,10 +213,10 @@ class GroupScores:
         return self._with_tail(np.interp(self._levels, np.cumsum(share), spread.reshape(-1)[order]))
 
     def _with_tail(self, quantiles: Numbers) -> Numbers:
-        """The quantiles with those below the level of one element, 1/(N + 1), no higher than a heavy tail.
+        """The quantiles, with a heavy tail as an upper limit below the level of one element, 1/(N + 1).
 
-        N elements say nothing about rarer scores. Their tail is a generalised Pareto distribution that
-        starts at the quantile of this level, with the mean excess of the lowest scores as its scale.
+        N elements say nothing about rarer scores. The tail is a generalised Pareto distribution that starts
+        at the quantile of this level, with the mean excess of the lowest scores as its scale.
         """
         lowest = 1 / (self.elements + 1)
         start, edge = np.interp([lowest, max(_TAIL, 2 * lowest)], self._levels, quantiles)
@@ -239,7 +239,7 @@ def _rounded(scores: Numbers) -> Numbers:
 
 
 def _student_t(parts: int, dof: int) -> tuple[Numbers, Numbers]:
-    """Quantiles of Student's t in the middle of parts of its mass, finer in the lower tail, and the parts."""
+    """Quantiles of Student's t at the midpoints of parts of its mass, finer in the lower tail; the parts."""
     edges = (np.arange(parts + 1) / parts) ** 3
     grid = np.sinh(np.linspace(-25, 25, 20001))  # dense near 0, far into the tails
     density = (1 + grid**2 / dof) ** (-(dof + 1) / 2)

@@ -16,7 +16,7 @@ from bruno.tasks.keep_out import log_prob_given
 
 RANKS = 128  # elements that a new one is ranked among
 _BETS = (-1.9, 0.0, 1.9)  # slopes of the bets on p-values; negative ones bet on low p-values
-_JUMP = 0.01  # share of the wealth that is distributed over all bets before each p-value
+_JUMP = 0.01  # fraction of the wealth that is redistributed over all bets before each p-value
 _LEVEL = 0.01  # probability of a false alarm over a stream of any length
 
 
@@ -25,8 +25,8 @@ class WithinPValue(NamedTuple):
 
     Attributes:
         p: (1 + number of ranked elements with a score at most this low)/(number of ranked elements + 1).
-        uniform: the same for the density log p(x | others) in place of the score, with ties broken at random,
-            which is uniform. The density of a set that moves is low, while its score may be high.
+        uniform: the same with the density log p(x | others) in place of the score, and ties broken at random,
+            which makes it uniform. If a set drifts, densities become low, while scores may stay high.
     """
 
     p: float
@@ -37,13 +37,13 @@ class WithinPValue(NamedTuple):
 class WithinSet:
     """A set in which every element counts, with a uniform random sample of its latents to rank among.
 
-    If the elements of a set and a new one are exchangeable, the rank of the score of the new element among
-    all scores, each given all others, is uniform: P(p ≤ a) ≤ a for any model. The set must not be trained
-    on, and no element may be selected by its score: it does not hold if outliers are kept out. The smallest p
-    is 1/(m + 1) for m ranked elements.
+    If the elements of a set and a new element are exchangeable, the rank of the new element's leave-one-out
+    score among those of the set is uniform: P(p ≤ a) ≤ a for any model. The set must not be training data,
+    and no element may be selected by its score, so this does not hold if outliers are kept out. The smallest
+    p is 1/(m + 1) for m ranked elements.
 
     Attributes:
-        evidence: of all elements.
+        evidence: evidence of all elements.
         sample: latents of at most `RANKS` elements, chosen independently of their values.
     """
 
@@ -94,16 +94,16 @@ class WithinSet:
 
 @dataclass(frozen=True)
 class DriftTest:
-    """Bets against the p-values of a stream being uniform; it becomes rich only if the stream changes.
+    """A test for change in a stream: bets against uniform p-values, which win only if the stream changes.
 
-    The wealth is a martingale (Vovk's Simple Jumper): starting from 1, it ever reaches 100 with a probability
-    of at most 1 % if the elements are exchangeable. Random outliers at a constant rate are exchangeable.
+    The wealth is a martingale (Vovk's Simple Jumper) that starts at 1. If the elements are exchangeable, the
+    probability that it ever reaches 100 is at most 1 %. Random outliers at a constant rate are exchangeable.
 
     Attributes:
-        wealth: logarithm of the money on each bet.
+        wealth: logarithm of the wealth on each bet.
         position: number of p-values so far.
-        gain: logarithm of the gain of the bet on low p-values since it last had none.
-        since: position after which this gain began: where the stream seems to have changed.
+        gain: logarithm of the gain of the bet on low p-values since that gain was last 0.
+        since: position at which that gain was last 0, after which the stream seems to have changed.
         detected: position at which the wealth reached 1/level; 0 if it did not.
     """
 

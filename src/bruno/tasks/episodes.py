@@ -26,12 +26,13 @@ class FewShotProtocol:
         ways: numbers k of classes to choose from.
         shots: numbers n of support images of each class.
         trials: number of trials, each with one query of every class; at least 2, for a standard error.
-        rotations: every class counts four times, rotated by multiples of 90 degrees.
+        rotations: each class is four classes, rotated by multiples of 90 degrees.
         rotated_decoys: with rotations, draw the other classes of an episode from all rotated classes but the
-            query's own, as Prototypical Networks does; they may be rotations of the queried character or of
-            each other. Otherwise they are different characters.
-        noise: dequantise with fresh noise in each trial; otherwise with ½, as in `classify`.
-        views: score by the mean over the eight rotations and reflections of an episode's square images.
+            query's own, as in Prototypical Networks; they may be rotations of the queried character or of
+            each other. Otherwise, they are different characters.
+        noise: add fresh dequantisation noise in each trial; otherwise, add ½, as in `classify`.
+        views: average the scores over the eight rotations and reflections of an episode's images, which must
+            be square.
         threshold: use only latent dimensions whose correlation exceeds this.
         batch_size: images to encode at a time.
     """
@@ -75,9 +76,9 @@ class FewShotProtocol:
 
 
 class EpisodeIndices(NamedTuple):
-    """One n-shot k-way task for every class; the query belongs to the first of its k supports.
+    """One n-shot k-way episode for every class; the query belongs to the first of its k supports.
 
-    Both hold indices for `SetSampler.at`: of images, each with its rotation.
+    `query` and `support` are indices for `SetSampler.at`, of images with a rotation each.
     """
 
     query: Int[Tensor, " episodes"]
@@ -87,7 +88,7 @@ class EpisodeIndices(NamedTuple):
 def draw_episodes(
     sampler: SetSampler, way: int, shot: int, generator: Generator, *, rotated_decoys: bool = False
 ) -> EpisodeIndices:
-    """For each class, n supports and one query without repetition, and n supports of k − 1 decoy classes.
+    """Draw, for each class, a query and n other elements as its support, and n supports of k − 1 decoys.
 
     With rotations a character is four classes. By default a decoy is never a rotation of the queried
     character, nor of another decoy, and each decoy has its own random rotation. With `rotated_decoys`, the
@@ -108,7 +109,7 @@ def draw_episodes(
 def _choose(
     first: Int[Tensor, " episodes"], count: int, way: int, generator: Generator
 ) -> Int[Tensor, "episodes way"]:
-    """Different random numbers below `count` for each episode, the given one first."""
+    """Distinct random numbers below `count` for each episode, starting with the number in `first`."""
     keys = torch.rand((len(first), count), generator=generator)
     keys.scatter_(1, first.unsqueeze(1), 2.0)  # above all other keys
     return keys.topk(way, 1).indices
@@ -116,7 +117,7 @@ def _choose(
 
 @dataclass(frozen=True, eq=False)
 class EpisodePlan:
-    """The episodes to draw; two seeds per trial, so that the episodes do not depend on the noise."""
+    """The episodes to draw. Each trial has two seeds, so that its episodes do not depend on the noise."""
 
     sampler: SetSampler
     protocol: FewShotProtocol

@@ -25,8 +25,9 @@ class BitsPerDim:
     Attributes:
         mean: mean over all positions of a set.
         first: value at the first position, given no elements: the prior.
-        by_position: for each position, prior mean plus mean conditioning gain: same mean, lower variance. The
-            prior term is averaged over all elements of the sets, as each could have come first.
+        by_position: bits/dim at each position: the prior mean over all elements, as each could have come
+            first, plus the mean gain from conditioning. This has the same mean as the plain average at a
+            position, but a lower variance.
         error: standard error of the mean, between sets or, if every class is measured equally often, between
             classes; None for a single class.
         sets: number of sets drawn.
@@ -66,8 +67,8 @@ def measure_bits_per_dim(
     Args:
         model: a model on the device of the sampler.
         sampler: draws sets of the classes to measure on.
-        sets: number of sets, each of a class drawn uniformly; None for `sets_per_class` of every class, the
-            better way to compare models: classes differ far more than sets of one class do.
+        sets: number of sets, each of a class drawn uniformly; None for `sets_per_class` of every class. None
+            compares models more precisely, as classes differ far more than sets of one class.
         set_size: elements in a set.
         generator: source of the sets and the noise, on the same device.
         sets_per_class: used only if `sets` is None.

@@ -31,10 +31,10 @@ class Explanation(NumpyResult):
     The contributions of an element add up to its score minus the mean score of the baseline.
 
     Attributes:
-        contributions: of each feature; negative ones make the element an outlier.
+        contributions: contribution of each feature; negative ones make the element an outlier.
         errors: their standard errors, over permutations and draws.
         scores: scores of the elements.
-        baseline: mean score of the draws that stand in for absent features.
+        baseline: mean score of the draws that replace absent features.
         features: names of the columns, or "row 1, column 3" of a patch.
         x: the elements.
         kind: kind of the elements.
@@ -81,15 +81,17 @@ def explain(
 ) -> Explanation:
     """Shapley values of the scores of elements (n, *shape) given a set.
 
-    Features join an element in a random order. Absent ones come from a draw of the predictive of the set,
-    independent of those present. The contribution of a feature is the mean change of the score when it joins,
-    over random orders, each also in reverse, and draws. All elements have the same orders and draws.
+    The features of an element replace those of a draw from the predictive of the set, one by one in a random
+    order; the draw does not depend on the element. The contribution of a feature is the mean change of the
+    score when it is replaced, over draws and over random orders, each used forwards and in reverse. All
+    elements have the same orders and draws.
 
     Args:
-        posterior: of one set, or of one set for each element.
+        posterior: posterior of one set, or of a set for each element.
         x: the elements.
         criterion: "score" for log p(x | set) − log p(x), "density" for log p(x | set).
-        reference: log p(x) of typical elements; a lower one is subtracted from the score, see `shortfall`.
+        reference: log p(x) of a typical element; the shortfall of log p(x) below it is subtracted from the
+            score, see `shortfall`.
         features: names of the columns; by default their numbers, from 1.
         names: names of the elements; by default their numbers, from 1.
         permutations: number of random orders, even.
@@ -131,7 +133,7 @@ def explain_scores(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Explanation:
-    """`explain` with the scores of a scorer, such as that of an estimator, and the same other arguments."""
+    """As `explain`, with the scores of a `SetScorer`; the other arguments are the same."""
     check_count("permutations", permutations, 4)
     if permutations % 2:
         raise ValueError(f"`permutations` must be even; got {permutations}.")
@@ -178,13 +180,13 @@ def _walks(
     ranks: Int[Tensor, "walks features"],
     owner: Int[Tensor, "*shape"],
 ) -> Float[Tensor, "walks steps"]:
-    """Scores of an element with 0, 1, … of its features in place of those of a draw, for each order."""
+    """Scores of each draw with 0, 1, … of its features replaced by those of the element, in each order."""
     features, model = ranks.shape[1], scorer.model
     size = max(1, _NUMBERS_AT_A_TIME // ((features + 1) * model.dim))
     present = torch.arange(features + 1, device=ranks.device)
     parts = []
     for some, rank in zip(draws.split(size), ranks.split(size), strict=True):
-        joined = rank[:, owner]  # when each column or pixel joins
+        joined = rank[:, owner]  # the step at which each column or pixel is replaced
         joined = joined.unsqueeze(1) < present.view(1, -1, *[1] * len(model.shape))
         mixed = torch.where(joined, element.to(some), some.unsqueeze(1))
         encoded = _encoded(model, mixed.flatten(0, 1))
@@ -197,7 +199,7 @@ def _encoded(model: Bruno, x: Tensor) -> Encoded:
 
 
 def _random_ranks(features: int, permutations: int, generator: Generator) -> Int[Tensor, "walks features"]:
-    """When each feature joins: random orders, each followed by its reverse."""
+    """The step at which each feature is replaced: random orders, each followed by its reverse."""
     keys = torch.rand((permutations // 2, features), generator=generator, device=generator.device)
     ranks = keys.argsort(1).argsort(1)
     return torch.stack([ranks, features - 1 - ranks], 1).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Whether images resemble the training data of a model; its predictions do not reveal it."""
+"""Checks of whether images resemble the training data of a model, which its predictions do not reveal."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _IMAGES = 64  # number of images, and of samples, to estimate bits/dim from
 
 
 class UnfamiliarDataWarning(UserWarning):
-    """Images differ from those the model was trained on; its predictions are confident nevertheless."""
+    """Images differ from the training images of the model; its predictions are confident nevertheless."""
 
 
 class Familiarity:
     """Compares images with the statistics of the training data that a model records.
 
     Both checks return the reason why images are unfamiliar, or "" if they are not. Rows are always familiar.
-    Samples of the model, which its bits/dim are compared with, are drawn once, when first needed.
+    The bits/dim of images are compared with those of samples of the model, which are drawn when first needed.
     """
 
     def __init__(self, model: Bruno) -> None:
@@ -34,8 +34,8 @@ class Familiarity:
     def check(self, images: Tensor) -> str:
         """Why images (*batch, channels, height, width) of any size are unfamiliar, or "".
 
-        They are if their mean brightness is far from that of training, if the model finds them less likely on
-        average than its samples, or if one of them is `too_bright`.
+        Images are unfamiliar if their mean brightness is far from that of training, if they are on average
+        less likely than samples of the model, or if one of them is `too_bright`.
         """
         if not self.model.kind.is_images:
             return ""
@@ -43,9 +43,9 @@ class Familiarity:
         return self._other_brightness(images) or self._unlikely(images) or self.too_bright(images)
 
     def too_bright(self, images: Tensor) -> str:
-        """Why an image, or one of several, is far too bright, or "". Most likely it shows white paper.
+        """Why an image, or one of several, is far too bright, or ""; such an image often shows white paper.
 
-        A single dark or unlikely image, in contrast, is not reported.
+        A single image that is dark or unlikely is not reported.
         """
         if (learnt := self._training_brightness) is None:
             return ""

@@ -28,7 +28,7 @@ class FewShotResult:
         shot: n, the number of support images of each class.
         accuracy: fraction of queries assigned to their own class, averaged over trials.
         spread: standard deviation of the accuracy between trials.
-        trials: number of trials; every class is queried once in each.
+        trials: number of trials; each of them queries every class once.
         episodes: number of queries in all trials.
         by_trial: accuracy of each trial.
     """
@@ -78,9 +78,9 @@ def measure_few_shot(
 ) -> tuple[FewShotResult, ...]:
     """Accuracy at every n-shot k-way setting: the class with the highest p(query | support) wins.
 
-    In each trial every class (with rotations, every rotated class) is queried once in every setting, with
-    decoys drawn by `draw_episodes`. With noise, each image is encoded once per trial, otherwise once. A tie
-    counts as wrong. The same seed gives the same episodes on every device, for every model and for
+    In each trial, every class (with rotations, every rotated class) is queried once in every setting, with
+    decoys drawn by `draw_episodes`. With noise, each image is encoded once per trial; otherwise, only once. A
+    tie counts as wrong. The same seed gives the same episodes on every device, for every model and for
     `measure_pixels`.
 
     Args:
@@ -106,10 +106,11 @@ def measure_pixels(
 ) -> tuple[FewShotResult, ...]:
     """Accuracy of raw pixels on the same episodes as `measure_few_shot` with the same seed.
 
-    With `matching` "nearest" the class of the nearest support image wins, by cosine similarity of pixels.
-    "attention" is closest to the baseline of the paper, from Vinyals et al. (2016): pixels are binarised at
-    half brightness, and the class with the largest Σ exp(cosine) over its supports wins. "nearest" is the
-    stronger baseline. Accuracy on the 1,692 test classes of Omniglot, 20 trials, in per cent::
+    With `matching` "nearest", the class of the nearest support image wins, by cosine similarity of pixels.
+    "attention" is closest to the baseline of the paper, which is from Vinyals et al. (2016): pixels are
+    binarised at half brightness, and the class with the largest Σ exp(cosine) over its supports wins.
+    "nearest" is the stronger baseline. Accuracy on the 1,692 test classes of Omniglot, 20 trials, in per
+    cent::
 
                                5-way 1   5-way 5   20-way 1   20-way 5
         nearest                  50.6      75.1       32.2       56.9

@@ -1,4 +1,4 @@
-"""Generation: new elements of a set, given none, some or repetitions of its elements."""
+"""Generation: new elements of a set, given no elements, some elements, or copies of one element."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bruno.checks import check_count, check_whole
 from bruno.model import Bruno, Posterior, Samples
 from bruno.process import Evidence
 
-REPEATS = (1, 2, 5, 10, 20)  # how often an element is seen
+REPEATS = (1, 2, 5, 10, 20)  # numbers of copies of an element to condition on
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class SetSamples(NumpyResult):
 
 @dataclass(frozen=True, eq=False)
 class SpreadByRepeats(NumpyResult):
-    """How much samples differ after the model has seen one element repeatedly.
+    """The variance between samples given copies of one element, by the number of copies.
 
     Attributes:
         inputs: the elements, (n, *shape); each is repeated alone.
@@ -77,7 +77,7 @@ def draw_samples(
     temperature: float = 1.0,
     batch_size: int = 256,
 ) -> Samples:
-    """New elements of each set, (*sets, samples, *shape), decoding `batch_size` at a time.
+    """Draw new elements of each set, (*sets, samples, *shape), decoding `batch_size` at a time.
 
     A temperature below 1 draws latents closer to their mean; 0 draws the mean itself.
     """
@@ -170,7 +170,7 @@ def spread_by_repeats(
     temperature: float = 1.0,
     batch_size: int = 256,
 ) -> SpreadByRepeats:
-    """Variance of samples after the model has seen each of some elements (n, *shape) repeatedly.
+    """Variance between samples given copies of each of the elements x (n, *shape) alone.
 
     Every number of repeats uses the same random numbers, so that only the evidence differs.
     """

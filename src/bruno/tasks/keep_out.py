@@ -15,9 +15,9 @@ from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
 
 START = 20  # elements at the beginning of a stream that are reconsidered together
-RECONSIDERED = {2, 3, 4, 5, 6, 7, 8, 10, 12, 16, START}  # numbers of elements after which they are
-_SHARE_REMOVED = 16  # of a large set, 1/16 is removed at a time
-_ROUNDS = 10  # at most, of putting elements back
+RECONSIDERED = {2, 3, 4, 5, 6, 7, 8, 10, 12, 16, START}  # positions at which they are reconsidered
+_REMOVED_DIVISOR = 16  # from a large set, 1/16 of the elements is removed at a time
+_ROUNDS = 10  # elements are put back in at most this many rounds
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Cutoffs:
 
     Attributes:
         by_count: cutoff given n = 1, 2, … elements; the last holds for all larger n.
-        rate: fraction of clean elements below it on the data that it was fixed on.
+        rate: fraction of clean elements below the cutoff, in the data that set it.
     """
 
     by_count: tuple[float, ...]
@@ -61,8 +61,8 @@ def scores_within(
 ) -> Float[Tensor, "*batch n"]:
     """log p(z_i | all others that are inside) − log p(z_i): leave-one-out scores of a part of a set.
 
-    An element inside is removed from the evidence (`Evidence.remove`); the evidence of the others is exact.
-    `prior` is log p(z_i), if it is known.
+    An element that is inside is removed from the evidence by `Evidence.remove`, which is exact. `prior` is
+    log p(z_i), if it is known.
     """
     all_inside = evidence_within(z, inside).unsqueeze()
     own = torch.where(inside.unsqueeze(-1), z.double(), all_inside.mean)  # nothing to remove outside
@@ -71,13 +71,13 @@ def scores_within(
 
 
 def log_prob_given(model: Bruno, z: Float[Tensor, "*batch dim"], evidence: Evidence) -> Float[Tensor, "*any"]:
-    """`log_prob` of the process, several times faster where elements share their evidence."""
+    """log p(z | evidence) as from the process, several times faster where elements share their evidence."""
     found = model.process.predictive(evidence).log_prob(z).sum(-1)
     return found if bool(found.isfinite().all()) else model.process.log_prob(z, evidence)
 
 
 class ElementDensities:
-    """Latents of elements and their densities, by the model itself; subclasses compute the same faster."""
+    """Latents of elements and their densities, computed by the model; a subclass may compute them faster."""
 
     def __init__(self, model: Bruno) -> None:
         self.model = model
@@ -95,17 +95,18 @@ class ElementDensities:
         return log_prob_given(self.model, z, evidence)
 
     def scores_of(self, z: Float[Tensor, "n dim"]) -> Callable[[Tensor], Tensor]:
-        """The function from the elements of a set that are inside to `scores_within`."""
+        """A function from the mask of elements that are inside to `scores_within`, for the set z."""
         return partial(scores_within, self.model, z, prior=self.model.process.log_prob(z))
 
 
 def shortfall(log_prob: Float[Tensor, "*batch"], reference: float) -> Float[Tensor, "*batch"]:
     """max(0, reference − log p(x)): how much less likely elements are than typical ones, in any set.
 
-    An element that is unlikely in every set may have a high score: log p(x) is as low as log p(x | set). Less
-    its shortfall, the score is log p(x | set) − max(log p(x), reference), the log-likelihood ratio against
-    elements of other sets, or of anything at the reference density. It finds rows of no set, such as those
-    with a broken correlation. Images have no reference: their log p(x) measures how complex they are.
+    An element that is unlikely in every set may have a high score, as log p(x) is as low as log p(x | set).
+    Minus the shortfall, the score is log p(x | set) − max(log p(x), reference): the log-likelihood ratio
+    against an element of another set or, if that is more likely, against anything with the reference density.
+    It finds rows that belong to no set, such as rows with a broken correlation. Images have no reference, as
+    their log p(x) mostly measures how complex they are.
     """
     return (reference - log_prob).clamp(min=0)
 
@@ -117,11 +118,11 @@ def typical_elements(
     usable: Bool[Tensor, "*batch n"] | None = None,
     scores: Callable[[Tensor], Tensor] | None = None,
 ) -> Bool[Tensor, "*batch n"]:
-    """Which elements of complete sets are typical of their set, however many outliers hide each other.
+    """Which elements of complete sets are typical of their set, even if outliers resemble each other.
 
-    The element with the lowest score given the others is removed, again and again, until half of the set is
-    left. Then all elements are put back whose score given the others inside is at least the cutoff, until
-    nothing changes. Sets of fewer than three elements have no majority: all elements count.
+    First, the element with the lowest score given the others is removed repeatedly, until half of the set is
+    left. Then, every element whose score given the remaining others is at least the cutoff is put back, until
+    nothing changes. Sets of fewer than three elements have no majority, so all their elements count.
 
     Args:
         model: a model of such sets.
@@ -148,14 +149,14 @@ def typical_elements(
 def majority(
     usable: Bool[Tensor, "*batch n"], scores: Callable[[Tensor], Tensor]
 ) -> Bool[Tensor, "*batch n"]:
-    """The half of each set that is left if the element with the lowest score is removed again and again.
+    """The half of each set that is left after the element with the lowest score is removed repeatedly.
 
     `scores` are those of all elements, given the others that are inside.
     """
     inside, left = usable, usable.sum(-1, keepdim=True)
     half = _half(left)
     while bool((left > half).any()):
-        removed = (left // _SHARE_REMOVED).clamp(min=1).minimum(left - half)
+        removed = (left // _REMOVED_DIVISOR).clamp(min=1).minimum(left - half)
         ranks = scores(inside).masked_fill(~inside, math.inf).argsort(-1).argsort(-1)
         inside, left = inside & (ranks >= removed), left - removed
     return inside
@@ -168,14 +169,14 @@ def _half(size: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
 
 @dataclass(frozen=True, eq=False)
 class StreamEvidence:
-    """The state of streams, one for each set of a batch: what counts, and what may still be reconsidered.
+    """The state of streams, one for each set of a batch: the evidence, and elements to reconsider.
 
     Attributes:
-        evidence: of the elements that count.
+        evidence: evidence of the elements that count.
         position: number of elements so far, including those that do not count.
         first: latents of the first elements while they may be reconsidered, empty afterwards; or, in a
             window, of the latest elements.
-        usable: which of them may count.
+        usable: which of the elements in `first` may count.
     """
 
     evidence: Evidence
@@ -192,7 +193,10 @@ class StreamEvidence:
 
     @classmethod
     def of(cls, evidence: Evidence) -> StreamEvidence:
-        """The state after elements that all count, with nothing to reconsider unless there are none."""
+        """The state with this evidence, whose elements all count.
+
+        Later elements are only reconsidered if the evidence is empty.
+        """
         shape, device = evidence.batch_shape, evidence.mean.device
         position = int(evidence.count.max()) if evidence.count.numel() else 0
         return cls(
@@ -203,7 +207,7 @@ class StreamEvidence:
         )
 
     def including(self, z: Float[Tensor, "*batch dim"]) -> StreamEvidence:
-        """The state in which an element counts that passed before; the position stays."""
+        """The state after an earlier element, which was kept out, is added; the position stays the same."""
         return StreamEvidence(
             self.evidence.add(z), self.position, self.first[..., :0, :], self.usable[..., :0]
         )
@@ -226,10 +230,11 @@ class StreamEvidence:
     ) -> StreamEvidence:
         """The state after an element, which counts if it is usable and its score is at least the cutoff.
 
-        The first `START` elements are reconsidered together from time to time, as the first of them may be
-        an outlier itself. With a window, at most `START`, the set is its latest elements, which are
-        reconsidered unless all of them count. Without cutoffs, every usable element counts. `scores_of`, from
-        latents to the `scores` of `typical_elements`, is for a faster way to compute them.
+        The first `START` elements are reconsidered together at the positions `RECONSIDERED`, as one of the
+        very first may be an outlier itself. With a window, of at most `START` elements, the set consists of
+        its latest elements, which are reconsidered unless all of them count. Without cutoffs, every usable
+        element counts. `scores_of` maps latents to the argument `scores` of `typical_elements`, to compute
+        them faster.
         """
         counts = usable if cutoffs is None else usable & (score >= cutoffs.at(self.evidence.count))
         position = self.position + 1
@@ -242,7 +247,7 @@ class StreamEvidence:
         if window is not None:
             first = torch.cat([first, z.unsqueeze(-2)], -2)[..., -window:, :]
             known = torch.cat([known, usable.unsqueeze(-1)], -1)[..., -window:]
-            if first.shape[-2] == min(position, window):  # else it began with a posterior
+            if first.shape[-2] == min(position, window):  # else the stream began with a posterior
                 before = self.evidence.count == self.usable.sum(-1)
                 all_count = cutoffs is None or bool((before & (counts == usable)).all())
                 return StreamEvidence(
@@ -252,7 +257,8 @@ class StreamEvidence:
         evidence = self.evidence + own
         if window is not None:
             return StreamEvidence(evidence, position, first, known)
-        if cutoffs is None or first.shape[-2] < self.position:  # over, or began with a posterior
+        # Elements are not reconsidered after the first `START`, nor if the stream began with a posterior.
+        if cutoffs is None or first.shape[-2] < self.position:
             return StreamEvidence(evidence, position, first[..., :0, :], known[..., :0])
         first = torch.cat([first, z.unsqueeze(-2)], -2)
         known = torch.cat([known, usable.unsqueeze(-1)], -1)
@@ -291,7 +297,7 @@ def scores_of_the_rest(
 ) -> Float[Tensor, "*batch n n"]:
     """Scores of all elements that are still to come, at each position of streams; NaN for those before it.
 
-    Entry (i, j) is the score of element j, were it the next after the first i.
+    Entry (i, j) is the score of element j if it came directly after the first i elements.
     """
     n, prior = z.shape[-2], model.process.log_prob(z)
     found = torch.full((*z.shape[:-1], n), math.nan, dtype=prior.dtype, device=z.device)

@@ -1,4 +1,4 @@
-"""Metrics of rankings and of class probabilities, and standard errors; the target comes first."""
+"""Metrics of rankings and of class probabilities, and standard errors; the first argument is the target."""
 
 from __future__ import annotations
 

@@ -22,19 +22,19 @@ from bruno.tasks.keep_out import batch_scores, shortfall
 from bruno.tasks.metrics import roc_auc
 
 FAULTS = ("row of another set", "one column of another set", "spike in one column")
-_SHARE = 0.1  # of the rows of a set that are faulty
+_FAULTY_FRACTION = 0.1  # of the rows of a set
 _SPIKE = (2.0, 6.0)  # standard deviations of the rows of a set
 _CONSTANT = 0.01  # standard deviation of a standardised column that is constant within sets
 _SET_SIZE = 30  # at most
-_MOST_SETS = 400
-_FIXED_ON = 60  # sets that cutoffs are fixed on
+_MAX_SETS = 400
+_CUTOFF_CLASSES = 60  # training classes that set the cutoffs
 _TRIMMED = 0.05  # fraction of the rows that the covariance of the baseline ignores
 _RESAMPLES = 200  # bootstrap resamples of the classes, to estimate a standard error
 
 
 @dataclass(frozen=True)
 class DetectionRates:
-    """What a method flags at its threshold.
+    """Fractions of the rows that a method flags at its threshold.
 
     Attributes:
         false_alarms: fraction of the clean rows that are flagged.
@@ -90,13 +90,13 @@ def measure_planted_faults(
 ) -> PlantedFaults:
     """Plant faults in the sets of `test`, and count what the model and a robust baseline flag.
 
-    Both have thresholds for the same rate, from clean sets: for each class of `test`, of its other classes,
-    or of `train` if these are fewer than two. They are estimated as those of decisions (`GroupScores`). A
-    set is judged as a batch, from which the worst rows are removed first.
+    Both have thresholds for the same rate, estimated by `GroupScores` from clean sets: for each class of
+    `test`, from sets of its other classes, or from sets of `train` if there are fewer than two of these. Each
+    set is judged as a batch: the worst rows are removed from the evidence first.
 
     Args:
         model: a model of rows.
-        train: classes that cutoffs and the baseline are fixed on.
+        train: classes that set the cutoffs and the baseline.
         test: classes to judge, preferably unseen in training.
         rows: number of rows to judge, at least one set of each class.
         generator: source of sets and faults, on the device of the model.
@@ -109,7 +109,7 @@ def measure_planted_faults(
     train, test = train.with_at_least(size), test.with_at_least(size)
     distance = RobustDistance.of(model, train)
     judges = {"model": _score_of(model, train, generator), "baseline": distance.scores}
-    sets = max(len(test.names), min(_MOST_SETS, rows // size))
+    sets = max(len(test.names), min(_MAX_SETS, rows // size))
     classes = torch.arange(sets) % len(test.names)
     own = _draw(test, classes, size, generator).to(model.device)
     others = _rows_of_others(test, train, classes, size, generator).to(model.device)
@@ -128,11 +128,11 @@ def measure_planted_faults(
 
 @dataclass(frozen=True, eq=False)
 class RobustDistance:
-    """The Mahalanobis distance from the median of a set, squared, on the scales of the model's columns.
+    """The squared Mahalanobis distance from the median of a set, in columns normalised as by the model.
 
     Attributes:
-        model: scales the columns.
-        covariance: of rows around the medians of their sets.
+        model: the model that normalises the columns.
+        covariance: covariance of rows around the medians of their sets.
     """
 
     model: Bruno
@@ -165,8 +165,8 @@ class RobustDistance:
 
 
 def _score_of(model: Bruno, train: Examples, generator: Generator) -> Callable[[Tensor], Tensor]:
-    """A function from sets (sets, n, dim) to minus the score of each row; +∞ if it is out-of-distribution."""
-    some = train.of_classes(range(min(_FIXED_ON, len(train.names))))
+    """A function from sets (sets, n, dim) to −score of each row, +∞ for rows that are out-of-distribution."""
+    some = train.of_classes(range(min(_CUTOFF_CLASSES, len(train.names))))
     sampler = SetSampler(some, device=model.device)
     floor = density_floor(model, sampler, generator=generator)
     reference = reference_density(model, sampler, generator=generator)
@@ -207,14 +207,14 @@ def _with_faults(
     distance: RobustDistance,
     generator: Generator,
 ) -> _Planted:
-    """Sets in which a tenth of the rows, at least three, are faulty: as many of each kind."""
+    """Plant faults in a tenth of the rows of each set, at least three, with equal numbers of each kind."""
 
     def random(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, device=x.device, dtype=x.dtype)
 
     sets, size, dim = x.shape
     order = random(sets, size).argsort(1).argsort(1)
-    faults = max(len(FAULTS), round(_SHARE * size))
+    faults = max(len(FAULTS), round(_FAULTY_FRACTION * size))
     fault = torch.where(order < faults, 1 + order % len(FAULTS), 0)
     amount = _SPIKE[0] + (_SPIKE[1] - _SPIKE[0]) * random(sets, size, 1)
     sign = torch.where(random(sets, size, 1) < 0.5, -1.0, 1.0)
@@ -231,7 +231,7 @@ def _with_faults(
 def _limits(
     score: Float[Tensor, "sets n"], known: Examples, rate: float, of_others: bool
 ) -> Float[Tensor, " classes_or_one"]:
-    """The score that `rate` of clean rows exceed, by estimate; or, for each class, of those of the others."""
+    """The estimated score that a fraction `rate` of clean rows exceeds: of all classes, or of all but one."""
     groups, position = len(known.names), score.shape[1] - 1
     by_group = -score.double().cpu().view(1, groups, -1)
     every, limits = torch.arange(groups), []

@@ -18,9 +18,9 @@ from bruno.tasks.planted import area_gain
 
 OUTLIERS = ("image of another class", "patch of another class")
 _SET_SIZE = 20  # at most
-_MOST_SETS = 100
+_MAX_SETS = 100
 _SIDE = (0.15, 0.35)  # of a patch, as a fraction of that of the image
-_TRIES = 4  # places of a patch, of which the one that changes most is taken
+_TRIES = 4  # candidate places of a patch; the one where it changes the image most is used
 _SETS_AT_A_TIME = 16
 
 
@@ -46,7 +46,7 @@ class PlantedOutliers:
 
     @property
     def criterion(self) -> BatchCriterion:
-        """What finds these outliers better."""
+        """The criterion that finds these outliers better."""
         return "patches" if self.area_gain < 0 else "score"
 
 
@@ -60,7 +60,7 @@ def measure_planted_outliers(
 
     Args:
         model: a model of images.
-        cutoffs: below which an image does not count for the others; fixed on other data.
+        cutoffs: score below which an image is excluded from the evidence; set on other data.
         examples: at least two classes.
         images: number of images to judge, at least one set of each of two classes.
         generator: source of sets and outliers.
@@ -73,7 +73,7 @@ def measure_planted_outliers(
             f"of {size}."
         )
     sampler = SetSampler(examples, device=generator.device)
-    sets = max(2, min(_MOST_SETS, images // size))
+    sets = max(2, min(_MAX_SETS, images // size))
     classes = torch.randperm(number, generator=generator, device=generator.device)[:sets]
     classes = classes[torch.arange(sets, device=classes.device) % len(classes)]
     step = torch.randint(1, number, classes.shape, generator=generator, device=generator.device)

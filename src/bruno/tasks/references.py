@@ -1,4 +1,4 @@
-"""Scores that others are compared with, for p-values: draws of the model, or held-out groups."""
+"""Reference scores for p-values: of draws from the model, or of held-out groups."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bruno.tasks.batch_criteria import SetScale
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.conformal import GroupScores
 
-_TAIL = 30  # lowest draws, which the tail is fitted to
+_TAIL = 30  # the tail is fitted to this many lowest draws
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Scores of elements drawn from the predictive of a set, to compare others with.
+    """Scores of elements drawn from the predictive of a set, for p-values under the model.
 
-    p-values follow the draws, and below the lowest `_TAIL` of them an exponential tail. They are then raised
-    to a power, for a model that is too narrow or too wide; see `SetScorer.fitted`.
+    p-values are those of the draws, with an exponential tail that is fitted to the lowest ones. They are then
+    raised to a power, which corrects a model that is too narrow or too wide; see `SetScorer.fitted`.
 
     Attributes:
         ordered: scores of the draws, increasing.

@@ -68,7 +68,7 @@ def _log_prob(model: Bruno, z: Float[Tensor, "n dim"], query: Evidence | None = 
 
 @dataclass(frozen=True)
 class RetrievalQuality:
-    """How well a score finds the rest of a class: means over queries, with standard errors.
+    """Quality of a score at retrieving the rest of a class: means over queries, with standard errors.
 
     Attributes:
         precision: by k, the fraction of the query's class among the best k.
@@ -125,11 +125,11 @@ def measure_retrieval(
         model: a model, on the device to compute on.
         examples: the collection, encoded once, and its classes.
         queries: number of queries.
-        shots: numbers of elements in a query, with a result for each that does not depend on the others:
-            larger queries contain the smaller ones.
+        shots: numbers of elements in a query. There is a result for each number, which does not depend on the
+            other numbers; larger queries contain the smaller ones.
         at: numbers k of best elements at which to measure the precision.
-        rotations: every class counts four times, rotated by multiples of 90 degrees. Other rotations of the
-            query's class are excluded from the collection: a symmetric character looks the same in all.
+        rotations: each class is four classes, rotated by multiples of 90 degrees. Other rotations of the
+            query's class are excluded from the collection, as a symmetric character looks the same in all.
         generator: source of the queries; on any device.
         progress: called as progress(done, total), in elements encoded, which takes most of the time.
     """

@@ -45,8 +45,8 @@ class ModelScorer:
 class ViewScorer(ModelScorer):
     """Mean of log p(g query | g support) over the eight rotations and reflections g of a square image.
 
-    Every view sees the query and its supports turned in the same way. The errors of a model that was trained
-    on rotated and mirrored classes partly cancel in the mean, for eight times the encoding.
+    In each view, the query and its supports are transformed in the same way. The errors of a model that was
+    trained on rotated and mirrored classes partly cancel in the mean. Encoding takes eight times as long.
     """
 
     def __init__(self, model: Bruno, threshold: float | None, *, noise: bool = True) -> None:

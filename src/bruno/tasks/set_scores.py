@@ -32,13 +32,13 @@ from bruno.tasks.references import CalibratedReference, Reference
 Criterion = Literal["score", "density"]
 CRITERIA: tuple[Criterion, ...] = ("score", "density")
 
-_DRAWS = 999  # of the predictive, to compare scores with
-_SHARE_OF_OUTLIERS = 10  # one in ten of the lowest p-values may be of an outlier
+_DRAWS = 999  # samples of the predictive that scores are compared with
+_CENSORED_DIVISOR = 10  # the lowest tenth of the p-values is censored, as it may be of outliers
 _SHRINKAGE = 2  # number of p-values that an exponent of 1 counts as
-_WIDEST = 3.0  # exponent of a model that is too wide
-_CUTOFF = 0.01  # p-value at which an element does not count
-_ROUNDS = 10  # at most, of putting elements back
-_FURTHEST = 1e4  # latents beyond it never count: their squares would cancel those of the others
+_WIDEST = 3.0  # largest exponent, for a model that is too wide
+_CUTOFF = 0.01  # an element with a lower p-value is excluded from the evidence
+_ROUNDS = 10  # elements are put back in at most this many rounds
+_FURTHEST = 1e4  # larger latents never count: the squares of the others would be lost to rounding
 _ENCODED_AT_A_TIME = 4096
 _NUMBERS_AT_A_TIME = 2**21
 
@@ -48,8 +48,8 @@ class ScoredSets(NamedTuple):
 
     Attributes:
         scores: one for each element.
-        counts: whether each element counts for the others.
-        evidence: of the elements that count, one for each set.
+        counts: whether each element is in the evidence of its set.
+        evidence: the evidence of each set.
     """
 
     scores: Float[Tensor, " n"]
@@ -61,16 +61,16 @@ class ScoredSets(NamedTuple):
 class SetScorer:
     """Scores elements given their sets.
 
-    The score is log p(x | set) − log p(x), less the `shortfall` of log p(x) below a reference: an element
-    that is unlikely under every set is an outlier of each. The other criterion is the density,
+    The score is log p(x | set) − log p(x), minus the `shortfall` of log p(x) below a reference, so that an
+    element that is unlikely under every set is an outlier of each. The other criterion is the density,
     log p(x | set), for a model that was trained on a single set.
 
     Attributes:
         model: a model of such sets.
         criterion: "score" or "density".
         floor: log p(x) below which an element is out-of-distribution, and never counts.
-        reference: log p(x) of typical elements, for the score; −∞ for none.
-        calibration: of the model on held-out groups; without one, p-values are those under the model.
+        reference: log p(x) of a typical element, for the score; −∞ for none.
+        calibration: calibration of the model on held-out groups; if None, p-values are those under the model.
         exponent: power of the p-values under the model; see `fitted`.
         seed: seed of the draws.
     """
@@ -96,8 +96,8 @@ class SetScorer:
     ) -> SetScorer:
         """A scorer with the floor and the reference of the calibration, or of samples of the model.
 
-        The reference is their median log p(x), and the floor is twice as far below it as their lowest, as in
-        `density_floor`. Images have neither.
+        The reference is the median log p(x) of the samples; the floor is twice as far below it as the lowest
+        sample, as in `density_floor`. Both are −∞ for images.
         """
         if criterion == "density" or model.kind.is_images:
             usable = None if criterion == "density" or calibration is None else calibration.by_score()
@@ -127,7 +127,7 @@ class SetScorer:
         return log_prob_given(self.model, encoded.z, evidence) - self._subtracted(encoded)
 
     def _subtracted(self, encoded: Encoded) -> Float[Tensor, "*batch"]:
-        """What is subtracted from log p(z | set): −log |det| for the density, log p(z) for the score."""
+        """The term that is subtracted from log p(z | set): −log |det| for the density, else log p(z)."""
         if self.criterion == "density":
             return -encoded.log_det
         prior = self.model.process.log_prob(encoded.z)
@@ -139,8 +139,9 @@ class SetScorer:
     ) -> ScoredSets:
         """Scores of all elements, each given all others of its set that count.
 
-        Elements with the lowest scores are removed from a set until half of it is left. Then all elements are
-        put back whose p-value under the model given the others is above 1 %, until nothing changes.
+        Elements with the lowest scores are removed from a set until half of it is left. Then, every element
+        whose p-value under the model given the remaining others is above 1 % is put back, until nothing
+        changes.
         """
         n, subtracted = len(labels), self._subtracted(encoded)
         scores, counts = subtracted.new_zeros(n), torch.zeros(n, dtype=torch.bool, device=subtracted.device)
@@ -163,7 +164,7 @@ class SetScorer:
         return self.scores(encoded, whole - Evidence(counts.long(), own, torch.zeros_like(own)))
 
     def usable(self, encoded: Encoded) -> Bool[Tensor, "*batch"]:
-        """Which elements may count: not those out-of-distribution, or so far away that digits are lost."""
+        """Which elements may count: neither out-of-distribution, nor so far away that digits are lost."""
         near = (encoded.z.abs() < _FURTHEST).all(-1)
         if self.criterion == "density" or self.floor == -math.inf:
             return near
@@ -178,8 +179,9 @@ class SetScorer:
     ) -> Bool[Tensor, "sets n"]:
         """Which elements of complete sets count; see `typical_elements`, which has fixed cutoffs.
 
-        The majority of rows is found by their density: the score would prefer few rows that agree and are
-        far from all other sets. The density of images depends on their content more than on their set.
+        The majority of a set of rows is found by density: the score would prefer a few rows that agree with
+        each other and are far from all other sets. The majority of images is found by score, as the density
+        of an image depends more on its content than on its set.
         """
         if self.calibration is not None:
             return typical_elements(self.model, z, self.calibration.cutoffs, usable)
@@ -217,18 +219,18 @@ class SetScorer:
         *,
         least: float = 0.5,
     ) -> SetScorer:
-        """The scorer whose p-values fit elements that the model was not trained on.
+        """The scorer with the exponent that makes p-values uniform for elements outside the training data.
 
-        A model that overfits is too narrow, and p-values of clean elements under it are too low. If −log p of
-        these is exponential with mean 1/g, p^g is uniform. g is the maximum-likelihood estimate, less its
-        standard error. The lowest tenth of the p-values is censored: it may be of outliers.
+        A model that overfits is too narrow: p-values of clean elements under it are too low. If −log p is
+        exponential with mean 1/g, p^g is uniform. The exponent is the maximum-likelihood estimate of g, minus
+        its standard error. The lowest tenth of the p-values is censored, as it may be of outliers.
 
         Args:
-            scores: of these elements, each given all others of its set.
-            labels: the set of each.
-            evidence: of each set.
-            least: lower limit of g. Many outliers look like a model that is too narrow; only of a small model
-                that was trained on few rows is that to be expected.
+            scores: scores of elements that the model was not trained on, each given all others of its set.
+            labels: the set of each element.
+            evidence: the evidence of each set.
+            least: lower limit of g. Many outliers look like a model that is too narrow; only a small model
+                that was trained on few rows is likely to be so.
         """
         if self.calibration is not None:
             return self
@@ -238,7 +240,7 @@ class SetScorer:
             p = references[label].p_values(scores.double().cpu().numpy()[found == label])
             surprise.append(-np.log(p) / self.exponent)
         values = np.sort(np.concatenate(surprise))
-        kept = len(values) - len(values) // _SHARE_OF_OUTLIERS
+        kept = len(values) - len(values) // _CENSORED_DIVISOR
         values = np.minimum(values, values[kept - 1])  # censored, not dropped
         exponent = kept / float(values.sum()) * (1 - 1 / math.sqrt(len(values)))
         return replace(self, exponent=min(_WIDEST, max(least, exponent)))
@@ -253,13 +255,13 @@ class SetScorer:
     def references(
         self, evidence: Evidence, *, batch: bool, rate: float, by_set: Sequence[Tensor] = ()
     ) -> list[Reference | CalibratedReference]:
-        """What the scores of each set are compared with, for p-values.
+        """The reference scores for the p-values of each set.
 
         Args:
-            evidence: of each set.
+            evidence: the evidence of each set.
             batch: whether elements of the sets themselves are judged, each given all others.
             rate: the false-alarm rate of the decision.
-            by_set: the scores of each set, which batches of images are standardised by (`SetScale`).
+            by_set: the scores of each set, to standardise batches of images (`SetScale`).
         """
         if self.calibration is None:
             rows = self.draws(evidence).double().cpu().numpy()

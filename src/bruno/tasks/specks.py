@@ -63,7 +63,7 @@ def measure_specks(
     progress: Progress | None = None,
     batch_size: int = 64,
 ) -> SpeckResult:
-    """Fraction of samples with a speck, each given random images of one random class, and that of the data.
+    """Fractions of samples and of data images with a speck; each sample is given images of a random class.
 
     The given images are dequantised with ½, as in `samples_by_prefix`.
 
@@ -114,9 +114,9 @@ def has_speck(
 ) -> Bool[Tensor, "*batch"]:
     """Whether an image has a connected component of one or two bright pixels, 8-connected.
 
-    A pixel is bright if some channel exceeds 64 of 255, a quarter of the range. It is a component of one if
-    no other pixel of its 3 × 3 patch is bright. Two pixels are a component if the patch of each has only
-    these two.
+    A pixel is bright if a channel exceeds 64 of 255, a quarter of the range. A bright pixel is a component of
+    one if no other pixel of its 3 × 3 patch is bright. Two bright pixels are a component if the patch of each
+    contains only these two.
     """
     images = as_tensor(images, "images")
     bright = (images > _BRIGHT * (levels - 1) // 255).any(-3, keepdim=True)

@@ -1,4 +1,4 @@
-"""Stability of training: models under stress, with a Student-t and with a Gaussian process."""
+"""Stability of training under stress, with a Student-t and with a Gaussian process."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Variant:
             raise ValueError(f"`white_every` must be at least 0; got {self.white_every}.")
 
 
-# The paper's left plot compares weight norm with none at correlations from a range, its middle plot has twice
-# the learning rate, its right plot high initial correlations. Its text describes outliers, but does not say
-# to which plots they belong: here they are a separate variant.
+# The left plot of the paper compares training with and without weight norm, at initial correlations from a
+# range; the middle plot has twice the learning rate, the right plot high initial correlations. The text of
+# the paper describes outliers, but not in which plots they are used: here, they are a separate variant.
 VARIANTS = (
     Variant("ordinary"),
     Variant("weight norm, mixed correlations", correlation=(0.1, 0.95)),
@@ -137,10 +137,10 @@ def stability_study(
         seeds: seeds of each variant and process.
         flow: the flow of all models, except for the settings of a variant.
         train: the training of all models, likewise.
-        alpha: of the logit.
-        device: where to train.
-        folder: keeps each curve as soon as its model is trained. A study that was stopped continues with the
-            next model; curves of other settings raise ValueError.
+        alpha: α of the logit preprocessing.
+        device: the device to train on.
+        folder: each curve is written to this folder as soon as its model is trained, so that a study that was
+            stopped continues with the next model. Curves of other settings raise ValueError.
         progress: called as progress(done, total), in steps of all models.
     """
     if not examples.is_images and any(variant.white_every for variant in variants):
@@ -172,7 +172,7 @@ def stability_study(
 
 
 def _steps(trainer: Trainer, sampler: _WhiteSampler, variant: Variant) -> Iterator[Step]:
-    """Take all steps, with white outliers in those of the variant."""
+    """Take all training steps, with white outliers at the steps of the variant."""
     for index in range(1, trainer.config.steps + 1):
         sampler.white.fill_(variant.white_every > 0 and index % variant.white_every == 0)
         yield trainer.step()
@@ -208,7 +208,7 @@ def _curve(trainer: Trainer, trained: Sequence[Step], process: str, variant: str
 
 
 class _WhiteSampler(SetSampler):
-    """Sets whose last image is white while `white` is true.
+    """A sampler of sets whose last image is white while `white` is true.
 
     `white` is a tensor, so that a step captured as a CUDA graph sees it change.
     """

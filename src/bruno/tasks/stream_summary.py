@@ -1,4 +1,4 @@
-"""The judgements of a stream in bounded memory: counts of each set, the latest and the most unusual."""
+"""The judgements of a stream in bounded memory: counts by set, and the latest and most unusual elements."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class StreamSummary:
         count: elements added.
         outliers: number of outliers, including out-of-distribution elements.
         out_of_distribution: number of out-of-distribution elements.
-        groups: the same numbers of each set, by its name.
+        groups: the same numbers for each set, by its name.
         latest: names and judgements of the latest elements.
-        latest_groups: names of the sets of these elements.
+        latest_groups: names of the sets of the latest elements.
 
     Args:
         latest: number of judgements to keep; None for all.
