@@ -186,11 +186,11 @@ def killed_often(tmp_path: Path, kills: int, settings: dict) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"window": 20, "cache": 3}], ids=str)
-def test_a_stream_that_is_killed_has_the_scores_and_states_of_one_that_is_not(tmp_path, settings):
+def test_a_killed_stream_has_the_scores_and_states_of_an_uninterrupted_one(tmp_path, settings):
     killed_often(tmp_path, 4, settings)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"window": 20, "cache": 3}], ids=str)
-def test_a_stream_that_is_killed_50_times_has_the_scores_and_states_of_one_that_is_not(tmp_path, settings):
+def test_a_stream_killed_50_times_has_the_scores_and_states_of_an_uninterrupted_one(tmp_path, settings):
     killed_often(tmp_path, 50, settings)

@@ -17,7 +17,7 @@ ROWS = torch.from_numpy(machines(1, 19, seed=7)[0])
 
 @pytest.mark.parametrize("kind", ["student-t", "gaussian"])
 @pytest.mark.parametrize("coupling", ["affine", "spline"])
-def test_densities_of_an_element_are_those_of_the_model(coupling, kind):
+def test_densities_of_an_element_match_the_model(coupling, kind):
     model = small_model(coupling, kind)
     fast, expected = densities_of(model), ElementDensities(model)
     assert isinstance(fast, FastDensities)

@@ -85,7 +85,7 @@ def test_single_rows_out_of_distribution_are_judged_like_those_of_a_batch(made):
     assert_same(in_steps(keyed(detector=made), KEYS, x, 1), expected)
 
 
-def test_posteriors_are_those_of_the_elements_that_count():
+def test_posteriors_match_the_elements_that_count():
     judge = made(count_all=True)
     in_steps(judge, KEYS, X, 33)
     rows = X[[key == "m3" for key in KEYS]]
@@ -180,7 +180,7 @@ def test_p_values_of_a_full_window_are_exact_only_if_every_element_counts():
 # --- ranks within the set --------------------------------------------------------------------------------
 
 
-def test_ranks_within_the_set_are_those_of_the_library():
+def test_ranks_within_the_set_match_the_library():
     judge = made(count_all=True, within=True)
     found = in_steps(judge, KEYS[:60], X[:60], 40)
     z, model = encoder_of(trained().model)(X[:60]).z, judge._updates._model  # in float64: ranks have ties
@@ -317,7 +317,7 @@ def test_the_calibration_of_the_test_supports_exact_p_values():
     assert calibration().stream().basis(5, 0.1) == "exact"
 
 
-def test_the_evidence_of_a_row_is_that_of_its_set_before_it():
+def test_the_evidence_of_a_row_is_its_set_before_the_row():
     found = keyed().step(KEYS, X, evidence=True)
     for i in (0, 17, len(KEYS) - 1):
         before = keyed()

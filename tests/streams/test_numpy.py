@@ -104,7 +104,7 @@ PROCESSES = [
 
 @pytest.mark.parametrize("process", PROCESSES, ids=["student", "gaussian"])
 @pytest.mark.parametrize("count", [0, 1, 2, 50, 3000])
-def test_densities_are_those_of_the_process(process, count):
+def test_densities_match_the_process(process, count):
     z = torch.randn(7, count + 1, 3, dtype=torch.double)
     evidence = Evidence.of(z[:, :-1]) if count else Evidence.empty(3, (7,))
     expected = process.log_prob(z[:, -1], evidence).detach().numpy()
@@ -143,7 +143,7 @@ def test_coefficients_take_bounded_memory(monkeypatch):
     assert len(densities._blocks) <= 2
 
 
-def test_scores_within_sets_are_those_of_keep_out():
+def test_scores_within_sets_match_keep_out():
     model = small_model()
     model = Bruno(model.shape, model.flow, model.process.double(), model.preprocessing)
     z, inside = torch.randn(6, 9, DIM, dtype=torch.double), torch.rand(6, 9) < 0.6

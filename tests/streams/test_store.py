@@ -67,7 +67,7 @@ def test_elements_that_count_again_are_no_longer_kept_out(path):
 
 
 def test_only_the_latest_elements_that_did_not_count_stay(path, monkeypatch):
-    monkeypatch.setattr(module, "_MOST_KEPT_OUT", 3)
+    monkeypatch.setattr(module, "_MAX_KEPT_OUT", 3)
     store = opened(path)
     store.put_kept_out([KeptOut(str(i), "a", b"") for i in range(10)])
     assert store.latest_kept_out(10) == ["7", "8", "9"]
@@ -127,7 +127,7 @@ def test_an_older_store_is_migrated(path, monkeypatch):
     opened(path).close()
 
 
-def test_a_store_of_version_1_has_no_answers_and_gets_some(path):
+def test_a_store_of_version_1_is_migrated_and_can_then_hold_answers(path):
     store = filled(path)
     store._db.execute("DROP TABLE answers")
     store._db.execute("PRAGMA user_version = 1")
@@ -141,7 +141,7 @@ def test_a_store_of_version_1_has_no_answers_and_gets_some(path):
 
 
 def test_only_the_latest_answers_stay(path, monkeypatch):
-    monkeypatch.setattr(module, "_MOST_ANSWERS", 3)
+    monkeypatch.setattr(module, "_MAX_ANSWERS", 3)
     store = opened(path)
     for i in range(10):
         store.put_answers({str(i): Answer(b"", str(i))})

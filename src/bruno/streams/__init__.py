@@ -1,4 +1,4 @@
-"""Streams by key in numpy: encoding, the states of many sets, their bytes, and the store that keeps them."""
+"""Keyed streams in numpy: encoding, the states of many sets, their serialisation, and their store."""
 
 from bruno.streams.codec import SetRecord, decode, decode_evidence, encode, encode_evidence
 from bruno.streams.judgements import Judgements

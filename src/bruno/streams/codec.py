@@ -1,14 +1,14 @@
-"""The state of a set as bytes: its evidence, and what judging the next element needs besides.
+"""The state of a set as bytes: its evidence, and everything else that judging the next element needs.
 
-A record names the version of its format, the model by its fingerprint, and the type of its latents. It ends
-with a checksum, which covers the name of the set if there is one. The layout, little-endian:
+A record contains the version of its format, the fingerprint of the model, and the dtype of the latents. It
+ends with a checksum, which covers the name of the set if there is one. The layout, little-endian:
 
     "BRS" version · type of latents · fingerprint · dimensions · first elements · sample · rank flag
     position · counted · offset · count · mean · scatter · first · flags
     of ranks: count · mean · scatter · drift test · sample
     checksum
 
-Evidence is float64. Latents are of the type that the encoder returns.
+Evidence is float64. Latents have the dtype that the encoder returns.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _TYPES: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
 _DOUBLE = np.dtype("<f8")
 _LARGEST = 2**53  # count that float64 resolves
 
-USABLE, INSIDE, KEPT_OUT = 1, 2, 4  # flags of first elements: may count, counts, did not at first
+USABLE, INSIDE, KEPT_OUT = 1, 2, 4  # flags of first elements: may count, counts, did not count at first
 
 
 class Ranks(NamedTuple):
-    """What p-values within a set need: all elements, and a test of drift."""
+    """The state of p-values within a set: the sample to rank among, and the test for drift."""
 
     within: WithinSet
     drift: DriftTest
@@ -59,11 +59,11 @@ class SetRecord:
         mean: mean of their latents.
         scatter: sum of squared deviations from the mean.
         position: number of elements so far, including those that do not count.
-        counted: number of elements that ever counted: the number of the next in a window.
+        counted: number of elements that have ever counted, which numbers the next element of a window.
         offset: offset in the input of the last element; `NO_OFFSET` without one.
         first: latents of the first elements while they may be reconsidered.
-        flags: `USABLE`, `INSIDE` and `KEPT_OUT` of each of them.
-        ranks: for p-values within the set.
+        flags: `USABLE`, `INSIDE` and `KEPT_OUT` of each first element.
+        ranks: state of p-values within the set; None without them.
     """
 
     count: float
@@ -186,7 +186,7 @@ def _decoded_ranks(reader: _Reader, dim: int, sample: int, latents: np.dtype[Any
 
 
 def _check(record: SetRecord, name: str) -> None:
-    """Raise unless a set can have this state; numbers can be wrong though the checksum is right."""
+    """Raise an error unless a set can have this state: numbers can be wrong even if the checksum is right."""
     numbers = np.concatenate([record.mean, record.scatter, record.first.ravel(), [record.count]])
     if not np.isfinite(numbers).all() or record.count < 0 or record.scatter.min(initial=0) < 0:
         raise ValueError(f"the state of set {name!r} must have finite numbers, and a count of at least 0.")
@@ -256,7 +256,7 @@ def decode_all(records: Sequence[bytes], fingerprint: str, dim: int, names: Sequ
         and data[size:] == _CHECKSUM.pack(_checksum(data[:size], name))
         for data, name in zip(records, names, strict=True)
     )
-    if not fine:  # other records, such as those of a stream, or damaged ones
+    if not fine:  # records of streams, or damaged records
         whole = [decode(data, fingerprint, dim, name) for data, name in zip(records, names, strict=True)]
         return EvidenceArrays(
             np.array([record.count for record in whole]),

@@ -17,8 +17,8 @@ from bruno.process.distributions import log_gamma_half_step
 from bruno.streams.evidence import SetEvidence, evidence_inside, without_element
 
 Numbers = NDArray[np.float64]
-_TABLE = 2048  # counts whose constants are tabulated; for larger ones Stirling's series is exact
-_BLOCK, _BLOCKS_BYTES = 32, 2**24  # counts whose coefficients are computed together, and memory for them
+_TABLE = 2048  # counts whose constants are tabulated; for larger counts, Stirling's series is exact
+_BLOCK, _BLOCKS_BYTES = 32, 2**24  # coefficients are computed for blocks of counts, cached in this memory
 
 
 class _Coefficients(NamedTuple):
@@ -40,21 +40,21 @@ class _Coefficients(NamedTuple):
     constant: Any  # (*n,), a number for one set
 
     def at(self, place: int) -> _Coefficients:
-        """Those of one set."""
+        """The coefficients of one set."""
         parts: list[Any] = [None if part is None else part[place] for part in self]
         return _Coefficients(*parts)
 
     def take(self, places: Int[np.ndarray, "*n"]) -> _Coefficients:
-        """Those of several sets."""
+        """The coefficients of several sets."""
         parts: list[Any] = [None if part is None else part.take(places, 0) for part in self]
         return _Coefficients(*parts)
 
 
 class RowDensities:
-    """log p(z | evidence) of `StudentTProcess` or `GaussianProcess`, in float64, from a copy of parameters.
+    """log p(z | evidence) of `StudentTProcess` or `GaussianProcess` in float64, from copied parameters.
 
-    The formulas are those of the process. Everything is elementwise, so that a row has the same density in
-    any batch, bit for bit. Counts may be fractions: those of a set that forgets have weights below 1.
+    The formulas are those of the process. All operations are elementwise, so that a row has the same density
+    in any batch, bit for bit. Counts may be fractions: in a set with a half-life, weights are below 1.
     """
 
     def __init__(self, process: ExchangeableProcess) -> None:
@@ -81,14 +81,14 @@ class RowDensities:
         """log p(z_i | all others of the set that are inside) − log p(z_i); `prior` is log p(z_i)."""
         n, mean, scatter = evidence_inside(z, inside)
         given = SetEvidence(n[:, None, None], mean[:, None], scatter[:, None])
-        # An element outside is not part of the evidence.
+        # An element that is not inside is not in the evidence, so nothing is removed for it.
         others = without_element(given, z, inside[:, :, None].astype(np.float64))
         count = others.n[..., 0]
         found = self._log_prob(z, self._up_to(z.shape[1], count), others.mean, others.scatter)
         return np.asarray(found - prior.reshape(found.shape))
 
     def scores_of(self, z: Float[np.ndarray, "k m dim"]) -> Callable[[Tensor], Tensor]:
-        """The function from the elements inside to `scores_within`, for `typical_elements`."""
+        """A function from the mask of elements inside to `scores_within` of z, for `typical_elements`."""
         prior = self.prior(z.reshape(-1, z.shape[-1]))
         return lambda inside: torch.from_numpy(self.scores_within(z, inside.numpy(), prior))
 
@@ -132,18 +132,18 @@ class RowDensities:
     # --- coefficients ------------------------------------------------------------------------------------
 
     def _coefficients_of(self, count: float) -> _Coefficients:
-        """`_coefficients` of one set, from those of a block of counts: the next count is one more."""
+        """`_coefficients` of one set, from a cached block of counts, as the next count is one more."""
         if not count.is_integer():
             return self._coefficients(np.array([count])).at(0)
         block, place = divmod(int(count), _BLOCK)
         return self._block(block).at(place)
 
     def _up_to(self, most: int, count: Float[np.ndarray, "*n"]) -> _Coefficients:
-        """`_coefficients` of whole counts up to `most`; small ones are those of a block."""
+        """`_coefficients` of whole counts up to `most`; from a cached block if the counts are small."""
         return self._block(0).take(count.astype(np.intp)) if most < _BLOCK else self._coefficients(count)
 
     def _block(self, block: int) -> _Coefficients:
-        """Those of `_BLOCK` counts; they are kept."""
+        """The coefficients of a block of `_BLOCK` counts, which are cached."""
         if block not in self._blocks:
             if len(self._blocks) >= self._most_blocks:
                 self._blocks.clear()
@@ -152,7 +152,7 @@ class RowDensities:
         return self._blocks[block]
 
     def _coefficients(self, count: Float[np.ndarray, "*n"]) -> _Coefficients:
-        """With w = e + n·r and k = e·(w + r)/w as in the process, elementwise."""
+        """The coefficients of counts n, with w = e + n·r and k = e·(w + r)/w as in the process."""
         n, r, e = count[..., None], self._r, self._e
         w = e + n * r
         gain, k = n * r / w, e * (w + r) / w
@@ -162,7 +162,7 @@ class RowDensities:
         return _Coefficients(gain, k * self._excess, k / e, k * n / w, power, self._constant(count))
 
     def _constant(self, count: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
-        """`_constants`, from a table or by a series, chosen for each row alone."""
+        """`_constants` from a table or by a series; each row is treated separately."""
         if self._excess is None:
             return np.full(count.shape, -0.5 * self.dim * math.log(2 * math.pi))
         whole = count.astype(np.intp)
@@ -185,7 +185,7 @@ class RowDensities:
         return np.asarray((half_step - 0.5 * math.log(math.pi)).sum(1))
 
     def _constants_by_series(self, count: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """The same by the series of `log_gamma_half_step`, ½ log(u) + 1/(64 u²), for large counts."""
+        """`_constants` of large counts, by the series of `log_gamma_half_step`, ½ log(u) + 1/(64 u²)."""
         assert self._excess is not None
         u = (2 + self._excess + count[:, None]) / 2 - 0.25
         return np.asarray((0.5 * np.log(u / math.pi) + 1 / (64 * u * u)).sum(1))

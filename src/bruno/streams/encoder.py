@@ -1,8 +1,8 @@
 """Encoding for streams: dense flows of rows in numpy, fast for a single row; other models in torch.
 
-A row of a dense flow has the same latents in any batch, bit for bit. So a stream that is cut into other
-batches, as after a restart, has the same scores. Matrix products are computed in tiles of a fixed number of
-rows, since the rounding of a product depends on its shape.
+A row of a dense flow has the same latents in any batch, bit for bit. A stream therefore has the same scores
+however it is split into batches, for example after a restart. Matrix products are computed in tiles of a
+fixed number of rows, as the rounding of a product depends on its shape.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bruno.model import Bruno
 Numbers = NDArray[np.float64]
 
 _TILE, _LARGE_TILE = 8, 64  # rows of a matrix product, for narrow and for wide networks
-_WIDE = 256  # units
+_WIDE = 256  # units of a wide network, at least
 _FURTHEST = 1e9  # standard deviations, as in `Standardise`
-_AT_A_TIME = 256  # elements encoded together in torch
+_AT_A_TIME = 256  # elements that torch encodes together
 
 
 class Latents(NamedTuple):
@@ -49,7 +49,7 @@ def encoder_of(model: Bruno) -> Encoder:
 
 
 class TorchEncoder:
-    """Encodes elements by the model itself."""
+    """Encodes elements with the model in torch."""
 
     def __init__(self, model: Bruno) -> None:
         self.model = model
@@ -66,9 +66,9 @@ class TorchEncoder:
 
 
 class RowEncoder:
-    """Encodes rows by a dense flow in numpy, in float64, from a copy of the weights.
+    """Encodes rows with a dense flow in numpy, in float64, from a copy of the weights.
 
-    The result equals that of `Bruno.encode`, in float32, up to its rounding.
+    The result equals that of `Bruno.encode` up to the rounding of float32.
     """
 
     def __init__(self, model: Bruno) -> None:
@@ -130,23 +130,23 @@ class _Scales:
         """The scaled columns, and the log-slopes of the log and asinh scales, both new arrays."""
         log_slopes = np.zeros(x.shape)
         if self.log is not None or self.asinh is not None:  # otherwise the centre is 0 and the width 1
-            x = self._bent((x - self.centre) / self.width, log_slopes)
+            x = self._rescaled((x - self.centre) / self.width, log_slopes)
         y = x - self.mean
         y /= self.deviation
         np.maximum(y, -_FURTHEST, out=y)
         return np.minimum(y, _FURTHEST, out=y), log_slopes
 
-    def _bent(self, u: Numbers, log_slopes: Numbers) -> Numbers:
-        """g(u) of each column; subtracts from its log-slope."""
-        bent = u
+    def _rescaled(self, u: Numbers, log_slopes: Numbers) -> Numbers:
+        """The log or asinh scale g(u) of each column; changes `log_slopes` in place."""
+        rescaled = u
         if self.log is not None:
             large = np.log(np.maximum(u, 1.0))
-            bent = np.where(self.log, np.where(u > 1, large, u - 1), bent)
+            rescaled = np.where(self.log, np.where(u > 1, large, u - 1), rescaled)
             log_slopes -= np.where(self.log, large, 0.0)
         if self.asinh is not None:
-            bent = np.where(self.asinh, np.arcsinh(u), bent)
+            rescaled = np.where(self.asinh, np.arcsinh(u), rescaled)
             log_slopes -= np.where(self.asinh, np.log(np.hypot(u, 1.0)), 0.0)
-        return bent
+        return rescaled
 
 
 # --- couplings -------------------------------------------------------------------------------------------
@@ -194,14 +194,14 @@ def _copied(values: torch.Tensor) -> Numbers:
 
 def _apply_elu(x: Numbers) -> None:
     """x above 0, exp(x) − 1 below, which is at least x; in place."""
-    bent = np.minimum(x, 0.0)
-    np.expm1(bent, out=bent)
-    np.maximum(x, bent, out=x)
+    negative = np.minimum(x, 0.0)
+    np.expm1(negative, out=negative)
+    np.maximum(x, negative, out=x)
 
 
 @dataclass(frozen=True, eq=False)
 class _Coupling:
-    """`AffineCoupling` or, with bins, `SplineCoupling` of odd and even numbers in numpy."""
+    """`AffineCoupling` or, with bins, `SplineCoupling` in numpy, for masks of odd and even columns."""
 
     fixed: slice
     moved: slice
@@ -211,7 +211,7 @@ class _Coupling:
     interval: float = 0.0
 
     def __call__(self, x: Float[np.ndarray, "*n dim"], log_slopes: Float[np.ndarray, "*n dim"]) -> None:
-        """Map rows in place, and add to the log-slopes of the numbers that move."""
+        """Transform rows in place, and add to the log-slopes of the columns that change."""
         output = self.network(x[..., self.fixed])
         moved, slopes = x[..., self.moved], log_slopes[..., self.moved]
         size = moved.shape[-1]
@@ -220,8 +220,8 @@ class _Coupling:
         slopes += s
         if self.bins:
             raw = output[..., 2 * size :].reshape(*output.shape[:-1], 3 * self.bins - 1, size)
-            moved[...], bent = _spline(moved, raw, self.bins, self.interval)
-            slopes += bent
+            moved[...], log_slope = _spline(moved, raw, self.bins, self.interval)
+            slopes += log_slope
         moved *= np.exp(s, out=s)
         moved += t
 

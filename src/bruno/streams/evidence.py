@@ -1,6 +1,6 @@
-"""The evidence of many sets in numpy: elements are added, fade and are removed, one of each set at a time.
+"""The evidence of many sets in numpy: elements are added, down-weighted or removed, one per set at a time.
 
-Everything is elementwise, so that a set has the same evidence in any batch, bit for bit.
+All operations are elementwise, so that a set has the same evidence in any batch, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def evidence_inside(z: Float[np.ndarray, "k m dim"], inside: Bool[np.ndarray, "k
 def with_element(
     given: SetEvidence, z: Float[np.ndarray, "*sets dim"], keeps: Numbers | float = 1.0
 ) -> SetEvidence:
-    """The evidence after one more element of each set (Welford), once the others have faded by `keeps`.
+    """The evidence after one more element of each set (Welford); `keeps` scales earlier weights first.
 
     With b = keeps·n, the count is b + 1, the mean moves by (z − mean)/(b + 1), and the scatter becomes
     keeps·scatter + (z − mean)²·b/(b + 1). `given.n` and `keeps` are columns, (*sets, 1), or numbers.
@@ -50,7 +50,7 @@ def without_element(
 ) -> SetEvidence:
     """The evidence without an element of each set: the inverse of `with_element`.
 
-    `given.n` and `weight`, 1 or 0 to remove nothing, are columns, (*sets, 1), or numbers.
+    `given.n` and `weight` are columns, (*sets, 1), or numbers; a weight of 0 removes nothing.
     """
     rest, gap = given.n - weight, z - given.mean
     removed = weight * gap

@@ -28,11 +28,11 @@ class Judgements:
         out_of_distribution: whether log p(x) is below the floor.
         p: the p-value; NaN if not calibrated, or during warm-up.
         exact: whether the p-value is exact; otherwise it is estimated.
-        p_within: the p-value within the set; NaN unless asked for.
+        p_within: the p-value within the set; NaN unless requested.
         counts: whether the row counts as seen.
-        skipped: whether the row was judged before, by its offset, and now changed nothing. Its other numbers
+        skipped: whether the row was skipped, as its offset shows that it was judged before. Its other values
             are NaN or 0.
-        evidence: of the set of each row before the row, if asked for; counts are rounded.
+        evidence: evidence of the set of each row before the row, if requested; counts are rounded.
     """
 
     score: Float[np.ndarray, " n"]
@@ -50,7 +50,7 @@ class Judgements:
 
     @classmethod
     def empty(cls, n: int) -> Judgements:
-        """Room for n judgements, all skipped."""
+        """Arrays for n judgements, all marked as skipped."""
         numbers, flags = np.empty((4, n)), np.zeros((5, n), np.bool_)
         numbers.fill(math.nan)
         flags[4] = True
@@ -80,12 +80,12 @@ class Judgements:
 
 
 def _number(value: float) -> float | None:
-    """A number as Python has it; None for NaN."""
+    """A number as a Python float; None for NaN."""
     return None if math.isnan(value) else float(value)
 
 
 class Rule:
-    """Decides which elements are outliers, as `Detector` does, for arrays.
+    """Decides which elements are outliers; as `Detector`, for arrays.
 
     Args:
         detector: threshold, rate and warm-up.
@@ -117,7 +117,7 @@ class Rule:
         found.exact &= self._is_as_calibrated(found.position)
 
     def _judge_one(self, found: Judgements) -> None:
-        """`judge` of one row, with decisions in Python, which are faster than those of numpy."""
+        """As `judge`, for one row: branches in Python are faster than numpy for a single number."""
         position, seen, detector = found.position.item(), found.seen.item(), self.detector
         found.outlier[0] = beyond = found.out_of_distribution.item()
         if position < detector.warm_up or seen <= 0 or found.skipped.item():
@@ -163,9 +163,9 @@ class Rule:
         return self._limits[position]
 
     def _place(self, position: Any, seen: Any) -> Any:
-        """The position at which rows are compared with the calibration: that of as much evidence.
+        """The position of the calibration with as much evidence as rows have, to compare them there.
 
-        For arrays, or numbers of one row.
+        The arguments are arrays, or numbers for one row.
         """
         smaller: Any = min if isinstance(position, int) else np.minimum
         if self._window is not None:
@@ -175,9 +175,9 @@ class Rule:
         return smaller(position, self._last)
 
     def _is_as_calibrated(self, position: Any) -> Any:
-        """Whether a set so far had the evidence of the groups of the calibration.
+        """Whether the evidence of a set so far was formed as in the groups of the calibration.
 
-        A full window of exchangeable elements is one, if no element was kept out by its score.
+        A full window of exchangeable elements also counts as such, if no element was kept out by its score.
         """
         if self._forgets:
             return False

@@ -1,4 +1,4 @@
-"""The arguments of a step of keyed streams: checked, and ordered into rounds of one row for each set."""
+"""The arguments of a step of keyed streams: their checks, and rounds with at most one row of each set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bruno.tasks.keep_out import START
 
 
 def check_forgetting(window: int | None, half_life: float | None, within: bool) -> None:
-    """Raise unless a window, a half-life and ranks within sets can be used together."""
+    """Raise an error unless the window, the half-life and ranks within sets can be used together."""
     if window is not None:
         check_count("window", window)
         check_at_least("window", window, START)
@@ -43,7 +43,7 @@ def checked_keys(keys: Sequence[Any] | NDArray[Any]) -> list[str]:
 
 
 def complete_rows(rows: Float[np.ndarray, "n dim"], missing: bool) -> Bool[np.ndarray, " n"] | None:
-    """Which rows have all their numbers; None if all have. Raises unless all numbers can be used."""
+    """Which rows have no missing numbers; None if no row has. Raises unless all numbers can be used."""
     if np.maximum.reduce(np.abs(rows), None, initial=0.0) <= MAX_NUMBER:  # never true of NaN
         return None
     with np.errstate(invalid="ignore"):

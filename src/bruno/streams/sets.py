@@ -15,27 +15,27 @@ from bruno.streams.store import Store
 from bruno.tasks.keep_out import START
 
 Slots = NDArray[np.intp]
-_FEWEST = 64  # slots to begin with
+_INITIAL_SLOTS = 64
 
 
 class First(NamedTuple):
-    """The first elements of a set while they may be reconsidered: latents and flags, with room for all."""
+    """Latents and flags of the first elements of a set, while they may be reconsidered; preallocated."""
 
     z: NDArray[np.float64]
     flags: NDArray[np.uint8]
 
 
 class HotSets:
-    """The states of the sets in use, one slot of some arrays for each; the others are in the store.
+    """A cache of the states of the sets in use; each set has a slot, an index into arrays.
 
-    If more than `capacity` sets are in use, those that were used least recently go to the store. A step can
-    be undone until the next one begins.
+    All other sets are in the store. If more than `capacity` sets are in use, the least recently used ones are
+    written to the store. A step can be undone until the next one begins.
 
     Args:
         store: the store.
-        fingerprint: of the model.
+        fingerprint: fingerprint of the model.
         dim: number of latent dimensions.
-        capacity: number of sets in memory; those of one step always are.
+        capacity: number of sets in memory; exceeded if a single step has more sets.
     """
 
     def __init__(self, store: Store, fingerprint: str, dim: int, capacity: int) -> None:
@@ -46,7 +46,7 @@ class HotSets:
         self._names: list[str] = []
         self._free: list[int] = []
         self._undo: list[Any] | None = None
-        self._allocate(_FEWEST)
+        self._allocate(_INITIAL_SLOTS)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -58,7 +58,7 @@ class HotSets:
     # --- slots -------------------------------------------------------------------------------------------
 
     def slots(self, names: Sequence[str]) -> Int[np.ndarray, " n"]:
-        """The slots of sets, read from the store if they are not in use, and empty if they are new."""
+        """The slots of sets; sets that are not in use are read from the store, or empty if they are new."""
         known = self._slots
         if len(names) == 1 and (only := known.get(names[0])) is not None:
             known.move_to_end(names[0])

@@ -1,7 +1,7 @@
-"""The store of sets in SQLite: their states, how far the input was read, what did not count, and answers.
+"""The store of sets in SQLite: states, positions in the input, elements that were kept out, and answers.
 
-All of it changes in one transaction. A process that is killed, or loses power, leaves the last transaction
-that was committed. One process at a time has a store open.
+Everything changes in one transaction. If a process is killed or loses power, the store has the state of the
+last commit. Only one process at a time can have a store open.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 from bruno.files import check_regular
 
 SCHEMA = 2  # the version of the tables
-MEMORY = ":memory:"  # the name of a store without a file
+MEMORY = ":memory:"  # path of a store without a file
 
 _APPLICATION = 0x4252554E  # "BRUN" in the header of the file
 _HEADER_SIZE = 100
-_MOST_KEPT_OUT = 100_000  # elements that can still be accepted
-_MOST_ANSWERS = 100_000  # requests that can still be repeated
-_AT_A_TIME = 500  # keys of a query
+_MAX_KEPT_OUT = 100_000  # older elements can no longer be accepted
+_MAX_ANSWERS = 100_000  # older requests can no longer be repeated safely
+_AT_A_TIME = 500  # keys in a query
 
 _TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -44,14 +44,14 @@ MIGRATIONS: dict[int, str] = {1: _ANSWERS}
 
 
 class Mark(NamedTuple):
-    """How far a source was read: the offset of its last row, and a checksum that recognises this row."""
+    """How far a source has been read: the offset of the last row, and a checksum that identifies it."""
 
     offset: int
     check: int = 0
 
 
 class KeptOut(NamedTuple):
-    """An element that did not count: its id, its set and its latents as bytes."""
+    """An element that was kept out of its set: its id, the name of the set, and its latents as bytes."""
 
     id: str
     name: str
@@ -59,21 +59,22 @@ class KeptOut(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to a request that changed a set, and a digest that recognises the request."""
+    """The answer to a request that changed a set, and a digest that identifies the request."""
 
     digest: bytes
     text: str
 
 
 class Store:
-    """The states of sets by name, with everything that changes along with them.
+    """The states of sets by name, with everything that changes together with them.
 
-    Nothing is kept until `commit`; `close` drops what is not committed. Names are any text.
+    Nothing is permanent until `commit`; `close` drops uncommitted changes. Names are any text.
 
     Args:
         path: the file, made if it does not exist; ":memory:" for none.
-        fingerprint: of the model whose states it holds.
-        settings: what the states depend on, such as the window; those of an existing store must be the same.
+        fingerprint: fingerprint of the model whose states the store holds.
+        settings: settings that the states depend on, such as the window; those of an existing store must be
+            the same.
         wait: seconds to wait for another process that has the store open.
     """
 
@@ -158,7 +159,7 @@ class Store:
     @classmethod
     @contextmanager
     def opened(cls, path: str | Path, fingerprint: str) -> Iterator[Store]:
-        """An existing store with any settings, closed at the end."""
+        """A context manager for an existing store, whatever its settings."""
         store = cls(path, fingerprint)
         try:
             yield store
@@ -167,7 +168,7 @@ class Store:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the states depend on."""
+        """The settings that the states depend on."""
         with self._translated():
             row = self._db.execute("SELECT value FROM about WHERE name = 'settings'").fetchone()
         return dict(json.loads(row[0]))
@@ -186,7 +187,7 @@ class Store:
                 yield _text(name)
 
     def states(self, names: Sequence[str]) -> dict[str, bytes]:
-        """The states of those of these sets that exist."""
+        """The states of sets by name, without names that are not in the store."""
         found: dict[str, bytes] = {}
         with self._translated():
             for start in range(0, len(names), _AT_A_TIME):
@@ -211,7 +212,7 @@ class Store:
             return [bytes(z) for (z,) in self._db.execute(query, (_blob(name), after))]
 
     def source(self, name: str) -> Mark | None:
-        """How far a source was read."""
+        """How far a source has been read; None if it is new."""
         with self._translated():
             row = self._db.execute(
                 "SELECT offset, mark FROM sources WHERE name = ?", (_blob(name),)
@@ -219,14 +220,14 @@ class Store:
         return None if row is None else Mark(*row)
 
     def kept_out(self, id: str) -> tuple[int, KeptOut] | None:
-        """The latest element with this id that did not count, and its number."""
+        """The latest element with this id that was kept out, and its number; None if there is none."""
         with self._translated():
             query = "SELECT * FROM kept_out WHERE id = ? ORDER BY number DESC LIMIT 1"
             row = self._db.execute(query, (_blob(id),)).fetchone()
         return None if row is None else (row[0], KeptOut(_text(row[1]), _text(row[2]), bytes(row[3])))
 
     def latest_kept_out(self, count: int) -> list[str]:
-        """The ids of the latest elements that did not count, the last one last."""
+        """The ids of the latest elements that were kept out, from old to new."""
         with self._translated():
             rows = self._db.execute(
                 "SELECT id FROM kept_out ORDER BY number DESC LIMIT ?", (count,)
@@ -253,7 +254,7 @@ class Store:
         self._write("INSERT OR REPLACE INTO sets VALUES (?, ?)", rows)
 
     def drop(self, name: str) -> None:
-        """Remove a set, with its elements and those that did not count."""
+        """Remove a set, with its elements and the elements that were kept out of it."""
         for table in ("sets", "elements", "kept_out"):
             self._write(f"DELETE FROM {table} WHERE name = ?", [(_blob(name),)])
 
@@ -262,7 +263,7 @@ class Store:
         rows = [(_blob(request), *answer) for request, answer in answers.items()]
         self._write("INSERT INTO answers (request, digest, answer) VALUES (?, ?, ?)", rows)
         limit = "SELECT max(number) - ? FROM answers"
-        self._write(f"DELETE FROM answers WHERE number <= ({limit})", [(_MOST_ANSWERS,)])
+        self._write(f"DELETE FROM answers WHERE number <= ({limit})", [(_MAX_ANSWERS,)])
 
     def put_elements(self, elements: Iterable[tuple[str, int, bytes]]) -> None:
         """Add elements to windows: set, number and latents."""
@@ -275,30 +276,30 @@ class Store:
         self._write("DELETE FROM elements WHERE name = ? AND number <= ?", rows)
 
     def put_kept_out(self, elements: Sequence[KeptOut]) -> None:
-        """Add elements that did not count; only the latest 100,000 stay."""
+        """Add elements that were kept out; only the latest 100,000 stay."""
         rows = ((_blob(id), _blob(name), z) for id, name, z in elements)
         self._write("INSERT INTO kept_out (id, name, z) VALUES (?, ?, ?)", rows)
         limit = "SELECT max(number) - ? FROM kept_out"
-        self._write(f"DELETE FROM kept_out WHERE number <= ({limit})", [(_MOST_KEPT_OUT,)])
+        self._write(f"DELETE FROM kept_out WHERE number <= ({limit})", [(_MAX_KEPT_OUT,)])
 
     def drop_kept_out(self, number: int) -> None:
-        """Remove an element that did not count, by its number."""
+        """Remove an element that was kept out, by its number."""
         self._write("DELETE FROM kept_out WHERE number = ?", [(number,)])
 
     def drop_put_back(self, elements: Iterable[tuple[str, bytes]]) -> None:
-        """Remove elements that did not count and now do, by set and latents."""
+        """Remove elements that were kept out at first and now count, by set and latents."""
         rows = ((_blob(name), z) for name, z in elements)
         self._write("DELETE FROM kept_out WHERE name = ? AND z = ?", rows)
 
     def put_sources(self, marks: Mapping[str, Mark]) -> None:
-        """Set how far sources were read."""
+        """Set how far sources have been read."""
         self._write(
             "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
             [(_blob(name), mark.offset, mark.check) for name, mark in marks.items()],
         )
 
     def commit(self) -> None:
-        """Keep everything that was written since the last commit."""
+        """Make everything that was written since the last commit permanent."""
         with self._translated():
             if self._db.in_transaction:
                 self._db.execute("COMMIT")
@@ -311,7 +312,7 @@ class Store:
                 self._db.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Close the file and drop what is not committed; a new file with nothing committed is deleted."""
+        """Close the file and drop uncommitted changes; a new file without a commit is deleted."""
         if self._is_unused:  # while no other process can have begun to use it
             for name in (self.path, f"{self.path}-wal"):
                 Path(name).unlink(missing_ok=True)
@@ -327,7 +328,7 @@ class Store:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn the errors of SQLite into those of this package."""
+        """Translate the errors of SQLite into ValueError and OSError with the path."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -354,7 +355,7 @@ def _check_file(path: Path) -> None:
         raise ValueError(f"`store` must be a file that can be written; got a broken link, {path}.")
     if not path.exists() or check_regular(path) == 0:
         return
-    if path.with_name(f"{path.name}-journal").exists():  # its making was interrupted: SQLite undoes it
+    if path.with_name(f"{path.name}-journal").exists():  # creation was interrupted: SQLite rolls it back
         return
     with path.open("rb") as file:
         header = file.read(_HEADER_SIZE)

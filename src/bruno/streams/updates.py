@@ -1,4 +1,4 @@
-"""How elements change the states of their sets: one element of each of many sets at a time."""
+"""Updates of the states of sets by their next elements: one element of each of many sets at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bruno.tasks.anomaly import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.keep_out import RECONSIDERED, START, typical_elements
 
-_SIZES = (0, 8, START)  # first elements of sets are reconsidered together with those of similar size
+_SIZES = (0, 8, START)  # sets are reconsidered in two batches: up to 8, and up to 20 first elements
 
 
 class Update(NamedTuple):
@@ -39,18 +39,19 @@ class Update(NamedTuple):
 class Updates:
     """Updates the states of sets, as `StreamEvidence.add` does, for one element of each of many sets.
 
-    The first elements of a set are reconsidered together from time to time. They have full weight until then.
+    The first elements of a set are reconsidered together several times. Until then, they have full weight.
 
     Attributes:
-        put_back: sets and latents of elements that did not count at first and do now; cleared by the caller.
+        put_back: sets and latents of elements that were kept out at first and now count; cleared by the
+            caller.
 
     Args:
-        detector: cutoffs and floor, and the model.
+        detector: the model, with the cutoffs and the floor.
         sets: the states.
         window: windows of the sets; None without one.
         half_life: number of elements after which an element has half of its weight; None for no forgetting.
         within: keep ranks within sets, and test for drift.
-        drifted: called with the slot of a set that has changed, and the number of the element since when.
+        drifted: called with the slot of a set that has changed, and the position after which it changed.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Updates:
         log_det: Float[np.ndarray, " n"],
         prior: Float[np.ndarray, " n"],
     ) -> Update:
-        """Score the next element of each of different sets, and add those that count."""
+        """Score the next element of each set, and add elements that count; the sets are all different."""
         sets = self._sets
         if len(slots) == 1 and not self._within and sets.position[slots[0]] >= START:
             return self._advance_one(int(slots[0]), z[0], log_det.item(), prior.item())
@@ -113,9 +114,9 @@ class Updates:
         return Update(score, seen, position, beyond, counts, p_within)
 
     def _advance_one(self, slot: int, z: Float[np.ndarray, " dim"], log_det: float, prior: float) -> Update:
-        """`advance` of one set whose first elements are not reconsidered any more: decisions in Python.
+        """As `advance`, for one set whose first elements are no longer reconsidered.
 
-        A comparison takes a microsecond in numpy, however small its arrays are.
+        Branches are in Python, as a comparison takes a microsecond in numpy, however small its arrays are.
         """
         sets = self._sets
         seen, position = sets.count.item(slot), sets.position.item(slot)
@@ -133,12 +134,12 @@ class Updates:
         return Update(*found, np.array([counts]), None)
 
     def include(self, slot: int, z: Float[np.ndarray, " dim"]) -> None:
-        """Count an element that passed before; the position stays."""
+        """Add an earlier element, which was kept out, to its set; the position stays the same."""
         self.end_of_start(slot)
         self._count(slot, z)
 
     def _count(self, slot: int, z: Float[np.ndarray, " dim"]) -> None:
-        """Add an element to a set whose first elements are not reconsidered any more."""
+        """Add an element to a set whose first elements are no longer reconsidered."""
         sets = self._sets
         given = SetEvidence(sets.count.item(slot), sets.mean[slot], sets.scatter[slot])
         sets.count[slot], sets.mean[slot], sets.scatter[slot] = with_element(given, z, self._keeps)
@@ -146,7 +147,7 @@ class Updates:
             self._window.add(slot, z[None])
 
     def _add(self, slots: Int[np.ndarray, " n"], z: Float[np.ndarray, "n dim"], keeps: Numbers) -> None:
-        """Add an element to each of some sets."""
+        """Add an element to each set, after its earlier weights are scaled by `keeps`."""
         sets = self._sets
         given = SetEvidence(*(array.take(slots, 0) for array in (sets.count, sets.mean, sets.scatter)))
         after = with_element(given._replace(n=given.n[:, None]), z, keeps)
@@ -162,14 +163,14 @@ class Updates:
         usable: Bool[np.ndarray, " n"],
         counts: Bool[np.ndarray, " n"],
     ) -> Bool[np.ndarray, " n"]:
-        """Keep elements of sets that are still reconsidered; returns which are."""
+        """Keep elements of sets that may still be reconsidered; returns which sets these are."""
         is_young = np.zeros(len(slots), np.bool_)
         if self._cutoffs is None:
             return is_young
         for i in (position < START).nonzero()[0].tolist():
             slot, place = int(slots[i]), int(position[i])
             first = self._sets.begin(slot) if place == 0 else self._sets.first.get(slot)
-            if first is None:  # it began with a posterior, or an element was accepted
+            if first is None:  # the set began with a posterior, or an element was accepted
                 continue
             first.z[place] = z[i]
             first.flags[place] = USABLE * bool(usable[i]) + INSIDE * bool(counts[i])
@@ -210,7 +211,7 @@ class Updates:
     def _typical(
         self, z: Float[np.ndarray, "k m dim"], usable: Bool[np.ndarray, "k m"]
     ) -> Bool[np.ndarray, "k m"]:
-        """Which elements of sets are typical of them; float64, as that must not depend on the batch."""
+        """Which elements are typical of their sets; in float64, as decisions must not depend on the batch."""
         assert self._cutoffs is not None
         latents, may = torch.from_numpy(z), torch.from_numpy(usable)
         scores = self._densities.scores_of(z)

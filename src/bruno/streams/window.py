@@ -1,4 +1,4 @@
-"""Windows: sets that consist of the latest elements that count, exactly, by removing the others."""
+"""Windows: sets that consist of exactly the latest elements that count, as older elements are removed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bruno.streams.evidence import SetEvidence, without_element
 from bruno.streams.sets import HotSets
 from bruno.streams.store import Store
 
-_HUGE = 1e8  # squared deviations: removing an element further away loses digits of the others
+_HUGE = 1e8  # squared deviation; removing an element with a larger one loses digits of the others
 
 
 class Window:
     """Keeps the latents of the latest `size` elements that count in the store, and removes older ones.
 
-    To remove an element leaves a rounding error. So the evidence is computed anew from all elements of the
-    window after every `size` elements, and where an element leaves that is far from the others.
+    Removing an element leaves a rounding error. The evidence is therefore recomputed from all elements of the
+    window after every `size` elements, and after the removal of an element that is far from the others.
     """
 
     def __init__(self, size: int, sets: HotSets, store: Store) -> None:
@@ -28,7 +28,7 @@ class Window:
         self._of_step: list[tuple[str, int]] = []
 
     def add(self, slot: int, z: Iterable[Float[np.ndarray, " dim"]]) -> None:
-        """Add elements that already count in the state of a set; one leaves for each that is too many."""
+        """Add elements that are already in the evidence of a set, and remove the oldest beyond `size`."""
         sets, name = self._sets, self._sets.name(slot)
         for one in z:
             number = int(sets.counted[slot])
@@ -39,7 +39,7 @@ class Window:
                 self._remove(slot, name, number)
 
     def _remove(self, slot: int, name: str, number: int) -> None:
-        """Remove the oldest element of a set, `size` before the one of this number."""
+        """Remove the oldest element of a set, number − `size`, from its evidence."""
         sets, n = self._sets, float(self.size)
         data = self._new.get(name, {}).get(number - self.size) or self._store.element(
             name, number - self.size
@@ -64,7 +64,7 @@ class Window:
         return np.stack(rows[-self.size :])
 
     def begin_step(self) -> None:
-        """Begin a step that `undo` can undo."""
+        """Mark the beginning of a step, to which `undo` returns."""
         self._of_step.clear()
 
     def undo(self) -> None:
@@ -74,7 +74,7 @@ class Window:
         self._of_step.clear()
 
     def flush(self) -> None:
-        """Write new elements to the store, and drop those that left."""
+        """Write new elements to the store, and drop the elements that were removed."""
         if not (new := self._new):
             return
         self._store.put_elements(
