@@ -72,12 +72,12 @@ class Entry(NamedTuple):
 
 
 def entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
-    """Yield the files of a folder, zip or tar whose names are wanted.
+    """Yield the files of a folder, zip or tar for whose names `wanted` is true.
 
     The files of a folder are sorted; those of an archive keep its order. Links in a folder are followed.
-    Whatever cannot be read is an entry whose `read` raises: an unreadable folder, a broken link, a link to a
-    folder that contains it, a second file of the same name in an archive, the lost part of a truncated or
-    damaged tar. Raises one of `READ_ERRORS` or ValueError if `path` cannot be opened.
+    Anything that cannot be read is an entry whose `read` raises: an unreadable folder, a broken link, a link
+    to a folder that contains it, a second file of the same name in an archive, or the lost part of a
+    truncated or damaged tar. Raises one of `READ_ERRORS` or ValueError if `path` cannot be opened.
     """
     if path.is_dir():
         for file, problem in _files_below(path):
@@ -97,10 +97,10 @@ def entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
 
 
 def read_arrays(path: Path, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Read some arrays of an npz, those that it has. Nothing is unpickled.
+    """Read the wanted arrays of an npz, as far as it has them. Nothing is unpickled.
 
-    Sizes that the file declares are checked before memory is allocated: all arrays together must be within
-    `limits.MEMORY`. Raises one of `READ_ERRORS` or ValueError if the file is damaged.
+    The sizes that the file declares are checked before memory is allocated: all arrays together must be
+    within `limits.MEMORY`. Raises one of `READ_ERRORS` or ValueError if the file is damaged.
     """
     check_regular(path)
     if not zipfile.is_zipfile(path):
@@ -144,7 +144,7 @@ class ArrayWriter:
     def parts(
         self, name: str, shape: tuple[int, ...], kind: np.dtype[Any]
     ) -> Iterator[Callable[[NDArray[Any]], object]]:
-        """A function that writes the next values of an array of this shape, in C order."""
+        """A context manager whose function writes the next values of an array of this shape, in C order."""
         header = {"descr": npy.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
         with self._archive.open(f"{name}.npy", "w", force_zip64=True) as file:
             npy.write_array_header_1_0(file, header)
@@ -180,9 +180,9 @@ def is_hidden(name: str) -> bool:
 def file_stamp(path: Path) -> str:
     """Return a string that changes when the file, or any file below the folder, changes.
 
-    It holds sizes, times and paths relative to `path`, so a file or folder may be moved. Besides the time of
-    modification, which programs set at will, it holds the time of the last change of the file's metadata,
-    which the system sets. Raises FileNotFoundError if `path` does not exist.
+    It holds sizes, times and paths relative to `path`, so a file or folder may be moved. Programs can set the
+    time of modification at will, so it also holds the time of the last change of the metadata, which only the
+    system sets. Raises FileNotFoundError if `path` does not exist.
     """
     if not path.exists() and not path.is_symlink():
         raise FileNotFoundError(f"{path}: no such file or folder.")

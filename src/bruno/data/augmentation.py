@@ -1,7 +1,7 @@
 """Augmentation of training sets: whole sets are mirrored or sheared, single images moved, warped or restyled.
 
-Images may be larger than those of the model. They are warped first and downsampled last: strokes that are
-downsampled first and then warped look unlike real ones.
+Images may be larger than the images of the model. They are warped first and downsampled last, as strokes that
+are downsampled and then warped look unlike real ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 _PENS = 4  # pens of restyled images: strokes wider by 0 to 3 pixels on each side
-_LEAST_GAIN = 0.6  # the brightness of restyled images, as a factor, is between this and 1
+_MIN_GAIN = 0.6  # the brightness of restyled images, as a factor, is between this and 1
 _GAMMA_SPREAD = 0.3  # standard deviation of the logarithm of their gamma
 
 
@@ -124,8 +124,9 @@ def downsample(
 ) -> Tensor:
     """Reduce images to (height, width): first along rows, then along columns.
 
-    By default with Pillow's bilinear filter, which the file readers use: a pixel is the mean of the pixels
-    around its centre with triangular weights. Integers are rounded after each axis and clamped to their type.
+    The default is Pillow's bilinear filter, which the file readers also use: a pixel is the mean of the
+    pixels around its centre with triangular weights. Integers are rounded after each axis and clamped to the
+    range of their dtype.
 
     Args:
         x: the images.
@@ -169,9 +170,9 @@ def widen_strokes(
 
 
 def _dilated(x: Tensor, axis: int) -> Tensor:
-    """The maximum of each pixel and its two neighbours along an axis, in the type of the pixels.
+    """The maximum of each pixel and its two neighbours along an axis, in the dtype of the pixels.
 
-    `max_pool2d` needs floating-point numbers, four times as much memory to read and write as bytes.
+    `max_pool2d` would need floating-point numbers, which take four times as much memory traffic as bytes.
     """
     length = x.shape[axis]
     ends = x.narrow(axis, 0, 1), x.narrow(axis, length - 1, 1)
@@ -185,7 +186,7 @@ def random_contrast(
     """Change brightness and gamma of the chosen images: x -> gain · x^gamma for x in [0, 1]."""
     uniform = torch.rand((len(x), 1, 1, 1), generator=generator, device=x.device)
     normal = torch.randn((len(x), 1, 1, 1), generator=generator, device=x.device)
-    gain, gamma = _LEAST_GAIN + (1 - _LEAST_GAIN) * uniform, (_GAMMA_SPREAD * normal).exp()
+    gain, gamma = _MIN_GAIN + (1 - _MIN_GAIN) * uniform, (_GAMMA_SPREAD * normal).exp()
     top = 1.0 if x.is_floating_point() else float(torch.iinfo(x.dtype).max)
     changed = top * gain * (x.float() / top) ** gamma
     changed = changed if x.is_floating_point() else changed.round()
@@ -198,9 +199,9 @@ def restyle_and_downsample(
     fraction: float | Tensor,
     generator: Generator,
 ) -> Tensor:
-    """Downsample images; a random fraction gets another pen, filter and contrast than the published ones.
+    """Downsample images; a random fraction gets a different pen, filter and contrast.
 
-    A model that has only seen one way to make an image takes every other way for another class.
+    A model that has only seen images made in one way takes images made in another way for another class.
     """
     chosen = torch.rand(len(x), generator=generator, device=x.device) < fraction
     pens = torch.randint(_PENS, (len(x),), generator=generator, device=x.device)
@@ -230,11 +231,12 @@ def augment_sets(
         generator: source of randomness.
         mirror: mirror whole sets at random.
         shift: move images by up to this many pixels of the result; larger images move by fractions of that.
-        shifted: fraction of the images that move; a tensor can be changed in a captured CUDA graph.
-        slant: strength of `random_shears`; a tensor for the same reason.
-        warp: strength of `random_affines`; a tensor for the same reason.
+        shifted: fraction of the images that move. This and the three strengths below may be tensors, whose
+            values can change in a captured CUDA graph.
+        slant: strength of `random_shears`.
+        warp: strength of `random_affines`.
         restyle: fraction of the images with another pen, filter and contrast; needs images larger than
-            `size`; a tensor for the same reason.
+            `size`.
     """
     x = random_mirror(x, generator) if mirror else x
     reduce = x.shape[-2:] != size

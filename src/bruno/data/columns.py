@@ -14,7 +14,7 @@ from bruno.data.examples import Examples
 from bruno.data.table_format import TableFormat, is_missing
 
 MAX_NUMBER = float(np.finfo(np.float32).max)  # its square is finite in float64
-BLOCK = 20  # rows of a set, if there is no group column
+BLOCK = 20  # consecutive rows that form a set if there is no group column
 _DATE = re.compile(
     r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ]+\d{1,2}[:.]\d{2}.*)?"  # 2026-01-31, 31.1.2026 10:15
     r"|\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]m)?"  # 10:15
@@ -55,7 +55,7 @@ class ParsedRows(NamedTuple):
 def choose_columns(
     header: list[str], kinds: Sequence[str], group: str, columns: Sequence[str] = ()
 ) -> Columns:
-    """The columns to read: those asked for, or all numbers but the group; raises if there are none."""
+    """The columns to read: the requested ones, or all numbers but the group; raises if there are none."""
     names = column_names(header)
     if group and group not in names:
         raise ValueError(
@@ -110,7 +110,7 @@ def column_positions(wanted: Sequence[str], header: Sequence[str]) -> list[int]:
 
 
 def kind_of_cells(cells: Sequence[str], form: TableFormat, name: str) -> str:
-    """The kind of a column: "number", "date", "text", "empty" or "row number"; half of the cells decide."""
+    """The kind of a column: "number", "date", "text", "empty" or "row number", by half of its cells."""
     given = [cell.strip() for cell in cells if not is_missing(cell)]
     if not given:
         return "empty"

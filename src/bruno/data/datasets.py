@@ -28,7 +28,8 @@ class RemoteFile:
         path: its path below the data folder.
         sha256: SHA-256 of the file.
         mirrors: its URLs.
-        content_sha256: SHA-256 of the decompressed content of a .gz, which may be compressed again; if known.
+        content_sha256: SHA-256 of the decompressed content of a .gz, which may have been recompressed; empty
+            if unknown.
     """
 
     path: str
@@ -168,7 +169,7 @@ def _split_as_published(examples: Examples, split: str) -> Examples:
 def _idx_files(
     folder: str, mirrors: tuple[str, ...], hashes: tuple[str, ...], contents: tuple[str, ...]
 ) -> tuple[RemoteFile, ...]:
-    """Training and test files; `hashes` are SHA-256 of the .gz files, `contents` of what they hold."""
+    """Training and test files; `hashes` are SHA-256 of the .gz files, `contents` of decompressed files."""
     names = [
         f"{part}-{kind}.gz"
         for part in ("train", "t10k")

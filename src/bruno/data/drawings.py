@@ -1,8 +1,9 @@
-"""Line drawings from any source, redrawn as those of Omniglot: bright ink, one frame, one pen, one filter.
+"""Line drawings from any source, redrawn like Omniglot's: bright ink, and the same frame, pen and filter.
 
-A model of Omniglot has seen drawings of one pen, 105 × 105, reduced by one filter. The same drawings with a
-thicker pen, or reduced by a sharper filter, are unlikely under it. So other images are brought to 105 × 105,
-binarised, redrawn with Omniglot's pen if theirs differs, and reduced by the filter of training.
+A model of Omniglot has seen drawings of 105 × 105 pixels made with one pen and reduced by one filter. The
+same drawings are unlikely under it if their pen is thicker or their filter is sharper. Other images are
+therefore scaled to 105 × 105, binarised, redrawn with Omniglot's pen if their pen differs, and reduced by the
+filter of training.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _SIDE = 105
 _EXTENTS = (50.0, 88.0)  # longer side of the ink: 13th and 95th percentile
 _CENTRES = (41.0, 60.0)  # centre of the ink along both axes: 5th and 95th percentile
 _PEN = 5  # squared radius of the disc that redraws the skeletons with the same amount of ink
-_SIMILAR = 0.2  # relative difference to the redrawn image that 99 % of the drawings stay below
+_SIMILAR = 0.2  # relative difference from the redrawn image; it is smaller for 99 % of the drawings
 
 _LARGEST = 2 * _SIDE  # images are reduced to this side before anything else
-_LEAST_CONTRAST = 16  # grey values between ink and paper; an image with less is blank
+_MIN_CONTRAST = 16  # grey values between ink and paper; an image with less is blank
 _CUTOFF = 0.55  # brightness of the edge of a stroke, as a fraction of that of its core
 _WIDEST = 1 / 3  # widest stroke, as a fraction of the side: wider structures are shadows on the paper
 
@@ -38,25 +39,25 @@ def normalise_drawing(
     *,
     invert: bool | None = None,
 ) -> UInt8[NDArray[Any], "rows columns"]:
-    """A line drawing as an Omniglot drawing: bright ink on black, reduced to `size`.
+    """Redraw a line drawing like those of Omniglot: bright ink on black, reduced to `size`.
 
     - Polarity: ink covers less of the image than paper. Uneven lighting is removed.
-    - Frame: the image is padded to a square. Ink that is larger or smaller than in 90 % of Omniglot's
-      drawings, or further from the centre, is scaled and moved to that range.
-    - Pen: if strokes are not of Omniglot's pen, their centre lines are redrawn with it.
+    - Frame: the image is padded to a square. If the ink is larger, smaller or further from the centre than in
+      most of Omniglot's drawings, it is scaled and moved into their range.
+    - Pen: if strokes were not made with Omniglot's pen, their centre lines are redrawn with it.
     - Sharpness: strokes are binarised at 105 × 105 and reduced by Pillow's bilinear filter, as in training.
 
-    A drawing of Omniglot, 105 × 105, gives the same result as the reduction alone, except that a few of
-    unusual strokes are redrawn. An image without ink is only reduced.
+    For a drawing of Omniglot, 105 × 105, the result equals the reduction alone, except for a few drawings
+    with unusual strokes, which are redrawn. An image without ink is only reduced.
 
     Args:
         image: grey values of any size.
         size: (height, width) of the result.
-        invert: whether ink is darker than paper; by default found out.
+        invert: whether ink is darker than paper; detected by default.
     """
     ink = _ink(_at_most(image, _LARGEST), invert)
     cutoff = _CUTOFF * _ink_brightness(ink)
-    if cutoff < _CUTOFF * _LEAST_CONTRAST:
+    if cutoff < _CUTOFF * _MIN_CONTRAST:
         return _resized(ink, size, Image.Resampling.BILINEAR)
     drawing = _framed(ink, ink > cutoff) > cutoff
     redrawn = _dilate(_skeleton(drawing))
@@ -88,7 +89,7 @@ def _has_dark_ink(image: Grey) -> bool:
 
 
 def _without_paper(image: Grey) -> Grey:
-    """The image less everything wider than a stroke, unevenly lit paper for instance: a top-hat filter."""
+    """The image minus everything wider than a stroke, such as unevenly lit paper: a top-hat filter."""
     window = 2 * int(max(image.shape) * _WIDEST / 2) + 1
     paper = _extremes(_extremes(image, window, np.minimum), window, np.maximum)
     return image - paper

@@ -24,8 +24,8 @@ from bruno.data.examples import Examples
 _READABLE = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 _UNREADABLE = {".heic", ".heif", ".avif", ".jxl", ".svg", ".pdf", ".dng", ".cr2", ".nef", ".psd"}
 
-_SOME = 20  # images to find out whether there are colours
-_GREY = 8  # mean difference of the channels, of 255, up to which an image is grey
+_COLOUR_SAMPLE = 20  # images that show whether a folder has colours
+_GREY = 8  # an image is grey if its channels differ by at most this on average, of 255
 
 Size = int | tuple[int, int]  # a side, or (height, width)
 
@@ -48,7 +48,7 @@ def read_images(
         skip_bad: skip images and folders that cannot be read, images that differ from the most common size,
             and the lost part of a damaged archive, instead of raising. `Examples.skipped` names them.
         drawings: normalise line drawings; see `normalise_drawing`.
-        invert: for drawings: whether ink is darker than paper; by default found out.
+        invert: for drawings: whether ink is darker than paper; detected by default.
     """
     read = partial(decode, size=size, grey=grey, drawings=drawings, invert=invert)
     images, problems = _decode_all(path, read, skip_bad)
@@ -73,7 +73,7 @@ def decode(
 ) -> NDArray[np.uint8]:
     """Decode an image file to uint8 (channels, height, width), resized if `size` is given.
 
-    With `drawings`, to the grey image of `normalise_drawing`; `invert` is as there.
+    With `drawings`, the result is the grey image of `normalise_drawing`, which also takes `invert`.
 
     Raises ValueError or OSError if the file is damaged.
     """
@@ -110,7 +110,7 @@ def normalise_drawings(
 def has_colour(path: Path) -> bool:
     """Whether most of the first images of a folder or archive of class folders have colours."""
     found = []
-    for _, read in islice(entries(path, _is_in_class_folder), _SOME):
+    for _, read in islice(entries(path, _is_in_class_folder), _COLOUR_SAMPLE):
         with suppress(*READ_ERRORS, ValueError):
             found.append(float(np.ptp(decode(read(), 16, False).astype(np.int16), axis=0).mean()) > _GREY)
     return sum(found) > len(found) / 2

@@ -68,7 +68,7 @@ def load_examples(
         min_count: with skip_bad, also skip classes with fewer elements. Other classes keep their split.
         download: download missing files.
         drawings: normalise line drawings, `original` ones too; see `bruno.data.drawings.normalise_drawing`.
-        invert: for drawings: whether ink is darker than paper; by default found out.
+        invert: for drawings: whether ink is darker than paper; detected by default.
     """
     if not name:
         raise ValueError(f"`name` must be one of {', '.join(DATASETS)}, or a path; got {name!r}.")
@@ -125,7 +125,7 @@ def load_path(
 ) -> Examples:
     """Load all examples of a folder, archive, npz or table; for the arguments see `load_examples`.
 
-    `prefer` is the format of similar tables: it is chosen if several fit a table equally well.
+    `prefer` is the format of similar tables, which is chosen if several formats fit a table equally well.
 
     Parsed examples are cached, and parsed again when a file or an argument changes. An npz is not cached: it
     is as fast to read as the cache.

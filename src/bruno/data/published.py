@@ -87,7 +87,7 @@ def fetch(name: str, remote: RemoteFile, data_dir: str | Path | None, download: 
 
 
 def check_published(path: Path, remote: RemoteFile) -> None:
-    """Raise unless a file has the published content: numbers on another one cannot be compared."""
+    """Raise an error unless a file has the published content; otherwise, results are not comparable."""
     check_regular(path)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -55,7 +55,7 @@ class ElementReader:
         levels: number of grey values of the images; 0 for rows of real numbers.
         invert: use 255 − pixel, for dark ink on bright paper if the model expects bright ink.
         drawings: normalise images as line drawings (see `normalise_drawing`). If `invert` is None, the reader
-            finds out whether ink is darker than paper.
+            detects whether ink is darker than paper.
         skip_bad: skip elements that cannot be read, and add them to `skipped`, instead of raising.
         group: for rows: the group column, which is not one of the numbers. A header may lack it.
         columns: for rows: the names of the numbers. If a header is given, they are found by name.
@@ -120,7 +120,7 @@ class ElementReader:
     def read_placed(self, source: Path | Iterable[str], after: Place | None = None) -> Iterator[Placed]:
         """Yield the rows of a table, or of lines as they arrive, with their places; images have none.
 
-        Rows up to a place, `after`, are skipped; raises ValueError if the row there is another one.
+        Rows up to the place `after` are skipped; raises ValueError if the row at that place has changed.
         """
         if not isinstance(self._source, RowReader):
             elements = self.read([source]) if isinstance(source, Path) else self.read_lines(source)

@@ -34,8 +34,8 @@ class ContaminatedSets(NamedTuple):
 class SetSampler:
     """Draws random sets of elements of one class by tensor operations.
 
-    Elements are kept sorted by class in one tensor; a draw is an index. With `rotations`, every class counts
-    as four classes, rotated by 0, 90, 180 and 270 degrees; all elements of a set have the same rotation.
+    Elements are sorted by class in one tensor, and drawn by index. With `rotations`, each class is four
+    classes, rotated by 0, 90, 180 and 270 degrees; all elements of a set have the same rotation.
 
     Args:
         examples: the elements and their classes; every class must have at least one element.
@@ -50,7 +50,7 @@ class SetSampler:
         self.elements = examples.elements[order].to(device)
         self.counts = examples.counts.to(device)
         self.names = examples.names
-        # Computed once: reading them from the device later would synchronise at every draw.
+        # Computed once, as reading these numbers from the device would synchronise at every draw.
         self.min_count, self.max_count = int(examples.counts.min()), int(examples.counts.max())
         if self.min_count == 0:
             empty = examples.names[int(self.counts.argmin())]

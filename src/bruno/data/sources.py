@@ -162,7 +162,7 @@ class RowReader:
             yield Unread(f"{origin}line {line}", load, group, line, partial(_place, line, cells, offset))
 
     def _columns(self, cells: list[str], is_header: bool, origin: str) -> Columns:
-        """The positions of the numbers of a row, and of its group, among the cells of a line."""
+        """The positions of the numbers and the group of a row among the cells of a line."""
         header = column_names(cells if is_header else [str(i) for i in range(1, len(cells) + 1)])
         numbered = not self.prefer.header and set(self.columns) <= set(header)
         if not is_header and not numbered:  # the numbers of a row and nothing else

@@ -39,7 +39,7 @@ def simulate_tiles(
     any_phase: bool = False,
     seed: int = 0,
 ) -> Tiles:
-    """Draw classes of tiles: uint8 (classes · tiles, 3, size, size), the first `defects` of each defective.
+    """Draw classes of tiles: uint8 (classes · tiles, 3, size, size); the first `defects` of each are faulty.
 
     A class has two colours of stripes, their angle and frequency, and the colour, kind, size and place of a
     shape. The tiles of a class differ in phase, place, brightness and noise. The defects take turns: a
@@ -72,7 +72,7 @@ def simulate_tiles(
 
 @dataclass(frozen=True)
 class _Pattern:
-    """What the tiles of a class have in common; colours are (2 or none, 3), lengths are in pixels."""
+    """The properties that tiles of a class share; colours are (2 or none, 3), lengths are in pixels."""
 
     size: int
     stripes: Grid
@@ -115,7 +115,7 @@ class _Pattern:
         return image.round().clip(0, 255).astype(np.uint8).transpose(2, 0, 1)
 
     def _shape(self, down: Grid, across: Grid) -> Grid:
-        """How much of each pixel the shape covers, from 0 to 1."""
+        """The fraction of each pixel that the shape covers."""
         distance = np.hypot(down, across)
         if self.shape == 1:
             distance = np.maximum(abs(down), abs(across))
@@ -143,7 +143,7 @@ def _damaged(image: Grid, defect: str, rows: Grid, columns: Grid, random: np.ran
 
 
 def _mixed(first: Grid, second: Grid, share: Grid) -> Grid:
-    """The colour `first` where the share is 0, `second` where it is 1; colours (3) or images (…, 3)."""
+    """Interpolate from `first`, where the share is 0, to `second`, where it is 1; (3) or (…, 3)."""
     weight = share[..., None]
     mixed: Grid = (1 - weight) * first + weight * second
     return mixed

@@ -43,11 +43,11 @@ _WORDS: dict[str, tuple[str, Any]] = {
 _DELIMITERS = (",", ";", "\t", "|")
 # (decimal, thousands); the first that fits most cells is chosen.
 _STYLES = ((".", ""), (",", ""), (",", "."), (".", ","), (".", " "), (",", " "), (".", "'"), (",", "'"))
-_SPELLINGS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]"}  # of a thousands separator
+_SPELLINGS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]"}  # variants of a thousands separator
 _MAX_LINE = 2**24  # characters
 _MAX_QUOTED_LINES = 20  # that one row may span
 _WORST: tuple[float, ...] = (-1.0,)
-_MOST_IN_MESSAGE = 80  # characters of a line
+_MAX_IN_MESSAGE = 80  # characters of a line
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,9 @@ class Row(NamedTuple):
 def split_rows(lines: Iterable[str], delimiter: str) -> Iterator[Row]:
     """Yield the rows of these lines, as the lines arrive; blank lines are skipped.
 
-    A row is a line, unless a quoted cell is closed on one of the next lines. A stray quote must not swallow
-    rows: a quote that stays open, or that encloses whole rows, is a problem of its line, and the next row
-    begins on the line after it.
+    A row is one line, unless a quoted cell is closed on a later line. A stray quote must not swallow rows: if
+    a quote stays open, or encloses whole rows, only its own line is a problem, and the next row begins on the
+    line after it.
     """
     source, waiting, number = iter(lines), deque[str](), 0
     width = 0
@@ -229,7 +229,7 @@ def _quoted_row(
         problem = f"it opens a quote that is not closed within {_MAX_QUOTED_LINES} lines"
     problem = problem or f"it opens a quote that encloses rows up to line {number + len(taken) - 1}"
     waiting.extendleft(reversed(taken[1:]))
-    return Row(number, [line.rstrip("\r\n")[:_MOST_IN_MESSAGE]], problem)
+    return Row(number, [line.rstrip("\r\n")[:_MAX_IN_MESSAGE]], problem)
 
 
 def _cells(lines: list[str], delimiter: str) -> list[str] | None:
@@ -259,11 +259,11 @@ def detect(
     fixed: dict[str, Any] | None = None,
     prefer: TableFormat | None = None,
 ) -> TableFormat:
-    """The format of a table from some of its lines, the first of them first.
+    """Detect the format of a table from its first lines.
 
     Args:
         sample: lines of the table.
-        wanted: column names; a delimiter with which the header has them is right.
+        wanted: column names; a delimiter that splits the header into these names is right.
         fixed: parts of the format that are known, as from `TableFormat.parse`.
         prefer: the format to choose if several fit equally well.
     """
@@ -299,9 +299,9 @@ def _styles(base: TableFormat, delimiter: str, fixed: dict[str, Any]) -> Iterato
 
 
 def _fit(rows: list[list[str]], form: TableFormat, wanted: Collection[str]) -> tuple[float, ...]:
-    """How well a format fits: names found, rows as wide as the first, and cells that are numbers.
+    """How well a format fits: names found, rows as wide as the first row, and cells that are numbers.
 
-    The cells have no surrounding spaces.
+    The cells must have no surrounding spaces.
     """
     width = len(rows[0])
     body = [row for row in rows[form.header :] if len(row) == width]
