@@ -21,7 +21,7 @@ def stepped(shape, gradient, **group):
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 4, 50), (2, 50, 4), (1, 1, 7)])
-def test_singular_values_become_about_one(shape):
+def test_singular_values_become_approximately_one(shape):
     x = torch.randn(shape) * torch.tensor(1e-3)
     found = torch.linalg.svdvals(orthogonalised(x))
     assert found.min() > 0.6

@@ -19,7 +19,7 @@ from bruno.model import Bruno
 from bruno.provenance import provenance
 from bruno.training.trainer import Trainer
 
-_KEEP = 2  # the newest, and the one before it in case the newest is damaged
+_KEEP = 2  # the newest checkpoint, and the one before it in case the newest is damaged
 
 
 class Checkpoint(NamedTuple):
@@ -48,7 +48,7 @@ class Checkpoints:
         return [inside(self.folder, path.name) for path in found]
 
     def save(self, trainer: Trainer, metrics: dict[str, float] | None = None) -> Path:
-        """Write a checkpoint atomically, then delete those no longer needed."""
+        """Write a checkpoint atomically, then delete checkpoints that are no longer needed."""
         path = self.folder / f"checkpoint-{trainer.index:08d}.safetensors"
         if trainer.rank:  # only the first process writes
             return path

@@ -15,8 +15,8 @@ from bruno.training.log import LogEntry
 from bruno.training.pace import describe_pace
 from bruno.training.trainer import Step, Trainer
 
-_STEADY = 3  # log entries after which the time of a step is known
-_SOON = 0.05  # fraction of a timed run after which its time of a step is judged at the latest
+_STEADY = 3  # the time of a step is known after this many log entries
+_SOON = 0.05  # the time of a step is judged after this fraction of a timed run at the latest
 _EDGE = 1e-3  # progress of a timed run stays this far from 0 and 1, where the learning rate is 0
 
 
@@ -34,7 +34,7 @@ class Clock:
         self._trainer, self._now, self._planned = trainer, now, 60 * trainer.config.minutes
         self._begun, self._spent_before, self._first = now(), trainer.seconds, trainer.index
         self._compiled_at: float | None = None  # training time at the end of the first steps
-        self._step_seconds: list[float] = []  # of the first entries, until the pace is judged
+        self._step_seconds: list[float] = []  # times of a step in the first entries, until they are judged
         self._judged = not self._planned
 
     def done(self) -> bool:
@@ -70,7 +70,7 @@ class Clock:
         )
 
     def _judge_pace(self, step_seconds: float) -> str:
-        """After the first steps of a timed run, once: a warning if its time allows too few steps."""
+        """Return a warning if the time of a run allows too few steps; judged once, after its first steps."""
         self._step_seconds.append(max(step_seconds, 1e-9))
         compiled = self._trainer.device.type == "cuda" and len(self._step_seconds) == 1
         known = len(self._step_seconds) >= _STEADY or self._trainer.seconds > _SOON * self._planned
@@ -94,8 +94,8 @@ class Clock:
     def _progress(self) -> float:
         """Progress of a timed run from 0 to 1, for schedules.
 
-        It does not advance during the first steps, in which a GPU compiles: a minute of compilation may be as
-        long as the whole warm-up, which would then take no steps.
+        It does not advance during the first steps, in which a GPU compiles. Otherwise, a minute of
+        compilation could use up the whole warm-up of the learning rate.
         """
         progress = self._spent_before / self._planned
         if self._compiled_at is not None:

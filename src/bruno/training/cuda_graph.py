@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 # In the first steps, autograd, cuDNN and the optimiser allocate memory and select algorithms;
-# DistributedDataParallel rearranges its buckets during the first eleven.
+# DistributedDataParallel rearranges its buckets during the first eleven steps.
 _EAGER_STEPS = 3
 _EAGER_STEPS_DISTRIBUTED = 12
 

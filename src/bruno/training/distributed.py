@@ -18,7 +18,8 @@ def rank_and_processes() -> tuple[int, int]:
 def broadcast(value: T) -> T:
     """The value of the first process, in every process.
 
-    Decisions are broadcast: processes that disagree, such as on when to stop, wait for each other forever.
+    Decisions are broadcast, as processes that disagree, for example on when to stop, wait for each other
+    forever.
     """
     if not distributed.is_initialized():
         return value

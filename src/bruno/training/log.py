@@ -1,4 +1,4 @@
-"""The log of a run: one JSON line for each step or few steps, and TensorBoard if it is installed."""
+"""The log of a run: a JSON line after every step or every few steps, and TensorBoard if it is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bruno import limits
 from bruno.files import inside, parse_json
 from bruno.text import is_utf8
 
-_LARGEST = 1e30  # larger numbers are not those of a training
+_LARGEST = 1e30  # a larger number cannot come from a training run
 _LONGEST_LINE = 2**16  # bytes; the rest of a longer line is not an entry
 _ENTRY_PER_LINE = 4  # memory of an entry, as a multiple of its line
 _LOG, _BOARD = "log.jsonl", "tensorboard"
@@ -28,8 +28,8 @@ class LogEntry:
 
     Attributes:
         index: steps taken so far.
-        loss: mean over the new steps, like `bits_per_dim`, `accuracy` and `gradient_norm`; NaN if no value is
-            finite.
+        loss: mean over the new steps, as are `bits_per_dim`, `accuracy` and `gradient_norm`; NaN if no value
+            is finite.
         rate: learning rate of the flow at the last step.
         skipped: number of new steps that changed nothing because their gradient was not finite.
         seconds: training time so far, including earlier parts of a resumed run.
@@ -104,7 +104,7 @@ class Log:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """An entry, or None if its line is truncated or is not one of `append`."""
+    """An entry; None if its line is truncated, or was not written by `append`."""
     try:
         entry = parse_json(line)
     except ValueError:

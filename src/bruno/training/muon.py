@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Coefficients of the quintic p(s) = a·s + b·s³ + c·s⁵, whose iteration takes every s of (0, 1] near 1.
+# Coefficients of the quintic p(s) = a·s + b·s³ + c·s⁵; iterating it moves every s in (0, 1] close to 1.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
 _MOMENTUM = 0.95
@@ -18,7 +18,7 @@ _ADAM_SIZE = 0.2  # root mean square of a typical update of Adam, as a fraction 
 
 
 class Muon(torch.optim.AdamW):
-    """Updates the groups with `orthogonal=True` by orthogonalised momentum, all others as AdamW does.
+    """Updates parameter groups with `orthogonal=True` by orthogonalised momentum, all others like AdamW.
 
     With the gradient G of a matrix, its momentum M and the singular value decomposition U S Vᵀ of Nesterov's
     update, a step is::
@@ -27,13 +27,13 @@ class Muon(torch.optim.AdamW):
         W <- (1 − rate·decay) W − rate · 0.2 · sqrt(max(rows, columns)) · U Vᵀ
 
     All directions of a matrix learn at the same rate, however small their gradients are. The factor before
-    U Vᵀ gives an update the size of one of Adam, so that its learning rates and weight decay can be kept. A
-    convolution is the matrix of its outputs by all its inputs.
+    U Vᵀ gives updates the size of Adam's, so that Adam's learning rates and weight decay can be kept. The
+    kernel of a convolution is treated as a matrix of output channels by all its inputs.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step. `found_inf`, if it is set, makes it change nothing, as in a fused AdamW."""
+        """Take one step; if `found_inf` is set and true, change nothing, as a fused AdamW does."""
         groups = self.param_groups
         for group in groups:
             if group.get("orthogonal"):
@@ -45,7 +45,7 @@ class Muon(torch.optim.AdamW):
             self.param_groups = groups
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        """Update all matrices of one shape at once: there are dozens, and each is small."""
+        """Update all matrices of one shape together, as there are dozens of small ones."""
         by_shape: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
         for weight in group["params"]:
             if weight.grad is not None:
@@ -75,7 +75,7 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonalised(x: Float[Tensor, "count rows columns"]) -> Float[Tensor, "count rows columns"]:
-    """About U Vᵀ of the singular value decompositions U S Vᵀ: singular values become 0.7 to 1.2.
+    """U Vᵀ of the singular value decompositions U S Vᵀ, approximately: singular values become 0.7 to 1.2.
 
     Newton-Schulz iterations: x <- a·x + b·(x xᵀ) x + c·(x xᵀ)² x, in bfloat16 on a GPU.
     """
@@ -84,7 +84,7 @@ def orthogonalised(x: Float[Tensor, "count rows columns"]) -> Float[Tensor, "cou
     wide = wide / (wide.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(_ITERATIONS):
         square = wide @ wide.mT
-        # Three kernels an iteration: a step has hundreds of small ones, and each takes microseconds.
+        # Three kernels per iteration: a step launches hundreds of small kernels of a few microseconds.
         factor = torch.baddbmm(square, square, square, beta=_B, alpha=_C)
         wide = torch.baddbmm(wide, factor, wide, beta=_A)
     result: Tensor = wide if y.shape[1] <= y.shape[2] else wide.mT

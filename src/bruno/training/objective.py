@@ -19,8 +19,8 @@ def episode_log_probs(
 ) -> Float[Tensor, "batch way queries way"]:
     """log p(query j of class i | support of class k) for all i, j and k of each episode.
 
-    The first `shot` elements of a class are its support, all others its queries. The density is that of
-    the latents: the Jacobian of a query is the same for every class.
+    The first `shot` elements of a class are its support, all others are queries. The density is that of the
+    latents, as the Jacobian of a query is the same for every class.
     """
     support, query = z[:, :, :shot], z[:, :, shot:]
     batch, way = support.shape[:2]
@@ -31,8 +31,8 @@ def episode_log_probs(
 class Objective(nn.Module):
     """Bits/dim of sets, cross-entropy of episodes, or their weighted sum.
 
-    A module, so that DistributedDataParallel can wrap it. It takes dequantised elements. The weight of the
-    cross-entropy is a tensor, so that a captured step sees it change.
+    It is a module, so that DistributedDataParallel can wrap it, and takes dequantised elements. The weight of
+    the cross-entropy is a tensor, whose value can change in a captured CUDA graph.
     """
 
     def __init__(self, model: Bruno, config: TrainConfig, discriminative: Float[Tensor, ""]) -> None:

@@ -16,17 +16,17 @@ from bruno.config import TrainConfig, to_dict
 from bruno.model import Bruno
 from bruno.training.trainer import Trainer
 
-FEWEST_STEPS = 100  # fewer learn little: warm-up and decay of the learning rate take a few steps each
-_PLANNED_STEPS = 150  # a computer may be busier later than it was when the cost was measured
+FEWEST_STEPS = 100  # fewer steps learn little, as warm-up and decay of the learning rate also take steps
+_PLANNED_STEPS = 150  # more than `FEWEST_STEPS`, as the computer may be busier than during the measurement
 _MEMORY = 800 * 2**20  # bytes of activations; a whole process then stays below 2 GiB
-_SHARES = (0.03, 0.1, 0.3)  # of the steps of a run, to try beside all of them
-MOST_ELEMENTS = 1280  # of a step, where neither time nor memory is short
-_LEAST_ELEMENTS = 40  # smaller steps hardly take less time
+_FRACTIONS = (0.03, 0.1, 0.3)  # of the steps of a run, which are also tried
+MOST_ELEMENTS = 1280  # of a step, if there is enough time and memory
+_MIN_ELEMENTS = 40  # a step with fewer elements hardly takes less time
 
 
 @dataclass(frozen=True)
 class ElementCost:
-    """What one element costs in a training step.
+    """The cost of one element in a training step.
 
     Attributes:
         seconds: time of its forward and backward pass.
@@ -68,18 +68,18 @@ def measure_cost(
 
 
 def affordable_elements(cost: ElementCost, minutes: float) -> int:
-    """Elements of a step of a run of this many minutes, 0 for any time."""
+    """The number of elements in a step that a run of this many minutes can afford; 0 minutes: no limit."""
     most = min(MOST_ELEMENTS, _MEMORY / max(cost.memory, 1))
     if minutes:
         most = min(most, 60 * minutes / (_PLANNED_STEPS * max(cost.seconds, 1e-9)))
-    return max(_LEAST_ELEMENTS, int(most))
+    return max(_MIN_ELEMENTS, int(most))
 
 
 def with_elements(config: TrainConfig, most: int, fixed: Collection[str] = ()) -> TrainConfig:
-    """The config with at most this many elements in a step: fewer sets and episodes, or else smaller ones.
+    """The config with at most `most` elements in a step: fewer sets and episodes or, if needed, smaller ones.
 
-    A set keeps two elements, an episode two classes with one query each, even if that is more. `fixed` are
-    names of settings to keep.
+    A set keeps at least two elements, and an episode at least two classes with one query each, even if these
+    are more than `most` elements. `fixed` are names of settings to keep.
     """
     sets, episodes = config.generative and not config.shared, config.discriminative
     used = {"batch", "set_size"} if sets else set()
@@ -96,7 +96,7 @@ def with_elements(config: TrainConfig, most: int, fixed: Collection[str] = ()) -
 
 
 def describe_pace(config: TrainConfig, steps: float, step_seconds: float) -> str:
-    """A warning if a timed run has too few steps, with the settings that give it enough; else empty.
+    """A warning if a timed run has too few steps, with settings that give it enough; otherwise empty.
 
     Args:
         config: settings of the run.
@@ -123,18 +123,18 @@ def _settings(changed: dict[str, Any]) -> list[str]:
 
 
 def suitable_steps(trainer: Callable[[int], Trainer], measure: Callable[[Bruno], float], steps: int) -> int:
-    """The number of steps, at most `steps`, after which validation sets are most likely.
+    """The number of training steps, at most `steps`, with the lowest bits/dim on validation sets.
 
-    A few sets are soon memorised. Each number is tried in a run of its own: the schedule of the
-    learning rate depends on it.
+    A few sets are soon memorised, so fewer steps may be better. Each number is tried in a separate run, as
+    the schedule of the learning rate depends on it.
 
     Args:
-        trainer: a new trainer for a run of this many steps.
-        measure: bits/dim on validation sets; the number with the lowest one is returned.
+        trainer: returns a new trainer for a run of a given number of steps.
+        measure: returns the bits/dim of a model on validation sets.
         steps: the number of steps of the recipe.
     """
     found = {}
-    for number in sorted({max(1, round(share * steps)) for share in (*_SHARES, 1.0)}):
+    for number in sorted({max(1, round(fraction * steps)) for fraction in (*_FRACTIONS, 1.0)}):
         current = trainer(number)
         current.begin()
         for _ in range(number):

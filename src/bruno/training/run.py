@@ -30,7 +30,7 @@ _RECIPE = "recipe.json"
 _MODEL = "model.safetensors"
 _CHANGEABLE = ("steps", "minutes", "recompute")  # settings that may change when a run is resumed
 _STEPS_PER_ENTRY_ON_A_GPU = 10  # steps between reads of the results
-_FAILURES = 20  # consecutive steps without a finite gradient after which the run goes back to a checkpoint
+_FAILURES = 20  # after this many consecutive non-finite gradients, the run goes back to a checkpoint
 _RETRIES = 3
 _SMALLER = 0.3  # factor on the learning rate at each retry
 _ADVICE = "Try a smaller train.rate or train.clip, or look for extreme values in the data"
@@ -47,7 +47,7 @@ class Run:
 
     ``recipe.json`` is the recipe. ``checkpoint-STEP.safetensors`` holds the full training state and, in its
     header, the configs and provenance. ``best.safetensors`` is the best checkpoint on validation sets.
-    ``log.jsonl`` has a line for each step or few steps. ``model.safetensors`` is the trained model.
+    ``log.jsonl`` has a line after every step or every few steps. ``model.safetensors`` is the trained model.
 
     Attributes:
         folder: path of the folder.
@@ -117,13 +117,13 @@ class Run:
     ) -> Iterator[LogEntry]:
         """Train a recipe in this folder to its end and export the model to ``model.safetensors``.
 
-        Locks the folder, checks it, writes the recipe, resumes, trains, exports, in this order: a rejected
-        run changes no file, even if other processes use the folder. At SIGINT or SIGTERM, saves and ends
-        without exporting; `stop_signal` is then the signal.
+        Locks and checks the folder before anything is written, so that a rejected run changes no file, even
+        if other processes use the folder. At SIGINT or SIGTERM, saves a checkpoint and ends without
+        exporting; `stop_signal` is then the number of the signal.
 
         Args:
             trainer: a fresh trainer with the recipe's model, data and settings.
-            recipe: written to ``recipe.json``. To resume, only its length may differ from the run's.
+            recipe: written to ``recipe.json``. To resume, only the length of training may differ.
             resume: continue from the last checkpoint. Without it, the folder must not have a run.
             measure: bits/dim on validation sets, measured at every checkpoint to keep the best one.
             save_every: seconds between checkpoints.
@@ -155,8 +155,9 @@ class Run:
     ) -> Iterator[LogEntry]:
         """Take all remaining steps, log them, and save checkpoints; `fit` without recipe and export.
 
-        Ends early, after saving, at SIGINT or SIGTERM; `stop_signal` is then the signal. If steps keep
-        failing, goes back to the last good checkpoint with a smaller learning rate, and logs a note.
+        At SIGINT or SIGTERM, saves a checkpoint and ends early; `stop_signal` is then the number of the
+        signal. If steps keep failing, goes back to the last good checkpoint with a smaller learning rate, and
+        logs a note.
 
         Args:
             trainer: fresh, or restored by `resume`.
@@ -171,7 +172,7 @@ class Run:
             yield from self._train(trainer, save_every, measure, now)
 
     def save(self, trainer: Trainer, metrics: dict[str, float] | None = None) -> Path:
-        """Write a checkpoint atomically, then delete those no longer needed."""
+        """Write a checkpoint atomically, then delete checkpoints that are no longer needed."""
         return self._checkpoints.save(trainer, metrics)
 
     def resume(self, trainer: Trainer) -> bool:
@@ -200,7 +201,7 @@ class Run:
                 temporary.write_text(json.dumps(to_dict(recipe), indent=2) + "\n", "utf-8")
 
     def check_recipe(self, recipe: Recipe) -> None:
-        """Raise if the run has begun with another recipe; only its length may differ."""
+        """Raise an error if the run was begun with another recipe; only the length of training may differ."""
         if self.checkpoints:
             began, now = to_dict(self.recipe), to_dict(recipe)
             check_same(self.folder.name, began | _lasting(began["train"]), now | _lasting(now["train"]))
@@ -251,7 +252,7 @@ class Run:
         clock = Clock(trainer, now)
         trainer.begin()
         if not self.checkpoints:
-            self.save(trainer)  # to go back to if training fails
+            self.save(trainer)  # the checkpoint to return to if training fails
         saved, failures, retries, self.stop_signal = now(), 0, 0, 0
         finished = clock.done()
         if finished and measure and not self._measured:
@@ -324,5 +325,5 @@ class Run:
 
 
 def _lasting(train: dict[str, Any]) -> dict[str, Any]:
-    """The settings of training that a resumed run must keep: all but its length and its use of memory."""
+    """The settings of training that a resumed run must keep: all except its length and its memory use."""
     return {"train": {name: value for name, value in train.items() if name not in _CHANGEABLE}}

@@ -17,10 +17,10 @@ from bruno.training.muon import Muon
 
 
 def make_optimiser(model: Bruno, config: TrainConfig) -> torch.optim.Optimizer:
-    """Optimiser with two parameter groups, flow and process, each with its own learning rate.
+    """An optimiser with two parameter groups, flow and process, each with its own learning rate.
 
-    Muon has a third group, the hidden matrices of the flow. A group's "rate" is its full learning rate. The
-    current one, "lr", is a tensor, so that a captured step sees it change.
+    Muon has a third group, the hidden matrices of the flow. The "rate" of a group is its peak learning rate;
+    "lr", the current learning rate, is a tensor, whose value can change in a captured CUDA graph.
     """
     device = model.process.mean.device
 
@@ -57,7 +57,7 @@ def learning_rate_factor(config: TrainConfig, progress: float) -> float:
 
 
 def augmentation_factor(config: TrainConfig, progress: float) -> float:
-    """Factor on the strength of shifts, shears, warps and restyling at a progress from 0 to 1."""
+    """Factor on the strength of augmentation at a progress from 0 to 1: 1, then linearly to 0 over `fade`."""
     return min(1.0, (1 - progress) / config.fade) if config.fade else 1.0
 
 
@@ -69,7 +69,7 @@ def cross_entropy_weight(config: TrainConfig, progress: float) -> float:
 class MovingAverage:
     """Exponential moving average of a model's weights.
 
-    Buffers, such as the means of a table's columns, are copied once: no step changes them.
+    Buffers, such as the means of a table's columns, are copied once, as no step changes them.
     """
 
     def __init__(self, model: nn.Module) -> None:

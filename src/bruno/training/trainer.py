@@ -62,7 +62,7 @@ class Trainer:
     All random numbers come from `config.seed`. A step whose gradient is not finite changes no weight and is
     reported as skipped. On a CPU, a restored trainer continues bit for bit as if it had never stopped. On a
     GPU, the step is captured as one CUDA graph. In a process group, every process draws the same batch and
-    works on its part of it, so that the result does not depend on the number of processes.
+    computes its own part of it, so that the result does not depend on the number of processes.
 
     Attributes:
         index: number of steps taken.
@@ -89,7 +89,7 @@ class Trainer:
         self.optimiser = make_optimiser(model, config)
         self.average: MovingAverage | None = None
         self._parameters = list(model.parameters())
-        # Values that change from step to step are tensors, where a captured step reads them.
+        # Values that change from step to step are tensors: a captured CUDA graph reads their memory.
         zeros = torch.zeros(7, device=self.device).unbind()
         self._factor, self._keep, self._discriminative, *strengths = zeros
         self._shifted, self._slant, self._warp, self._restyle = strengths
@@ -111,7 +111,7 @@ class Trainer:
         if not self._initialised:
             set_size = min(self.config.set_size, self.sampler.min_count)
             if self.rank == 0 and isinstance(self.model.preprocessing, Standardise):
-                # From all rows: a batch may lack the rare values of a column.
+                # All rows are used, as a batch may lack the rare values of a column.
                 self.model.preprocessing.fit(self.sampler.elements.to(self.device))
             first = self._prepare(self.sampler.sets(self.config.batch, set_size, self.generator))
             if self.rank == 0:
@@ -220,12 +220,12 @@ class Trainer:
         self._slant.fill_(config.slant * distortion)
         self._warp.fill_(config.warp * distortion)
         self._restyle.fill_(config.restyle * distortion)
-        # The average decays faster at first: the first weights are far from good.
+        # The average forgets faster at first, as the first weights are poor.
         self._keep.fill_(min(config.ema, self.index / (self.index + 9)))
         return config.rate * self.scale * factor
 
     def _step(self) -> Tensor:
-        """Take a step with the training options of the flow switched on; they are off elsewhere."""
+        """Take a step with the options of the flow that only training uses switched on."""
         config, on_gpu = self.config, self.device.type == "cuda"
         set_compiled(self.model, on_gpu and config.graph)
         set_network_dtype(self.model, torch.bfloat16 if on_gpu and config.precision == "bfloat16" else None)
@@ -267,7 +267,7 @@ class Trainer:
             group["lr"].mul_(finite)
 
     def _draw(self) -> tuple[Tensor | None, Tensor | None]:
-        """This process's part of a step's sets and episodes."""
+        """Draw the sets and episodes of a step, and return the part of this process."""
         config, generator = self.config, self.generator
         sets, tasks = None, None
         if config.generative and not config.shared:
@@ -309,7 +309,7 @@ class Trainer:
             )
 
     def _check_memory(self) -> None:
-        """Raise if the elements of a step, shifted, do not fit into the limit of memory."""
+        """Raise an error if the elements of a step exceed the limit of memory, or the shift is too large."""
         config, drawn = self.config, tuple(self.sampler.elements.shape[1:])
         if len(drawn) == 3:
             if config.shift >= min(self.model.shape[-2:]):
