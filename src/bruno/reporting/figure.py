@@ -83,7 +83,7 @@ def to_png(figure: Figure) -> bytes:
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         if layout is not None:
             layout.execute(figure)
-            figure.set_layout_engine(None)  # `savefig` would draw everything twice for its sake
+            figure.set_layout_engine(None)  # with a layout engine, `savefig` would draw everything twice
         figure.savefig(file, format="png")
     return file.getvalue()
 

@@ -55,7 +55,7 @@ def prefix_grid(
     padding: int = 2,
     background: int = 255,
 ) -> UInt8[np.ndarray, "picture_rows picture_columns channels"]:
-    """The paper's picture: inputs in the top row; below each, samples given the inputs up to it.
+    """The picture of the paper: inputs in the top row; below each input, samples given the inputs up to it.
 
     With one more column than inputs, the first column has no input: its samples come from the prior.
     """
@@ -129,8 +129,8 @@ def contact_sheet(
 ) -> bytes:
     """PNG of the images of a query, and below them the images found, best first.
 
-    Rank and score are written below an image; a score of at most 0 is pale, as the query makes the image no
-    more likely. At most two rows of the query and 200 images found are shown.
+    Rank and score are written below each image. A score of at most 0 is pale: the query makes the image no
+    more likely. At most two rows of the query and 200 of the images found are shown.
 
     Args:
         query: images of the query.

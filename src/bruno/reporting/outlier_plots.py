@@ -32,14 +32,14 @@ _BASIS = "p-values: = exact, ≈ estimated"
 
 
 class Outlier(NamedTuple):
-    """An outlier as pictures show it.
+    """An outlier with the texts and numbers that pictures show.
 
     Attributes:
         name: name of the element.
         score: its score.
         threshold: its threshold; None without one.
         p: its p-value in words, with the basis; empty without one.
-        out_of_distribution: whether it is out-of-distribution; then its score means nothing.
+        out_of_distribution: whether it is out-of-distribution, so that its score is meaningless.
         group: its set; empty if there is only one.
         column: the most unusual column in words; empty if unknown.
     """
@@ -54,7 +54,7 @@ class Outlier(NamedTuple):
 
     @property
     def depth(self) -> float:
-        """How far the score is below the threshold, in nats; 0 if that means nothing."""
+        """How far the score is below the threshold, in nats; 0 if that is meaningless."""
         if (
             self.threshold is None
             or self.out_of_distribution
@@ -110,7 +110,7 @@ def _caption(rank: int, outlier: Outlier, width: float) -> list[tuple[str, str]]
 
 
 def outlier_chart(outliers: Sequence[Outlier]) -> bytes:
-    """Outliers in the order given, one in a line: set, name, score, p-value and most unusual column.
+    """Outliers in the order given, one per line: set, name, score, p-value and most unusual column.
 
     The length of a bar is the logarithm of how far the score is below the threshold. Columns without any
     text are left out.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bruno.training.run import Run
 
 _LEARNING_CURVE = "learning-curve"
-_LONG = 12  # longer tables are folded
+_LONG = 12  # rows; longer tables are collapsed
 
 
 def page(title: str, lead: str, results: Sequence[Result]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-_FLAT = 2  # scores this many widths of the visible range beyond it are clipped
+_FLAT = 2  # scores that are more than this many widths outside the range of most scores are clipped
 _BULK = (0.005, 0.995)  # quantiles of the scores of inliers that must be visible
 OUTLIER, CLIPPED, OUT_OF_DISTRIBUTION = 1, 2, 3  # marks of cells
 
@@ -36,7 +36,7 @@ class ScoreRow(NamedTuple):
 
     @property
     def shown(self) -> Float[np.ndarray, " n"]:
-        """Scores that mean something: NaN for out-of-distribution elements."""
+        """The scores, with NaN for out-of-distribution elements, whose scores are meaningless."""
         return np.where(self.out_of_distribution, math.nan, self.score)
 
     @property
@@ -46,7 +46,7 @@ class ScoreRow(NamedTuple):
 
 
 def score_rows(groups: Sequence[str], *columns: Sequence[Any] | np.ndarray) -> list[ScoreRow]:
-    """The sets of elements, those with most outliers first, otherwise in their order.
+    """The scores by set; sets with the most outliers come first, otherwise in order of appearance.
 
     Args:
         groups: name of the set of each element.
@@ -78,10 +78,10 @@ def positions_in_sets(groups: Sequence[str]) -> list[int]:
 def visible_range(
     scores: Float[np.ndarray, " n"], thresholds: Float[np.ndarray, " limits"], outlier: Bool[np.ndarray, " n"]
 ) -> tuple[float, float]:
-    """The range of scores to draw: all of them, unless extreme ones would flatten the others.
+    """The range of scores to draw: all scores, unless extreme ones would flatten the others.
 
-    Thresholds and nearly all inliers are inside. Scores further beyond these than twice their range are
-    clipped, one such range beyond.
+    Thresholds and nearly all inliers are always visible. If scores lie more than twice the width of this
+    range outside it, the plot ends one width outside, and they are clipped.
     """
     limits, finite = thresholds[np.isfinite(thresholds)], np.isfinite(scores)
     if not finite.any():
@@ -105,7 +105,7 @@ class Bins(NamedTuple):
 
 
 def binned(position: Int[np.ndarray, " n"], values: Float[np.ndarray, " n"], most: int) -> Bins:
-    """Values in at most `most` bins of equal width; without those that are not finite, and empty bins."""
+    """Values in at most `most` bins of equal width, without non-finite values and empty bins."""
     position, values = position[np.isfinite(values)], values[np.isfinite(values)]
     if not len(position):
         return Bins(*np.empty((4, 0)))
@@ -129,8 +129,8 @@ class Cells(NamedTuple):
     Attributes:
         first: position of the first column.
         width: number of positions in a column.
-        lowest: lowest margin to the threshold of the elements in each cell; NaN without one. Without any
-            thresholds, the lowest score.
+        lowest: lowest margin to the threshold of the elements in each cell; NaN without a threshold. If no
+            element has a threshold, the lowest score.
         mark: the strongest mark of the elements in each cell, 0 for none.
         elements: number of elements in each cell.
         has_thresholds: whether `lowest` is a margin.

@@ -73,11 +73,11 @@ def score_timeline(
 ) -> bytes:
     """Scores along a stream or batch, with outliers marked; several sets are rows, most outliers first.
 
-    Up to 12 sets have a plot each. More are rows of a heat map, at most `MAX_SETS`; a cell shows the lowest
-    score of its elements, relative to the threshold. Long timelines are drawn as the median and the range of
-    scores in bins. Every outlier is marked, also in bins and cells. Extreme scores are clipped: triangles at
-    the edge mark them. Scores of out-of-distribution elements mean nothing: crosses at the lower edge mark
-    them.
+    Up to 12 sets have a plot each. More sets, at most `MAX_SETS`, are rows of a heat map, in which a cell
+    shows the lowest score of its elements relative to the threshold. Long timelines are drawn as the median
+    and the range of scores in bins. Every outlier is marked, also in bins and cells. Triangles at the edge
+    mark extreme scores, which are clipped. Crosses at the lower edge mark out-of-distribution elements, whose
+    scores are meaningless.
 
     Args:
         scores: one per element.
@@ -197,7 +197,7 @@ def _draw_scores(axes: Axes, row: ScoreRow, limits: tuple[float, float]) -> None
 
 
 def _draw_marks(axes: Axes, row: ScoreRow, low: float, high: float) -> None:
-    """Outliers, clipped scores and out-of-distribution elements; the lowest clipped score in numbers."""
+    """Mark outliers, clipped scores and out-of-distribution elements, and print the lowest clipped score."""
     below, above = row.shown < low, row.shown > high
     inside = row.outlier & ~row.out_of_distribution & ~below & ~above
     size = 5 if len(row.position) <= _LINE else 3.5

@@ -72,7 +72,7 @@ def _picture(outcome: Classification, names: list[str]) -> bytes:
 
 
 def _least_certain(outcome: Classification, most: int) -> list[int]:
-    """Queries of none of the classes, and then those with the lowest probability, in their order."""
+    """Queries that belong to no class and the queries with the least probable labels, in their order."""
     certainty: Tensor = outcome.probabilities.amax(1).cpu()
     if outcome.none_of_these is not None:
         certainty = certainty - outcome.none_of_these.cpu().to(certainty)

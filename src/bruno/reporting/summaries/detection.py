@@ -20,15 +20,14 @@ from bruno.trained.watch import Watch
 
 TITLES = {"anomaly": "Outliers in a stream", "anomaly-batch": "Outliers in a batch"}  # of results, by job
 _LOWEST = 20  # sets in a table
-_RATES = (0.01, 0.05, 0.1)  # whose thresholds are reported
-_POSITIONS = (1, 5, 20, 50, 100)  # at which they are
-_FAR_MORE = (5, 0.15)  # times the asked rate, and share of all elements: more is flagged than faults explain
+_RATES = (0.01, 0.05, 0.1)  # thresholds are reported for these rates
+_POSITIONS = (1, 5, 20, 50, 100)  # thresholds are reported at these positions
+_FAR_MORE = (5, 0.15)  # times the requested rate, and fraction of elements; true faults are rarely so many
 _PATCHES = (
-    "Distances between patches of pixels find outliers better than this model. The score is minus the "
-    "distance of the most unusual patch of an image to its second-nearest in the others, divided by that of "
-    "a typical image."
+    "Distances between patches of pixels find outliers better than this model. The score of an image is "
+    "minus the distance of its most unusual patch to the second-nearest image, divided by the median."
 )
-_ENOUGH = 10  # outliers: fewer do not show that a model does not fit
+_ENOUGH = 10  # fewer outliers do not show that a model does not fit
 
 
 @summarise.register
@@ -94,10 +93,10 @@ def p_value(judgement: Judgement) -> str:
 
 
 def _misfit(summary: StreamSummary, rate: float | None, advice: str) -> str:
-    """A sentence if far more is flagged than asked for, else ""."""
-    times, share = _FAR_MORE
+    """A sentence if far more elements are flagged than requested, otherwise ""."""
+    times, fraction = _FAR_MORE
     flagged = summary.outliers / max(1, summary.count)
-    if rate is None or summary.outliers < _ENOUGH or flagged <= max(times * rate, share):
+    if rate is None or summary.outliers < _ENOUGH or flagged <= max(times * rate, fraction):
         return ""
     return (
         f"{100 * flagged:.0f} % are flagged where {100 * rate:g} % was asked for: the model or its "
@@ -106,7 +105,7 @@ def _misfit(summary: StreamSummary, rate: float | None, advice: str) -> str:
 
 
 def _with_groups(result: Result, summary: StreamSummary) -> Result:
-    """The result with a table of the sets, those with most outliers first, and of all together."""
+    """The result with a table of the sets, most outliers first, and of all sets together."""
     if len(summary.groups) < 2:
         return result
     order = sorted(summary.groups.items(), key=lambda one: (-one[1].outliers, one[1].lowest_p or 1.0))

@@ -17,7 +17,7 @@ from bruno.tasks.few_shot import FewShotResult
 from bruno.trained.evaluation import Evaluation, FewShotEvaluation
 from bruno.trained.verdict import Verdict
 
-_FAR_MORE = 5  # times the asked rate of false alarms
+_FAR_MORE = 5  # multiple of the requested false-alarm rate that is reported
 
 
 @summarise.register
@@ -192,19 +192,19 @@ def _conclusions(outcome: Verdict) -> list[str]:
         return [*sentences, f"Better than the baseline, {baseline}."]
     return [
         *sentences,
-        f"THE BASELINE IS BETTER: {baseline}. Train on more classes or for longer, or prefer it.",
+        f"THE BASELINE IS BETTER: {baseline}. Train on more classes or for longer, or use the baseline.",
     ]
 
 
 def _on_outliers(outcome: Verdict) -> list[str]:
-    """What finds outliers among images better, in a sentence."""
+    """A sentence on whether the model or the baseline finds outliers among images better."""
     if outcome.finds_outliers is None:
         return []
     if outcome.finds_outliers:
         return ["Outliers are found better than by distances between patches of pixels."]
     return [
-        "THE BASELINE FINDS OUTLIERS BETTER: distances between patches of pixels. Batches of images are "
-        "judged by them; streams by the model."
+        "THE BASELINE FINDS OUTLIERS BETTER: distances between patches of pixels. They judge batches of "
+        "images; the model judges streams."
     ]
 
 

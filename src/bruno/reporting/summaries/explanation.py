@@ -38,7 +38,7 @@ def _(outcome: Explanation) -> Result:
             (name, f"{score:+.2f}", ", ".join(f"{feature} {value:+.2f}" for feature, value in lowest))
             for name, score, lowest in rows
         ),
-        "Shapley values, in nats: they add up to the score less the mean score of draws from the set. "
-        "Negative ones make the element an outlier.",
+        "Shapley values, in nats: they add up to the score minus the mean score of draws from the set. "
+        "Negative values make the element an outlier.",
         picture,
     )

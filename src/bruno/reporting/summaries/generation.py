@@ -44,7 +44,7 @@ def _(outcome: SetSamples) -> Result:
     shown = inputs[:, [n - 1 for n in seen if n]]  # the last element of each prefix
     return replace(
         result,
-        note="Top: the elements of the set, one by one. Below each: samples given it and all before it.",
+        note="Top: the elements of the set. Below each: samples given this element and all before it.",
         picture=prefix_sheet(list(zip(shown, drawn, strict=True)), seen),
     )
 

@@ -30,7 +30,7 @@ def _(outcome: Retrieved) -> Result:
         {"collection": outcome.collection, "names": outcome.names, "scores": outcome.scores},
         ("rank", "score", "element"),
         tuple((str(i), f"{score:+.1f}", name) for i, (name, score) in enumerate(ranked, start=1)),
-        f"{note}The query makes an element with a score of at most 0 no more likely.",
+        f"{note}A score of at most 0 means that the query makes the element no more likely.",
         picture,
     )
 
