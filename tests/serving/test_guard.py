@@ -123,7 +123,7 @@ def test_a_weak_token_is_refused(token):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "machine.example", ""])
-def test_other_addresses_than_those_of_this_machine_need_a_token(host):
+def test_addresses_that_other_machines_can_reach_need_a_token(host):
     with pytest.raises(ValueError, match="`host`"):
         serve({}, host=host)
 

@@ -36,7 +36,7 @@ def model():
     return models()["rows"].model
 
 
-def test_scores_are_those_of_the_library(client, model):
+def test_scores_match_the_library(client, model):
     posterior = model.condition(as_array(GIVEN))
     expected = posterior.score(as_array(NEW)).numpy()
     for how in ({"set": "machine"}, {"given": GIVEN}):
@@ -64,7 +64,7 @@ def test_missing_numbers_are_imputed_as_in_the_library(client, model):
 
 
 @pytest.mark.parametrize("hole", [False, True])
-def test_classes_are_those_of_the_library(client, model, hole):
+def test_classes_match_the_library(client, model, hole):
     queries = [[None if hole and i == 1 else x for i, x in enumerate(row)] for row in rows(3, seed=9)]
     support = {"a": "machine", "b": NEW, "c": "other"}
     prior = {"c": 1.0, "a": 2.0, "b": 1.0}
@@ -88,7 +88,7 @@ def test_elements_are_ranked_by_their_scores(client):
     assert found["scores"] == sorted(scores, reverse=True)[:5]
 
 
-def test_samples_are_those_of_the_library_for_a_seed(client, model):
+def test_samples_match_the_library_for_a_seed(client, model):
     body = {"set": "machine", "samples": 3, "temperature": 0.5, "seed": 7}
     found = client.post("/sample", json=body).json()["samples"]
     generator = torch.Generator().manual_seed(7)
@@ -164,7 +164,7 @@ def test_calibrated_classes_have_the_p_values_and_the_temperature_of_the_library
 
 
 @pytest.mark.slow
-def test_the_evidence_of_a_set_is_that_of_its_elements_also_for_streams(tmp_path, model):
+def test_the_evidence_of_a_set_matches_its_elements_also_for_streams(tmp_path, model):
     with served(tmp_path) as client:
         put(client, "machine", GIVEN[:2])
         put(client, "machine", GIVEN[2:])

@@ -1,4 +1,4 @@
-"""A service over HTTP: score, sample, classify and rank by several models, and sets that are kept.
+"""A service over HTTP: several models score, sample, classify and rank, and sets are kept in a store.
 
 It needs the extra `serve`: pip install "bruno[serve]".
 """

@@ -26,7 +26,7 @@ from bruno.serving.settings import Limits, RequestError
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
-_LEAST_TOKEN = 16  # characters
+_MIN_TOKEN = 16  # characters
 _MODEL = "A model; the first by default."
 _OF_THE_SERVICE = ("/models", "/health")
 
@@ -45,15 +45,15 @@ def create_app(
     """An ASGI application that serves models. It closes their stores when it is shut down.
 
     Args:
-        models: trained models by name, or their paths. In a list of paths, the last part of a path is the
-            name; NAME=PATH gives another one. A pretrained model is given by its name.
+        models: trained models by name, or a list of paths and of names of pretrained models. The name of a
+            model in a list is the last part of its path; NAME=PATH sets another name.
         store: the folder for the sets of all models, as NAME.db; ":memory:" for none. By default, the file
             `sets.db` in the folder of each model.
-        token: the bearer token that requests must have; without one, anyone who connects may ask.
+        token: the bearer token that requests must have; without one, the service answers everyone.
         hosts: names that the Host header may have, besides 127.0.0.1 and localhost.
         limits: limits on requests.
         batching: compute requests that are waiting at the same time as one batch.
-        checkpoint: of run folders: "last", or "best" on validation.
+        checkpoint: which checkpoint of run folders: "last", or "best" on validation.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
     """
     hosts = tuple(hosts)
@@ -72,7 +72,7 @@ def create_app(
         title="BRUNO",
         version=bruno.__version__,
         description="Exact, exchangeable deep models of sets. Numbers are in nats.",
-        docs_url=None,  # its scripts would come from elsewhere
+        docs_url=None,  # FastAPI's page would load scripts from other servers
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
@@ -94,9 +94,9 @@ def check_token(token: str | None) -> None:
     """Raise ValueError unless a token is long enough, and can be sent in a header."""
     if token is None:
         return
-    if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+    if len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise ValueError(
-            f"`token` must be at least {_LEAST_TOKEN} printable ASCII characters without spaces; got "
+            f"`token` must be at least {_MIN_TOKEN} printable ASCII characters without spaces; got "
             f"{len(token)} characters. Make one: python -c 'import secrets; print(secrets.token_urlsafe())'"
         )
 

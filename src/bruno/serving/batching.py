@@ -1,4 +1,4 @@
-"""Requests on their way to a model: one thread takes all waiting requests and computes them together."""
+"""Batching of requests to a model: one thread takes all waiting requests and computes them together."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class _Request:
 
 
 class Batcher:
-    """Runs jobs in one thread; those that wait at the same time form a batch.
+    """Runs jobs in one thread; jobs that wait at the same time form a batch.
 
-    While a batch is computed, the next one gathers. A request waits for others that have arrived already,
-    never for those that may come: requests that the event loop reads in one turn are handed over together.
-    With `batch` 1, every job runs alone.
+    While a batch is computed, the next one collects. Requests that the event loop reads in one iteration are
+    handed over together; a request never waits for others that may arrive later. With `batch` 1, every job
+    runs alone.
 
     Args:
-        run: runs jobs to their ends; called in the thread.
+        run: runs jobs to completion; called in the thread.
         batch: number of elements of a batch; the first job of a batch may have more.
         seconds: time that a job may take, waiting included.
         observe: called with the number of elements of each batch.
@@ -45,7 +45,7 @@ class Batcher:
         observe: Callable[[int], None] = lambda elements: None,
     ) -> None:
         self._run, self._batch, self._seconds, self._observe = run, batch, seconds, observe
-        self._arrived: list[_Request] = []  # in this turn of the event loop
+        self._arrived: list[_Request] = []  # in this iteration of the event loop
         self._waiting: deque[_Request] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
@@ -99,18 +99,18 @@ class Batcher:
                 some = [(r, o) for r, o in zip(requests, outcomes, strict=True) if r.loop is loop]
                 try:
                     loop.call_soon_threadsafe(_deliver, some)
-                except RuntimeError:  # the loop is closed: nobody waits any more
+                except RuntimeError:  # the loop is closed, so nobody waits for the answers
                     continue
 
     def _outcomes(self, requests: list[_Request]) -> list[Outcome]:
         self._observe(sum(request.elements for request in requests))
         try:
             return self._run([request.job for request in requests])
-        except Exception as error:  # of the store: no job of the batch has happened
+        except Exception as error:  # from the store; then no job of the batch has changed anything
             return [Outcome(error=error)] * len(requests)
 
     def _next(self) -> list[_Request]:
-        """The jobs of the next batch; none if there will be none."""
+        """Wait for the requests of the next batch; empty if the batcher is closed."""
         with self._changed:
             while True:
                 while not self._waiting and not self._is_closed:

@@ -22,8 +22,8 @@ td:first-child { font-family: ui-monospace, monospace; white-space: nowrap; }
 
 
 _KEY = (
-    "Any text that is new for each change, such as a UUID: a repeated request with the same key does not "
-    "count twice."
+    "Any text that is new for each change, such as a UUID. A repeated request with the same key changes "
+    "nothing, and has the same answer."
 )
 
 

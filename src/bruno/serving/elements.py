@@ -1,4 +1,4 @@
-"""Elements of requests: PNG images, as they are or in base64, and arrays; checked before they are decoded."""
+"""Elements of requests: PNG images, as bytes or in base64, and arrays; checked before they are decoded."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _numbers(given: Any) -> NDArray[Any] | None:
 
 
 def _has_booleans(given: Any) -> bool:
-    """Whether nested lists have true or false in them, which numpy takes as numbers."""
+    """Whether nested lists contain true or false, which numpy would take as numbers."""
     if not isinstance(given, list):
         return isinstance(given, bool)
     kinds = set(map(type, given))

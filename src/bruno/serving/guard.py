@@ -38,11 +38,11 @@ class _Headers(NamedTuple):
     content_length: str = ""
 
 
-_LOOKED_AT = {name.replace("_", "-").encode(): name for name in _Headers._fields}
+_CHECKED_HEADERS = {name.replace("_", "-").encode(): name for name in _Headers._fields}
 
 
 def check_hosts(hosts: Iterable[str]) -> None:
-    """Raise ValueError unless these can be names of a host."""
+    """Raise ValueError unless all of these can be the name of a host."""
     for host in hosts:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\]", host):
             raise ValueError(f"`hosts` must be names or addresses, without a port; got {host!r}.")
@@ -53,7 +53,7 @@ class Guard:
 
     Args:
         app: the application behind it.
-        limits: on bodies, requests in progress and time.
+        limits: limits on bodies, requests in progress and time.
         metrics: counts all requests.
         hosts: names that the Host header may have, besides those of this machine.
         token: the bearer token that requests must have; None for none.
@@ -129,7 +129,7 @@ class Guard:
     # --- who and from where ------------------------------------------------------------------------------
 
     def _check_host(self, host: str) -> None:
-        """Raise unless the Host header names this service: a web page could resolve its own name to it."""
+        """Raise unless the Host header names this service, as a web page could point its own name to it."""
         name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
         if name.lower() not in self._hosts:
             raise RequestError(
@@ -186,7 +186,7 @@ class Guard:
             size += len(parts[-1])
             if size > self._limits.body:
                 raise self._too_large(size)
-            if length is None:  # otherwise it is counted already
+            if length is None:  # a declared length is counted already
                 taken.add(len(parts[-1]))
             if not message.get("more_body", False):
                 return b"".join(parts)
@@ -198,12 +198,12 @@ class Guard:
         self._bytes += amount
 
     def give_back(self, amount: int) -> None:
-        """Memory that is no longer used."""
+        """Release memory that `take` counted."""
         self._bytes -= amount
 
 
 class _Taken:
-    """The memory of one request."""
+    """The memory that one request has taken."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard, self._amount = guard, 0
@@ -221,7 +221,7 @@ def _headers_of(scope: Scope) -> _Headers:
     """The headers that are checked; raises 400 if one is repeated."""
     found: dict[str, Any] = {}
     for raw, value in scope["headers"]:
-        name = _LOOKED_AT.get(raw)
+        name = _CHECKED_HEADERS.get(raw)
         if name is not None:
             if name in found:
                 raise RequestError(400, f"`{raw.decode()}` must be given once; got it again.")
@@ -230,7 +230,7 @@ def _headers_of(scope: Scope) -> _Headers:
 
 
 async def _refuse(error: RequestError, send: Send) -> None:
-    """Answer with an error, and close the connection: the body may not be read."""
+    """Answer with an error, and close the connection, as its body may be unread."""
     body, headers = refusal(error)
     headers["connection"] = "close"
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]

@@ -1,4 +1,4 @@
-"""Between HTTP and the service: bodies to requests, answers to JSON or PNG, errors to one line."""
+"""Conversion between HTTP and the service: bodies to requests, answers to JSON or PNG, errors to one line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parse(request: Request, schema: type[_Schema], **query: Any) -> _Schema:
 
 
 def query_of(request: Request) -> QueryParams:
-    """The query of a request. Short ones are kept: most requests repeat that of another."""
+    """The query of a request; short queries are cached, as most requests have the same one."""
     raw = request.scope["query_string"]
     return _kept_query(raw) if len(raw) <= _LONGEST else QueryParams(raw)
 
@@ -66,7 +66,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def key_and_digest(request: Request, *what: str) -> tuple[str, bytes]:
-    """The idempotency key of a request, and a digest that recognises the request."""
+    """The idempotency key of a request, and a digest that identifies the request."""
     key = request.headers.get("idempotency-key", "")
     if not (0 < len(key) <= _LONGEST and key.isascii() and key.isprintable()):
         raise RequestError(
@@ -93,7 +93,7 @@ def checked_id(request: Request) -> str:
 
 
 def answer(content: dict[str, Any]) -> Response:
-    """An answer as JSON; numbers beyond floats are null."""
+    """An answer as JSON; infinity and NaN are null."""
     return Response(to_json(content, inf_nan_mode="null"), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""What requests compute: score, sample, classify, rank, and changes of sets, as jobs of `run_together`."""
+"""The jobs of requests, for `run_together`: score, sample, classify, rank, and changes of sets."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from bruno.tasks.classification import (
 )
 from bruno.trained import Trained
 
-_MOST_WAYS, _MOST_SHOTS = 20, 20  # of episodes that a temperature is fitted to
+_MAX_WAYS, _MAX_SHOTS = 20, 20  # limits of the episodes that a temperature is fitted to
 
-Given = str | Tensor | None  # a set: its id, its elements, or none for the prior
+Given = str | Tensor | None  # a set: its id, its elements, or None for the prior
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of elements, log p(x | set) and the size of the set."""
+    """Scores of elements, their log p(x | set), and the size of the set."""
 
     scores: Float[np.ndarray, " n"]
     log_probs: Float[np.ndarray, " n"]
@@ -65,7 +65,7 @@ class ServedModel:
         self._empty = SetRecord.of(Evidence.empty(self.model.dim))
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Run jobs together; their changes are committed before any answer is returned."""
+        """Run jobs together, and commit their changes before any answer is returned."""
         outcomes = run_together(jobs, self._computer.compute)
         self.sets.commit()
         return outcomes
@@ -80,7 +80,7 @@ class ServedModel:
         return Scores(density - prior, density + log_det, int(known.count))
 
     def rank(self, x: Tensor, given: Given) -> Job:
-        """`Scores` of elements (n, *shape) given a set, and their places, the best first."""
+        """`Scores` of elements (n, *shape) given a set, and the indices of the elements, the best first."""
         found = yield from self.score(x, given)
         return found, np.argsort(-found.scores, kind="stable")
 
@@ -109,7 +109,7 @@ class ServedModel:
         log_scores, before, log_prob = yield from self._class_scores(x, classes)
         shots = tuple(int(one.count) for one in classes)
         if temperature is None:
-            temperature = self._temperature(min(len(shots), _MOST_WAYS), min(*shots, _MOST_SHOTS))
+            temperature = self._temperature(min(len(shots), _MAX_WAYS), min(*shots, _MAX_SHOTS))
         probabilities = class_probabilities(log_scores, log_prior, temperature)
         found = Classification(
             probabilities,
@@ -127,7 +127,7 @@ class ServedModel:
         return found if self._calibration is None else with_p_values(found, self._calibration, none_rate)
 
     def add(self, id: str, x: Tensor, key: str, digest: bytes) -> Job:
-        """Add elements (n, *shape) to a set, once for a key; the answer has the size of the set."""
+        """Add elements (n, *shape) to a set, only once per key; the answer has the size of the set."""
         if (before := self.sets.answered(key, digest)) is not None:
             return before
         z, _ = yield Encode(self._complete(x, self.sets.get(id) or self._empty))
@@ -138,7 +138,7 @@ class ServedModel:
         return self.sets.once(key, digest, change)
 
     def remove(self, id: str, x: Tensor, key: str, digest: bytes) -> Job:
-        """Remove elements (n, *shape) that were added before from a set, once for a key."""
+        """Remove elements (n, *shape) that were added to a set before, only once per key."""
         if (before := self.sets.answered(key, digest)) is not None:
             return before
         z, _ = yield Encode(x)
@@ -149,7 +149,7 @@ class ServedModel:
         return self.sets.once(key, digest, change)
 
     def delete(self, id: str, key: str, digest: bytes) -> Job:
-        """Delete a set, once for a key."""
+        """Delete a set, only once per key."""
 
         def change() -> dict[str, Any]:
             self.sets.delete(id)
@@ -212,7 +212,7 @@ class ServedModel:
         return tuple(torch.from_numpy(np.array(part)) for part in found)
 
     def _fitted_temperature(self, ways: int, shots: int) -> float:
-        """The temperature for episodes like these, from the groups of the calibration; 1 without one."""
+        """The temperature for these ways and shots, fitted to the calibration; 1 without a calibration."""
         if self._calibration is None or shots < 1:
             return 1.0
         generator = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ OTHER = "other"  # the route of requests to unknown paths
 class Metrics:
     """Counts of requests by route, method and status, their durations, and the sizes of batches.
 
-    Labels are routes such as /sets/{id}, never what a request contains: their number is bounded.
+    Labels are routes such as /sets/{id}, never the contents of a request, so that their number is bounded.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Metrics:
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request."""
         known = self._children.get((route, method, status))
-        if known is None:  # their number is bounded, as that of the labels
+        if known is None:  # the cache is bounded, as the number of labels is
             known = self._requests.labels(route, method, str(status)), self._seconds.labels(route)
             self._children[route, method, status] = known
         counter, histogram = known

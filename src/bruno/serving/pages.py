@@ -1,4 +1,4 @@
-"""The page to draw on, if it is built: every file has its own route, so that requests reach no others."""
+"""The drawing page, if it is built: every file has its own route, so that requests reach no other files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".gz": "applicati
 
 
 def page_routes() -> list[Route]:
-    """The routes of the page; without it, the root leads to the documentation."""
+    """The routes of the page; if it is not built, the root leads to the documentation."""
     if not (BUILT / "page.json").is_file():
         return [Route("/", _to_documentation)]
     files = {

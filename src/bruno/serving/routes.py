@@ -16,7 +16,7 @@ from bruno.serving.jobs import Given, ServedModel
 from bruno.serving.service import Service
 from bruno.serving.settings import RequestError
 
-_MOST_IDS = 1000  # of a list of sets
+_MAX_IDS = 1000  # of a list of sets
 
 
 class Routes:
@@ -39,7 +39,7 @@ class Routes:
         )
 
     async def rank(self, request: Request) -> Response:
-        """Elements by how well they fit a set, the best first."""
+        """Rank elements by how well they fit a set, the best first."""
         asked = parse(request, schemas.RankRequest, set=query_of(request).get("set"))
         name, served = self.service.model(query_of(request).get("model"))
         x, given, size = await self._elements_and_set(name, asked)
@@ -70,7 +70,7 @@ class Routes:
         return answer({"samples": as_base64(samples, levels) if levels else samples.tolist()})
 
     async def classify(self, request: Request) -> Response:
-        """Probabilities of classes, each a set, for elements; and whether they are of none of these."""
+        """Probabilities of classes for elements, and whether they belong to none; each class is a set."""
         ids = query_of(request).getlist("set")
         asked = parse(request, schemas.ClassifyRequest, support={one: one for one in ids} or None)
         name, served = self.service.model(query_of(request).get("model"))
@@ -131,8 +131,8 @@ class Routes:
     async def list_sets(self, request: Request) -> Response:
         """The ids of sets, in order."""
         after, limit = query_of(request).get("after", ""), query_of(request).get("limit", "100")
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_IDS):
-            raise RequestError(422, f"`limit` must be from 1 to {_MOST_IDS}; got {limit[:60]!r}.")
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MAX_IDS):
+            raise RequestError(422, f"`limit` must be from 1 to {_MAX_IDS}; got {limit[:60]!r}.")
         name, served = self.service.model(query_of(request).get("model"))
         return answer({"model": name, **await self.service.run(name, served.list(after, int(limit)))})
 
@@ -185,7 +185,7 @@ def _prior_of(asked: schemas.ClassifyRequest) -> Sequence[float] | None:
 
 
 def _warnings(served: ServedModel, x: Tensor) -> dict[str, Any]:
-    """A warning if images are most likely inverted."""
+    """A warning if images are probably inverted."""
     if served.is_images and (reason := served.trained.familiarity.too_bright(x)):
         return {"warnings": [f"images are unlike those of training: {reason}. Are they inverted?"]}
     return {}

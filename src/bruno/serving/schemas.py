@@ -21,7 +21,7 @@ Element = Annotated[
 Elements = Annotated[list[Element], Field(description="One or several elements.")]
 SetId = Annotated[str, Field(description="The id of a set that exists.")]
 Given = Annotated[Elements | None, Field(description="The elements of a set, instead of the id of one.")]
-Warnings = Annotated[list[str], Field(description="What may be wrong with the elements.")]
+Warnings = Annotated[list[str], Field(description="Possible problems of the elements.")]
 _Temperature = Annotated[float, Field(ge=0, le=100, description="Scales the spread of the latents.")]
 
 
@@ -51,12 +51,13 @@ class SampleRequest(_Request):
     samples: Annotated[int, Field(ge=1)] = 8
     temperature: _Temperature = 1.0
     seed: Annotated[
-        int | None, Field(ge=0, lt=2**63, description="For the same samples again; random by default.")
+        int | None,
+        Field(ge=0, lt=2**63, description="The same seed gives the same samples; random by default."),
     ] = None
 
 
 class ClassifyRequest(_Request):
-    """Elements to classify, and for each class the id of a set or some elements."""
+    """Elements to classify, and for each class the id of a set or its elements."""
 
     elements: Elements
     support: Annotated[
@@ -71,7 +72,8 @@ class ClassifyRequest(_Request):
         Field(gt=0, le=1e6, description="Divides the log-probabilities; by default that of the calibration."),
     ] = None
     none_rate: Annotated[
-        float, Field(gt=0, lt=1, description="How often an element of a class may be called none of these.")
+        float,
+        Field(gt=0, lt=1, description="Rate at which elements of a class may be rejected as none of these."),
     ] = 0.01
 
 
@@ -115,7 +117,7 @@ class ScoreResponse(BaseModel):
 
 
 class RankResponse(BaseModel):
-    """The places of elements in the request, the best first, and their scores."""
+    """The indices of elements in the request, the best first, and their scores."""
 
     order: list[int]
     scores: list[float]

@@ -1,4 +1,4 @@
-"""The server: where it listens, what a connection may do, and how it stops."""
+"""The server: its address, the limits of a connection, and a graceful stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bruno.serving.settings import Limits
 
 _HEADERS = 2**16  # bytes of the headers of a request
 _TOO_LARGE = ("431 Request Header Fields Too Large", f"headers must have at most {_HEADERS} bytes.")
-_BACKLOG = 128  # connections that are not accepted yet
+_BACKLOG = 128  # connections that wait to be accepted
 
 
 def serve(
@@ -37,7 +37,7 @@ def serve(
 
     Args:
         models: as `create_app` takes them.
-        host: the address to listen on; without a token, one of this machine only.
+        host: the address to listen on; without a token, it must be local to this machine.
         port: the port; 0 for any free one.
         ready: called with the address, once connections are accepted.
         settings: other arguments of `create_app`, such as `store` and `token`.
@@ -122,7 +122,7 @@ class _Server(uvicorn.Server):
             log_level="error",
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # no header of a request says who sent it
+            proxy_headers=False,  # headers of a request are not trusted to name its sender
             timeout_keep_alive=round(max(1.0, limits.read_seconds)),
             timeout_graceful_shutdown=round(max(1.0, limits.seconds)),
             backlog=_BACKLOG,

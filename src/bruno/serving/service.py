@@ -29,16 +29,16 @@ Models = Mapping[str, Trained | str | Path] | Sequence[str | Path]
 
 
 class Service:
-    """Several models; the jobs of each run in batches, in a thread of its own.
+    """Several models; each runs its jobs in batches, in a thread of its own.
 
     Args:
-        models: trained models by name, or their paths. In a list of paths, the last part of a path is the
-            name; NAME=PATH gives another one. A pretrained model is given by its name.
+        models: trained models by name, or a list of paths and of names of pretrained models. The name of a
+            model in a list is the last part of its path; NAME=PATH sets another name.
         store: the folder for the sets of all models, as NAME.db; ":memory:" for none. By default, the file
             `sets.db` in the folder of each model.
         limits: limits on requests.
         batching: compute requests that are waiting at the same time as one batch.
-        checkpoint: of run folders: "last", or "best" on validation.
+        checkpoint: which checkpoint of run folders: "last", or "best" on validation.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
     """
 
@@ -93,7 +93,7 @@ class Service:
         return name, self._models[name]
 
     async def run(self, name: str, job: Job, elements: int = 1) -> Any:
-        """The answer of a job on a model, computed in a batch with others; see `Batcher`."""
+        """The answer of a job on a model, computed in a batch with other jobs; see `Batcher`."""
         return await self._batchers[name](job, elements)
 
     async def read(self, name: str, given: Sequence[Any], field: str = "elements") -> Tensor:
@@ -136,7 +136,7 @@ def _named(models: Models) -> dict[str, Trained | str | Path]:
 
 
 def _split_name(text: str) -> tuple[str, str]:
-    """Name and path of a model, as in NAME=PATH; without a name, that of the file or folder."""
+    """Name and path of a model, as in NAME=PATH; the default name is that of the file or folder."""
     name, separator, path = text.partition("=")
     if separator and _NAME.fullmatch(name):
         return name, path

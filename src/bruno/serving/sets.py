@@ -19,17 +19,17 @@ from bruno.streams.codec import NO_OFFSET, SetRecord, decode, encode
 from bruno.streams.sets import capacity_for
 from bruno.streams.store import Answer, Store
 
-# Those of `KeyedDetector` by default: either can open a store of the other.
+# The default settings of `KeyedDetector`, so that it and the service can open each other's stores.
 _SETTINGS = {"window": None, "half_life": None, "within": False}
 
 
 class Sets:
-    """Sets by their ids, each with the evidence of its elements. Nothing is kept until `commit`.
+    """Sets by their ids, each with the evidence of its elements. Nothing is permanent until `commit`.
 
-    States that were used lately are in memory too.
+    Recently used states are also cached in memory.
 
     Args:
-        model: the model whose latents they hold.
+        model: the model of the latents.
         path: the file of the store, made if it does not exist, or ":memory:".
     """
 
@@ -77,7 +77,7 @@ class Sets:
         return self._put(id, after, record.position + n, record.counted + n, record.offset)
 
     def remove(self, id: str, z: Float[np.ndarray, "n dim"]) -> int:
-        """Remove elements from a set, by their latents; returns its size, or raises 409 for others."""
+        """Remove elements from a set, by their latents; returns its size. Raises 409 for unknown elements."""
         record = self[id]
         try:
             after = _evidence(record).remove(torch.from_numpy(z))
@@ -93,7 +93,7 @@ class Sets:
         self._store.drop(id)
 
     def once(self, key: str, digest: bytes, change: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The answer of a change that happens once for a key; a repeated request has the answer of the first.
+        """Make a change once per key, and return its answer; a repeated request gets the same answer.
 
         Raises 422 if the key was used for another request.
         """
@@ -104,7 +104,7 @@ class Sets:
         return answer
 
     def answered(self, key: str, digest: bytes) -> dict[str, Any] | None:
-        """The answer to a request that was made before; raises 422 if it was another one."""
+        """The answer to an earlier request with this key; raises 422 if that request was different."""
         before = self._answers.get(key) or self._store.answer(key)
         if before is None:
             return None
@@ -117,7 +117,7 @@ class Sets:
         return dict(json.loads(before.text))
 
     def commit(self) -> None:
-        """Keep all changes, in one transaction; if that fails, none of them happened."""
+        """Commit all changes in one transaction; if that fails, none of them is kept."""
         try:
             self._write()
             self._store.commit()
@@ -131,7 +131,7 @@ class Sets:
             self._states.popitem(last=False)
 
     def close(self) -> None:
-        """Close the store, without what is not committed."""
+        """Close the store, and drop uncommitted changes."""
         self._store.close()
 
     def _put(self, id: str, evidence: Evidence, position: int, counted: int, offset: int) -> int:
@@ -151,7 +151,7 @@ class Sets:
 
 
 def _evidence(record: SetRecord) -> Evidence:
-    """`SetRecord.evidence`, without its checks: it was checked when it was read."""
+    """As `SetRecord.evidence`, without the checks, which are made when a record is read."""
     if record.count != int(record.count):
         return record.evidence  # raises
     mean, scatter = torch.from_numpy(record.mean), torch.from_numpy(record.scatter)

@@ -11,19 +11,19 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """What a service accepts. Beyond these limits it refuses a request; it does not use more memory.
+    """The limits of a service, which refuses requests beyond them, so that its memory is bounded.
 
     Attributes:
         body: bytes of a request.
         pixels: pixels of an image before it is resized.
-        elements: elements of a request, all of its sets together.
+        elements: elements of a request, in all of its sets together.
         samples: samples of a request.
-        batch: elements that are encoded or decoded together; requests beyond that wait for the next batch.
+        batch: elements that are encoded or decoded together; further requests wait for the next batch.
         waiting: requests that are in progress or wait for their turn; 503 beyond.
         memory: bytes of all requests in progress; 503 beyond.
         connections: open connections; 503 beyond.
         read_seconds: time for a client to send a request; 408 beyond.
-        seconds: time to answer a request; 503 beyond. Also the time to finish requests at the end.
+        seconds: time to answer a request; 503 beyond. Also the time to finish requests at shutdown.
     """
 
     body: int = 4 * MIB

@@ -1,4 +1,4 @@
-"""The steps of a request on a model. Steps of several requests are computed together.
+"""The steps of requests on a model; steps of several requests are computed together.
 
 A job is a generator: it yields the steps that it needs, receives their results, and returns its answer.
 `run_together` advances several jobs in turn, and computes all encodings, densities or decodings that they
@@ -27,21 +27,21 @@ _NUMBERS = 2**20  # of latents whose densities are computed at a time
 
 @dataclass(frozen=True, eq=False)
 class Encode:
-    """Wait for the latents of elements (n, *shape)."""
+    """A step whose result is the latents of elements (n, *shape)."""
 
     x: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Decode:
-    """Wait for the elements of latents (n, dim)."""
+    """A step whose result is the elements of latents (n, dim)."""
 
     z: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Density:
-    """Wait for log p(z | set) of latents (n, dim) given each of some sets, (n, sets)."""
+    """A step whose result is log p(z | set), (n, sets), of latents (n, dim) given each set."""
 
     z: Float[np.ndarray, "n dim"]
     sets: Sequence[SetRecord]
@@ -59,13 +59,13 @@ class Outcome(NamedTuple):
 
 
 class Computer:
-    """Computes steps of a model, those of one type together.
+    """Computes steps of a model; steps of one type are computed together.
 
-    A row of a dense flow has the same latents and densities in any batch, bit for bit; other elements up to
-    rounding.
+    A row of a dense flow has the same latents and densities in any batch, bit for bit; other elements have
+    the same up to rounding.
 
     Args:
-        model: frozen.
+        model: a frozen model.
         batch: elements that are encoded or decoded at a time.
     """
 
@@ -90,7 +90,7 @@ class Computer:
         return results
 
     def _encoded(self, steps: list[Encode]) -> list[Latents]:
-        # By numpy: torch would let other threads run, and then wait for its turn.
+        # In numpy: torch would release the GIL, and then wait to get it back.
         x = torch.from_numpy(np.concatenate([step.x.numpy() for step in steps]))
         parts = [self._encode(x[i : i + self._batch]) for i in range(0, len(x), self._batch)]
         z, log_det = (np.concatenate(some) for some in zip(*parts, strict=True))
@@ -103,7 +103,7 @@ class Computer:
         return list(x.split([len(step.z) for step in steps]))
 
     def _density(self, steps: list[Density]) -> list[Float[np.ndarray, "n sets"]]:
-        """log p(z | set) of all pairs of latents and sets, which are flat rows here."""
+        """log p(z | set) of all pairs of latents and sets, computed as one batch of pairs."""
         pairs = [(step.z, one) for step in steps for one in step.sets]
         z = np.concatenate([z for z, _ in pairs])
         sizes = [len(z) for z, _ in pairs]
@@ -125,7 +125,7 @@ def _consecutive(sizes: Iterable[int]) -> list[slice]:
 
 
 def _each(function: Callable[[list[Any]], list[Any]], steps: list[Any]) -> list[Any]:
-    """The results of steps together; if that fails, of each alone, so that no request makes another fail."""
+    """Compute steps together or, if that fails, one by one, so that no request makes another fail."""
     if not steps:
         return []
     try:
@@ -137,7 +137,7 @@ def _each(function: Callable[[list[Any]], list[Any]], steps: list[Any]) -> list[
 
 
 def run_together(jobs: Iterable[Job], compute: Callable[[list[Step]], list[Any]]) -> list[Outcome]:
-    """Run jobs to their ends; the steps that they wait for at the same time are computed together."""
+    """Run jobs to completion; steps that they wait for at the same time are computed together."""
     running = list(jobs)
     outcomes: list[Outcome | None] = [None] * len(running)
     results: dict[int, Any] = dict.fromkeys(range(len(running)))
