@@ -28,16 +28,16 @@ try:
 except ImportError as error:
     raise ImportError("`bruno.river` needs river; pip install 'bruno[river]' installs it.") from error
 
-_GROWTH = 1.1  # of the set, after which the cutoff is computed again
+_GROWTH = 1.1  # the cutoff is recomputed whenever the set has grown by this factor
 
 
 class SetAnomalyDetector(AnomalyDetector):
     """Scores rows given the set of the rows learnt so far; high scores are anomalous.
 
     The score is −(log p(x | set) − log p(x)) for a trained model, and −log p(x | set) for a small model that
-    is trained on the first rows. All scores are 0 until then, and before the first row is learnt. `score_one`
-    changes nothing. `learn_one` adds a row to the set, in constant time and memory, unless the row is an
-    outlier of it.
+    is trained on the first rows. Scores are 0 before the first row is learnt, and until the small model is
+    trained. `score_one` changes nothing. `learn_one` adds a row to the set, in constant time and memory,
+    unless the row is an outlier.
 
     Args:
         model: a run folder, a model file, a pretrained model, or the result of `bruno.open`, `bruno.train` or
@@ -79,7 +79,7 @@ class SetAnomalyDetector(AnomalyDetector):
         self._columns: tuple[str, ...] = ()
         self._rows: list[dict[str, float]] = []  # before the small model is trained
         self._scorer: SetScorer | None = None
-        self._first: Encoded | None = None  # rows at the beginning, which are reconsidered together
+        self._first: Encoded | None = None  # the first rows of the set, which are reconsidered together
         self._cutoff, self._cutoff_at = -math.inf, 0.0
 
     @property
@@ -119,7 +119,7 @@ class SetAnomalyDetector(AnomalyDetector):
             self._reconsider(self._scorer, encoded)
 
     def explain_one(self, x: dict[Any, Any]) -> dict[str, float]:
-        """Contributions of the columns to `score_one`: the highest makes the row an anomaly."""
+        """Contributions of the columns to `score_one`; high ones make the row an anomaly."""
         row = _numbers(x)
         if self._scorer is None or not row:
             return {}
@@ -155,7 +155,7 @@ class SetAnomalyDetector(AnomalyDetector):
         self._first = None if self.count_all else Encoded(none, none.sum(1))
 
     def _train(self) -> None:
-        """Train the small model on the first rows, which then are the set."""
+        """Train the small model on the first rows, which become the set."""
         columns = tuple(sorted({name for row in self._rows for name in row}))
         values = [[row.get(name, math.nan) for name in columns] for row in self._rows]
         x = torch.tensor(values, dtype=torch.double)
@@ -169,7 +169,7 @@ class SetAnomalyDetector(AnomalyDetector):
         self._evidence = self._scorer.score_sets(encoded, one_set, 1, count_all=self.count_all).evidence[0]
 
     def _counts(self, scorer: SetScorer, encoded: Encoded) -> bool:
-        """Whether a row counts: at the beginning, and unless its score is below the cutoff."""
+        """Whether a row counts: if it is one of the first rows, or if its score is at least the cutoff."""
         if self.count_all or self._first is not None:
             return True
         count = int(self._evidence.count)
@@ -201,7 +201,7 @@ def _numbers(x: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _element(model: Bruno, evidence: Evidence, row: Mapping[str, float], columns: tuple[str, ...]) -> Tensor:
-    """A row as an element; columns that it lacks are imputed, further ones are ignored."""
+    """A row as an element; missing columns are imputed, unknown columns are ignored."""
     missing = [name for name in columns if name not in row]
     if missing and model.imputer is None:
         raise ValueError(f"`x` must have all columns, as the model cannot impute; {missing[0]!r} missing.")

@@ -15,7 +15,7 @@ LABELS = NAMES[NUMBERS]
 NEW, NEW_NUMBERS = sets_of_rows(4, 100, seed=5)  # the same means
 
 
-def test_probabilities_are_those_of_the_posteriors(set_model):
+def test_probabilities_match_the_posteriors(set_model):
     classifier = FewShotClassifier(set_model, temperature=2.0).fit(ROWS, LABELS)
     scores = np.stack([set_model.condition(ROWS[name == LABELS]).log_prob(NEW).numpy() for name in NAMES], 1)
     expected = np.exp(scores / 2 - np.logaddexp.reduce(scores / 2, axis=1, keepdims=True))
@@ -148,7 +148,7 @@ def test_wrong_parameters_are_named_in_fit(set_model, setting, value, without_sh
         FewShotClassifier(set_model, **settings).fit(ROWS, LABELS)
 
 
-def test_latents_are_those_of_the_model_and_back(set_model):
+def test_latents_match_the_model_in_both_directions(set_model):
     transformer = LatentTransformer(set_model).fit(ROWS)
     z = transformer.transform(ROWS)
     np.testing.assert_allclose(z, set_model.latents(ROWS), rtol=1e-6)

@@ -119,7 +119,7 @@ def test_scoring_changes_nothing(small, set_model):
         assert state_of(detector) == before
 
 
-def test_scores_are_those_of_the_posterior(set_model):
+def test_scores_match_the_posterior(set_model):
     rows, _ = stream(30)
     detector = learnt(SetAnomalyDetector(set_model, count_all=True), rows)
     x = torch.tensor([list(row.values()) for row in rows], dtype=torch.double)

@@ -160,7 +160,7 @@ def test_methods_before_fit_say_so(estimator):
 
 
 @pytest.mark.parametrize("model", [3, object()])
-def test_a_model_must_be_one(model, without_shape_checks):
+def test_a_model_argument_must_be_a_model(model, without_shape_checks):
     with pytest.raises(TypeError, match=rf"`model` .*got {type(model).__name__}"):
         LatentTransformer(model).fit(ROWS)
 

@@ -1,4 +1,4 @@
-"""The base of all estimators: their model, and the rows and sets they are given."""
+"""The base of all estimators: their model, and the validation of rows and sets."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ except ImportError as error:  # not installed, or without validate_data
     ) from error
 
 Array = NDArray[Any]
-_SHARE_HELD_OUT = 4  # one row in four, to learn how wrong the small model is on rows unseen in training
-_FEW_ROWS = 8  # too few to hold any out
+_HELD_OUT_DIVISOR = 4  # a quarter of the rows is held out, to correct the p-values of the small model
+_FEW_ROWS = 8  # too few to hold out any
 
 
 class SetEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base of the estimators: a model that is given, or a small one that is trained on the rows.
+    """Base of the estimators, with a model that is given, or a small model that is trained on the rows.
 
-    A given model is never trained. `clone` shares it, and does not copy its weights.
+    A given model is never trained. `clone` shares the model, and does not copy its weights.
 
     Args:
         model: a run folder, a model file, a pretrained model, or the result of `bruno.open`, `bruno.train` or
             `bruno.load`; by default, a small model is trained on the rows.
         steps: optimiser steps of the small model; by default a fifth of the number of rows, from 10 to 1000.
         random_state: seed of all random numbers.
-        device: of a model that is opened or trained here: "cpu", "cuda", "cuda:NUMBER" or "auto".
+        device: device of a model that the estimator opens or trains: "cpu", "cuda", "cuda:NUMBER" or "auto".
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SetEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True  # imputed
+        tags.input_tags.allow_nan = True  # missing numbers are imputed
         return tags
 
     # --- model -------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class SetEstimator(BaseEstimator):  # type: ignore[misc]
         held_out = np.zeros(rows, dtype=bool)
         if given is None and rows >= _FEW_ROWS:
             order = np.random.default_rng(self._seed()).permutation(rows)
-            held_out[order[: rows // _SHARE_HELD_OUT]] = True
+            held_out[order[: rows // _HELD_OUT_DIVISOR]] = True
         return held_out
 
     # --- rows --------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class SetEstimator(BaseEstimator):  # type: ignore[misc]
         return found
 
     def _elements(self, model: Bruno, x: Array) -> Tensor:
-        """Rows as elements (n, *shape) of the model; whole numbers are levels of pixels."""
+        """Rows as elements (n, *shape) of the model; for images, whole numbers are levels of pixels."""
         elements = torch.from_numpy(np.ascontiguousarray(x)).reshape(-1, *model.shape)
         whole = model.kind.is_images and bool((elements == elements.round()).all())
         return elements.long() if whole else elements
@@ -160,7 +160,7 @@ class SetEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 def group_labels(groups: Any, rows: int, known: Array | None) -> tuple[Array, Array]:
-    """The index of the set of each row, and the names of the sets: those known, then the new ones.
+    """The index of the set of each row, and the names of the sets: known sets first, then new ones.
 
     Without groups, all rows are one set, which has no name.
     """

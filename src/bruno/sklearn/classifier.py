@@ -28,7 +28,7 @@ from bruno.trained import Trained
 
 
 class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
-    """Classifies rows by the posterior of each class, given a few examples of it.
+    """Classifies rows by the posteriors of the classes, each given a few examples.
 
     `fit` conditions a trained model on the examples of each class; no weight changes. `partial_fit` adds
     examples, or a new class, and `forget` removes examples exactly, in time that does not depend on the
@@ -49,12 +49,12 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         none_label: the label of "none of these"; by default -1, or "none of these" if labels are text.
         steps: optimiser steps of the small model; by default a fifth of the number of rows, from 10 to 1000.
         random_state: seed of all random numbers.
-        device: of a model that is opened or trained here: "cpu", "cuda", "cuda:NUMBER" or "auto".
+        device: device of a model that the estimator opens or trains: "cpu", "cuda", "cuda:NUMBER" or "auto".
 
     Attributes:
         model_: the model.
         classes_: the labels, sorted.
-        evidence_: of the examples of each class, in the order of `labels_`.
+        evidence_: evidence of the examples of each class, in the order of `labels_`.
         labels_: the labels without `none_label`, in the order of their first example.
         temperature_: T.
 
@@ -98,7 +98,8 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         Args:
             X: the examples.
             y: their labels.
-            classes: labels of all classes, if some have no examples yet: these are as likely as a new class.
+            classes: labels of all classes, if some have no examples yet. The density of a class without
+                examples is that of a new class.
         """
         if not hasattr(self, "evidence_"):
             return self._fit(X, y, classes)
@@ -115,7 +116,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         """Remove examples X of classes y that were added before; a class without examples is removed.
 
         Raises:
-            ValueError: if a row was not added before. Nothing is changed then.
+            ValueError: if a row was not added before; nothing is changed then.
         """
         check_is_fitted(self)
         x, y = self._validated_with_labels(X, y)
@@ -217,7 +218,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
     def _log_scores(
         self, z: Float[Tensor, "n dim"], own: Int[Tensor, " n"] | None = None
     ) -> Float[Tensor, "n classes"]:
-        """log p(z | examples) of all classes; examples of class `own` are first removed from it."""
+        """log p(z | examples) of all classes; a row of class `own` is first removed from its class."""
         size = part_size(len(self.labels_) * self.model_.dim, z.device)
         parts = [log_prob_given(self.model_, some.unsqueeze(1), self.evidence_) for some in z.split(size)]
         found = torch.cat(parts).double()
@@ -239,7 +240,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         self.temperature_ = self._fitted() if self.temperature == "auto" else float(self.temperature)
 
     def _fitted(self) -> float:
-        """The temperature that fits examples unseen in training; 1 if none of them is misclassified."""
+        """The temperature fitted to examples that were not trained on; 1 if none of them is misclassified."""
         sample = self._sample.only(self._sample.marked & self._has_others(self._sample.labels))
         if len(self.labels_) < 2 or not len(sample.labels):
             return 1.0

@@ -21,8 +21,8 @@ from bruno.tasks.explanation import Explanation, explain_scores
 from bruno.tasks.set_scores import SetScorer, grouped_evidence
 from bruno.trained import Trained
 
-_NARROW_SMALL_MODEL, _NARROW_GIVEN_MODEL = 0.1, 0.5  # least exponents of p-values
-_LEAST_LIKELY = 20  # one row in twenty is left out of the training of a small model
+_NARROW_SMALL_MODEL, _NARROW_GIVEN_MODEL = 0.1, 0.5  # smallest exponents of p-values
+_LEFT_OUT_DIVISOR = 20  # the least likely twentieth of the rows is left out of the training of a small model
 _FEW = 3  # a set of fewer rows has no majority
 
 
@@ -48,7 +48,7 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
     """Detects rows that do not belong to their set.
 
     As in LocalOutlierFactor, `novelty` decides which rows are judged. With novelty=False, `fit_predict`
-    judges the rows of the set itself, each given all others; outliers do not count for the others, so that
+    judges the rows of the set itself, each given all others; outliers are excluded from the evidence, so that
     they cannot hide each other. With novelty=True, `predict`, `score_samples` and `decision_function` judge
     new rows given the set, row by row, and do not change the set; `partial_fit` adds rows to it.
 
@@ -61,21 +61,21 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         rate: false-alarm rate for contamination="auto". p-values come from the calibration that is kept with
             the model (`bruno calibrate`); otherwise from draws of the model given the set, corrected on rows
             that the model was not trained on.
-        criterion: "score" is log p(x | set) − log p(x), "density" is log p(x | set). By default the density
-            if the model is trained on a single set, which cannot tell a set from others.
-        count_all: all rows count for the others, even outliers.
+        criterion: "score" is log p(x | set) − log p(x), "density" is log p(x | set). By default, the density
+            if the small model is trained on a single set, as it cannot learn how sets differ; else the score.
+        count_all: all rows are in the evidence for the others, even outliers.
         steps: optimiser steps of the small model; by default a fifth of the number of rows, from 10 to 1000.
         random_state: seed of all random numbers.
-        device: of a model that is opened or trained here: "cpu", "cuda", "cuda:NUMBER" or "auto".
+        device: device of a model that the estimator opens or trains: "cpu", "cuda", "cuda:NUMBER" or "auto".
 
     Attributes:
         model_: the model.
         groups_: names of the sets; empty if all rows are one set.
-        evidence_: of the rows that count, one for each set.
+        evidence_: evidence of the rows that count, one for each set.
         offset_: the score below which a row is an outlier; with `groups`, one for each set.
         scores_: scores of the rows of `fit`, each given all others of its set that count.
-        p_values_: their p-values.
-        counts_: whether they count for the others.
+        p_values_: p-values of the rows of `fit`.
+        counts_: whether each row of `fit` is in the evidence.
 
     >>> rows = np.random.default_rng(0).normal(size=(60, 2))
     >>> rows[7] = 9.0
@@ -144,7 +144,7 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any = None, groups: Any = None) -> SetOutlierDetector:
         """Add rows to their sets, which may be new; the first call is `fit`.
 
-        Rows with a p-value of at most 1 % under the model do not count, unless `count_all`.
+        Rows with a p-value of at most 1 % under the model are excluded, unless `count_all` is set.
         """
         if not hasattr(self, "evidence_"):
             return self.fit(X, y, groups)
@@ -218,12 +218,12 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
             raise ValueError(f"`contamination` must be 'auto' or in (0, 0.5]; got {self.contamination}.")
 
     def _robust_model(self, given: Trained | Bruno | None, x: Array, labels: Array) -> Bruno:
-        """The given model, or a small one trained again without the least likely rows of a first training.
+        """The given model, or a small model, which is trained again without the least likely rows.
 
-        A model that has been trained on an outlier expects more like it.
+        A model that was trained on an outlier expects more elements like it.
         """
         model = self._model_for(given, x, labels)
-        left_out = len(x) // _LEAST_LIKELY
+        left_out = len(x) // _LEFT_OUT_DIVISOR
         if given is not None or not left_out:
             return model
         which = torch.from_numpy(labels).to(model.device)
@@ -260,7 +260,7 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         return self._scorer.encode(self._complete(posterior, self._elements(self.model_, x)))
 
     def _counts(self, encoded: Encoded, labels: torch.Tensor, evidence: Evidence) -> torch.Tensor:
-        """Which of some new rows count: all rows of a small set, those with a usual score of a large one."""
+        """Which new rows count: all rows of small sets, and rows of large sets with a usual score."""
         usable = self._scorer.usable(encoded)
         if self.count_all:
             return usable

@@ -12,18 +12,18 @@ from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
 
 _SAMPLE = 2000  # rows
-_SAME = 1e-4  # difference of the latents of a row that is encoded again, relative to their size
+_SAME = 1e-4  # latents of a row that is encoded again differ by less than this, relative to their size
 
 
 @dataclass(frozen=True, eq=False)
 class RowSample:
-    """A uniform random sample of encoded rows, independent of their values: those with the lowest keys.
+    """A uniform random sample of encoded rows, independent of their values: the rows with the lowest keys.
 
     Attributes:
         encoded: the rows.
-        labels: the set of each.
-        marked: a mark of each: whether it counts, or whether the model was not trained on it.
-        keys: a random number of each.
+        labels: the set of each row.
+        marked: a flag of each row: whether it counts, or whether the model was not trained on it.
+        keys: a random number for each row.
         seen: number of rows so far.
         seed: seed of the keys.
     """
@@ -45,7 +45,7 @@ class RowSample:
     def adding(
         self, encoded: Encoded, labels: Int[Tensor, " new"], marked: Bool[Tensor, " new"]
     ) -> RowSample:
-        """The sample of the rows so far and new ones."""
+        """The sample after new rows."""
         generator = torch.Generator().manual_seed((self.seed + self.seen) % 2**63)
         keys = torch.cat([self.keys, torch.rand(len(labels), generator=generator, dtype=torch.double)])
         kept = keys.argsort()[:_SAMPLE].sort().values
@@ -60,7 +60,7 @@ class RowSample:
         )
 
     def only(self, kept: Bool[Tensor, " n"]) -> RowSample:
-        """The sample with some of its rows."""
+        """The sample with only the rows that are kept."""
         return replace(
             self,
             encoded=Encoded(*(part[kept] for part in self.encoded)),
@@ -70,7 +70,7 @@ class RowSample:
         )
 
     def without(self, z: Float[Tensor, "gone dim"], labels: Int[Tensor, " gone"]) -> RowSample:
-        """The sample without these rows, as far as it has them; each is the nearest one of its set."""
+        """The sample without these rows, if it has them; a row is found as the nearest one of its set."""
         kept = torch.ones_like(self.marked)
         for one, label in zip(z, labels, strict=True):
             gaps = (self.encoded.z - one).abs().amax(1) / (1 + one.abs().max())

@@ -15,18 +15,18 @@ from bruno.sklearn.base import Array, SetEstimator, group_labels
 
 
 class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstimator):  # type: ignore[misc]
-    """Transforms rows to latents, in which every set is Gaussian or Student-t in each dimension.
+    """Transforms rows to latents; in each dimension, the latents of a set are Gaussian or Student-t.
 
     Args:
         model: a run folder, a model file, a pretrained model, or the result of `bruno.open`, `bruno.train` or
             `bruno.load`; by default, a small model is trained on the rows.
         steps: optimiser steps of the small model; by default a fifth of the number of rows, from 10 to 1000.
         random_state: seed of all random numbers.
-        device: of a model that is opened or trained here: "cpu", "cuda", "cuda:NUMBER" or "auto".
+        device: device of a model that the estimator opens or trains: "cpu", "cuda", "cuda:NUMBER" or "auto".
 
     Attributes:
         model_: the model.
-        evidence_: of all rows of `fit`, from which missing numbers are imputed.
+        evidence_: evidence of all rows of `fit`, from which missing numbers are imputed.
 
     >>> rows = np.random.default_rng(0).normal(size=(40, 3))
     >>> transformer = LatentTransformer().fit(rows)
