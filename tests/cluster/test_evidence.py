@@ -98,7 +98,7 @@ def test_removal_of_oneself_is_leave_one_out(process, sizes, offset, seed):
 @pytest.mark.parametrize("process", PROCESSES, ids=["student-t", "gaussian"])
 @pytest.mark.parametrize("distance", [1e3, 9e3, 1.1e4, 1e6, 1e9])
 @pytest.mark.parametrize("size", [2, 3, 50, 1000])
-def test_elements_far_from_all_others_do_not_take_digits_with_them(process, distance, size):
+def test_removing_far_elements_keeps_the_digits_of_the_rest(process, distance, size):
     keys, z = keyed([size, 5])
     first = np.flatnonzero(keys == "key 0")
     z[first[0]] += [distance, 0.0, 0.0]
@@ -150,7 +150,7 @@ def arrays(sets: int) -> EvidenceArrays:
     )
 
 
-def test_many_records_are_those_of_single_sets():
+def test_many_records_equal_records_of_single_sets():
     written, names = arrays(5), ["a", "é", "", "c", "d"]
     records = encode_all(written, MODEL, names)
     for i, (data, name) in enumerate(zip(records, names, strict=True)):

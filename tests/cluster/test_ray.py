@@ -109,7 +109,7 @@ PASSES = {"Encoder": "__call__", "MergeEvidence": "aggregate_block", "Scoring": 
     ],
 )
 @pytest.mark.long
-def test_scores_are_those_of_one_process(cluster, rows, mortal, passes, blocks, far):
+def test_scores_match_a_single_process(cluster, rows, mortal, passes, blocks, far):
     keys, x = rows[0], rows[1].copy()
     if far:  # they take another pass over the data
         x[7, 0], x[900, 1] = 1e8, -1e6
@@ -137,7 +137,7 @@ def test_scores_are_those_of_one_process(cluster, rows, mortal, passes, blocks, 
 
 
 @pytest.mark.long
-def test_posteriors_and_classes_of_images_are_those_of_one_process(cluster, tmp_path):
+def test_posteriors_and_classes_of_images_match_a_single_process(cluster, tmp_path):
     random, model = np.random.default_rng(0), model_of((1, 4, 4), 8)
     labels = random.integers(0, 3, 90)
     images = (random.integers(0, 4, (90, 4, 4)) + 2 * labels[:, None, None]).astype(np.uint8)

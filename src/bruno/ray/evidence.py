@@ -1,4 +1,4 @@
-"""The evidence of many sets by key: reduced from rows, merged, looked up, and as bytes."""
+"""The evidence of many sets by key: reduction from rows, merging, lookup, and serialisation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from bruno.streams.codec import EvidenceArrays, decode_all, encode_all
 from bruno.streams.densities import RowDensities
 
-FAR = 1e4  # predictive deviations: removing an element further away loses digits of the others
+FAR = 1e4  # standard deviations of the predictive; removing an element beyond loses digits of the others
 
 _EVIDENCE = "evidence"
 
 
 @dataclass(frozen=True, eq=False)
 class KeyedEvidence:
-    """The evidence of many sets: a commutative monoid, as that of one set is.
+    """The evidence of many sets: a commutative monoid, like the evidence of one set.
 
     Attributes:
         keys: the key of each set, text or whole numbers, each once.
@@ -58,7 +58,7 @@ class KeyedEvidence:
     def _reduced(
         cls, keys: Any, count: NDArray[Any], mean: NDArray[Any], scatter: NDArray[Any] | None
     ) -> KeyedEvidence:
-        """Chan's update of any number of parts of each set; the mean is corrected by the mean residual."""
+        """Merge any number of parts of each set (Chan); the mean is corrected by the mean residual."""
         encoded = keys.dictionary_encode()
         which = encoded.indices.to_numpy()
         order = np.argsort(which, kind="stable")
@@ -86,7 +86,7 @@ class KeyedEvidence:
         )
 
     def places(self, keys: Any) -> Int[np.ndarray, " n"]:
-        """The position of each key; −1 for one without elements."""
+        """The position of each key; −1 for a key that has no evidence."""
         encoded = keys.dictionary_encode()
         found = pc.index_in(encoded.dictionary, value_set=self.keys)
         return np.asarray(pc.fill_null(found, -1).to_numpy(zero_copy_only=False)[encoded.indices.to_numpy()])
@@ -116,12 +116,12 @@ class KeyedEvidence:
 
     @classmethod
     def from_records(cls, keys: Any, records: Any, fingerprint: str, dim: int) -> KeyedEvidence:
-        """The evidence that `records` wrote; raises ValueError for that of another model."""
+        """The evidence from `records`; raises ValueError if another model wrote them."""
         names = [str(key) for key in keys.to_pylist()]
         return cls(keys, *decode_all(records.to_pylist(), fingerprint, dim, names))
 
     def packed(self, fingerprint: str) -> bytes:
-        """All sets as one value, to be moved between processes."""
+        """All sets as one bytes object, to send between processes."""
         table = pa.table({"key": self.keys, _EVIDENCE: self.records(fingerprint)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -130,7 +130,7 @@ class KeyedEvidence:
 
     @classmethod
     def unpacked(cls, data: bytes, fingerprint: str, dim: int) -> KeyedEvidence:
-        """The value that `packed` returned."""
+        """The evidence from `packed`."""
         table = pa.ipc.open_stream(data).read_all().combine_chunks()
         keys, records = (table.column(i).combine_chunks() for i in range(2))
         return cls.from_records(keys, records, fingerprint, dim)
@@ -145,10 +145,10 @@ class KeyedEvidence:
 def far_elements(
     densities: RowDensities, z: Float[np.ndarray, "n dim"], others: EvidenceArrays
 ) -> Bool[np.ndarray, " n"]:
-    """Which elements are so far from all others of their set that removing them loses digits of the others.
+    """Which elements are so far from the rest of their set that removing them would lose digits of the rest.
 
-    The deviation is that of the predictive or of the others, whichever is larger. So of n elements of a set,
-    at most one in each dimension is far, unless n exceeds 1e8.
+    Distance is in standard deviations of the predictive or of the rest, whichever is larger. Of n elements of
+    a set, at most one in each dimension is therefore far, unless n exceeds 1e8.
     """
     location, scale = densities.location_and_scale(*others)
     spread = np.maximum(scale**2, others.scatters / np.maximum(others.counts, 1)[:, None])
@@ -158,12 +158,12 @@ def far_elements(
 
 @dataclass(frozen=True, eq=False)
 class FarElements:
-    """Elements that are far from all others of their sets; sorted by their sets.
+    """Elements that are far from the rest of their sets, sorted by their sets.
 
     Attributes:
-        places: the set of each, by its position in the evidence of all sets.
-        z: their latents.
-        others: the evidence of the others, computed without the element; None before that.
+        places: the set of each element, as a position in the evidence of all sets.
+        z: latents of the elements.
+        others: the evidence of the rest of the set of each element; None until it is computed.
     """
 
     places: Int[np.ndarray, " far"]
@@ -182,7 +182,7 @@ class FarElements:
     def reduce(self, places: Int[np.ndarray, " n"], z: Float[np.ndarray, "n dim"]) -> KeyedEvidence:
         """The evidence of some elements for each far element of their set.
 
-        Key i is that of the others of far element i, key −1 − i that of elements equal to it.
+        Key i has the elements that differ from far element i, key −1 − i those that are equal to it.
         """
         first, end = (np.searchsorted(self.places, places, side) for side in ("left", "right"))
         times = end - first
@@ -192,7 +192,7 @@ class FarElements:
         return KeyedEvidence.of(pa.array(np.where(equal, -1 - number, number)), z[rows])
 
     def with_others(self, reduced: KeyedEvidence) -> FarElements:
-        """With the evidence of the others, from what `reduce` found in all batches."""
+        """A copy with the evidence of the others, from the merged results of `reduce` of all batches."""
         numbers = np.arange(len(self.z))
         parts = []
         for keys, less in ((numbers, 0), (-1 - numbers, 1)):
@@ -216,7 +216,7 @@ class FarElements:
     def correct(
         self, others: EvidenceArrays, rows: Int[np.ndarray, " some"], places: Any, z: Any
     ) -> EvidenceArrays:
-        """The evidence of the others of elements, with that of the far ones among them, `rows`, replaced."""
+        """The evidence `others`, replaced where the element is far, in `rows`, by the evidence found here."""
         assert self.others is not None
         count, mean, scatter = (part.copy() for part in others)
         for i in rows.tolist():

@@ -49,11 +49,12 @@ def score(
     batch_size: int | None = None,
     num_gpus: float | None = None,
 ) -> Any:
-    """Scores of all elements, each given all others with the same key, wherever they are.
+    """Scores of all elements, each given all others with the same key, on whichever machine they are.
 
-    Two passes: elements are encoded, and the evidence of each key is reduced; then each element is removed
-    from the evidence of its key, exactly, and scored given the rest. No machine has all elements of a key.
-    An element beyond 1e4 deviations of the others is left out of the evidence instead, in one more pass.
+    There are two passes. The first encodes the elements and reduces the evidence of each key. The second
+    removes each element from the evidence of its key, exactly, and scores it given the rest. No machine needs
+    all elements of a key. For elements beyond 1e4 standard deviations, which cannot be removed exactly, one
+    more pass computes the evidence of the rest.
 
     Args:
         dataset: a Ray Dataset of rows or images, with a key.
@@ -61,12 +62,12 @@ def score(
         key: the column that names the set of an element: text or whole numbers.
         columns: the columns of a row, or the column of images or vectors. By default those of training, or
             "image" for images.
-        batch_size: number of elements in a batch; by default, those of a block.
-        num_gpus: GPUs of a worker that encodes; by default 1 if the cluster has some.
+        batch_size: number of elements in a batch; by default, all of a block.
+        num_gpus: GPUs of a worker that encodes; by default 1 if the cluster has GPUs.
 
     Returns:
-        A materialised dataset with the columns of the input, `score`, log p(x | others) − log p(x),
-        `log_prob`, log p(x | others), and `others`, their number.
+        A materialised dataset with the columns of the input, `score` = log p(x | others) − log p(x),
+        `log_prob` = log p(x | others), and `others`, the number of other elements.
     """
     plan, found = _planned(model, dataset, key, columns)
     with _plain_errors(dataset):
@@ -99,8 +100,8 @@ def condition(
 ) -> Any:
     """The evidence of each key: a dataset with the key, `count`, and `evidence`, as bytes.
 
-    `write_parquet` keeps it; `posteriors` makes posteriors of it. The bytes are those of
-    `bruno.streams.encode`. Arguments as for `score`.
+    Save it with its method `write_parquet`; `posteriors` turns it into posteriors. `bruno.streams.encode`
+    defines the bytes. The arguments are those of `score`.
     """
     plan, found = _planned(model, dataset, key, columns)
     with _plain_errors(dataset):
@@ -112,8 +113,8 @@ def posteriors(source: Any, model: Model, key: str | None = None) -> dict[Any, P
     """The posterior of each key.
 
     Args:
-        source: what `condition` returned, a pyarrow table of it, or the path of its Parquet files.
-        model: the same model.
+        source: the result of `condition`, a pyarrow table of it, or the path of its Parquet files.
+        model: the model that `condition` was called with.
         key: the column of the keys; by default the first.
     """
     opened = _model_of(model)[0]
@@ -139,13 +140,13 @@ def classify(
     Args:
         dataset: a Ray Dataset of rows or images.
         model: a trained model, or what `bruno.open` takes.
-        support: evidence of the examples of each class: what `condition` returned with the class as key,
+        support: evidence of the examples of each class: the result of `condition` with the class as the key,
             or the path of its Parquet files.
         columns: as for `score`.
         prior: probability of each class, in any unit; uniform by default.
         temperature: divides the log-densities.
-        batch_size: number of elements in a batch; by default, those of a block.
-        num_gpus: GPUs of a worker; by default 1 if the cluster has some.
+        batch_size: number of elements in a batch; by default, all of a block.
+        num_gpus: GPUs of a worker; by default 1 if the cluster has GPUs.
 
     Returns:
         A dataset with the columns of the input, `class`, its `probability`, and `probabilities` of all
@@ -183,7 +184,7 @@ def _model_of(model: Model) -> tuple[Bruno, tuple[str, ...]]:
 def _planned(
     model: Model, dataset: Any, key: str | None, columns: str | Sequence[str] | None
 ) -> tuple[Plan, Bruno]:
-    """What workers do; raises ValueError unless the dataset has the columns for it."""
+    """The plan of the workers, and the model; raises ValueError unless the dataset has the columns."""
     if not isinstance(dataset, ray.data.Dataset):
         raise TypeError(f"`dataset` must be a Ray Dataset; got {type(dataset).__name__}.")
     found, names = _model_of(model)
@@ -236,7 +237,7 @@ def _cpus() -> int:
 
 
 def _share_of_a_cpu() -> float:
-    """CPUs of an actor: as many actors as CPUs leave one CPU of every machine to read and to shuffle."""
+    """CPUs of an actor, a little below 1: one CPU of every machine is left for reading and shuffling."""
     counts = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     least = min((count for count in counts if count), default=1)
     return math.floor(1000 * (least - 1) / least) / 1000
@@ -286,7 +287,7 @@ def _plain_errors(dataset: Any) -> Iterator[None]:
         if isinstance(error.cause, ValueError | TypeError):
             raise type(error.cause)(
                 str(error.cause).partition("\n")[0]
-            ) from None  # the rest is advice of Ray
+            ) from None  # the rest of the message is advice from Ray
         raise
     finally:
         context.raise_original_map_exception = before

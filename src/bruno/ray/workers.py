@@ -1,4 +1,4 @@
-"""What runs on the workers of a cluster: encoding, reducing and scoring of batches of rows or images."""
+"""The workers of a cluster, which encode, reduce and score batches of rows or images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bruno.streams.encoder import Latents, RowEncoder, encoder_of
 
 Batch = dict[str, Any]
 
-# Columns that are added on the way; a column of the user's must not have such a name.
+# Columns that are added between passes; the user's columns must not have these names.
 LATENTS, LOG_DET, FAR, PLACE = "bruno.latents", "bruno.log_det", "bruno.far", "bruno.place"
 PART, PACKED = "bruno.part", "bruno.packed"
 SCORE, LOG_PROB, OTHERS = "score", "log_prob", "others"
@@ -35,11 +35,11 @@ _NUMBERS_AT_A_TIME = 2**21
 
 @dataclass(frozen=True)
 class Plan:
-    """What a worker does with a batch.
+    """The model and the columns that a worker needs to process a batch.
 
     Attributes:
         model: reference to the model, in the object store of the cluster.
-        fingerprint: of the model.
+        fingerprint: fingerprint of the model.
         key: the column with the key of the set of each row.
         columns: the columns of a row, or the one column of images or vectors.
         parts: number of partitions of the keys.
@@ -65,7 +65,7 @@ class Plan:
 
 
 class _Worker:
-    """Has the model, on the GPU of the worker if it has one."""
+    """Base of workers that hold the model, on their GPU if they have one."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -84,8 +84,8 @@ class Encoder(_Worker):
     """Adds the latents to a batch."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch with two more columns."""
-        self.plan.keys(batch)  # raises before the work
+        """The batch with two more columns: latents and log-dets."""
+        self.plan.keys(batch)  # raises before elements are encoded
         z, log_det = self.latents(batch)
         if not RowEncoder.supports(self.model):
             z = z.astype(np.float32)  # as the model returned them
@@ -142,7 +142,7 @@ class Scoring:
     Attributes:
         plan: what to do.
         evidence: reference to the evidence of all sets.
-        far: reference to the elements that are not removed but left out; none by default.
+        far: reference to the far elements, which cannot be removed exactly; none by default.
     """
 
     plan: Plan
@@ -176,7 +176,7 @@ class Scoring:
         return {PLACE: places[far], LATENTS: z[far]}
 
     def reduce_others(self, batch: Batch) -> Batch:
-        """The evidence of the others of each far element: one row for each partition of these."""
+        """The evidence of the others of each far element: one row for each partition of the far elements."""
         evidence, _, far = self._given()
         assert far is not None
         z, places = batch[LATENTS].astype(np.float64), evidence.places(self.plan.keys(batch))
