@@ -58,7 +58,7 @@ def assert_close(found, expected, tolerance=1e-4):
 
 
 @pytest.mark.parametrize("name", ["omniglot-small", pytest.param("omniglot", marks=pytest.mark.long)])
-def test_latents_scores_and_predictives_are_those_of_python(desktop, name):
+def test_latents_scores_and_predictives_match_python(desktop, name):
     body = """
         const encoded = await model.encode(given[0]);
         const latents = encoded.map(({ z }) => z);
@@ -81,7 +81,7 @@ def test_latents_scores_and_predictives_are_those_of_python(desktop, name):
     assert_close(predictives, torch.stack([predictive.loc, predictive.scale, predictive.df], -1)[:, [7, 9]])
 
 
-def test_samples_are_those_of_python_for_the_same_drawings_and_noise(desktop, model):
+def test_samples_match_python_for_the_same_drawings_and_noise(desktop, model):
     """What is shown after two drawings by mouse; what the page asks of its worker is recorded."""
     section = open_panel(desktop, "more")
     desktop.evaluate(RECORD)
@@ -114,7 +114,7 @@ def test_evidence_is_added_and_removed_as_in_python(desktop):
     assert none == [0, [0] * 5, [0] * 5]
 
 
-def test_densities_and_probabilities_are_those_of_python(desktop):
+def test_densities_and_probabilities_match_python(desktop):
     grid = torch.linspace(-40, 40, 101, dtype=torch.double)
     body = """
         const shape = given[0].map((x) => evidence.logShape(x, 0.5, 1.5, 7));

@@ -119,7 +119,7 @@ def _declare_unused(model: Any, arguments: dict[str, Argument]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's own notes on its progress and on packages that the export does not need."""
+    """Suppress the exporter's notes on its progress and on packages that the export does not need."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,6 +1,6 @@
-"""Functions that ONNX or its runtimes lack, or compute less accurately, from elementary operations.
+"""Functions that ONNX or its runtimes lack, or compute less accurately, built from elementary operations.
 
-`elementary` replaces torch's functions by these while a graph is traced. Each works in the type of its
+`elementary` replaces torch's functions by these while a graph is traced. Each computes in the dtype of its
 argument, and agrees with torch's function to the last few digits of float64.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 # Wichura (1988), algorithm AS 241: numerators and denominators, lowest power first, for p near ½, for tails
-# down to e^-25, and beyond.
+# down to e^-25, and for tails beyond.
 _NEAR = (
     (
         3.3871328727963665,
@@ -127,7 +127,7 @@ def ndtr(z: Tensor) -> Tensor:
 
 
 def lgamma(x: Tensor) -> Tensor:
-    """log Γ(x) for x > 0: Stirling's series at x + 8, less the logarithm of x·(x+1)···(x+7)."""
+    """log Γ(x) for x > 0: Stirling's series at x + 8 minus the logarithm of x·(x+1)···(x+7)."""
     y = x + _SHIFT
     w = 1 / (y * y)
     series = (1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w / 1188)))) / y
@@ -175,7 +175,7 @@ def addcdiv(x: Tensor, numerator: Tensor, denominator: Tensor, *, value: float =
 
 
 def full_like(x: Tensor, value: float) -> Tensor:
-    """A tensor of one value; the tracer would take the shape of the example for that of every x."""
+    """A tensor of one value in the shape of x; `torch.full_like` would be traced with a fixed shape."""
     return torch.where(x.isnan(), torch.tensor(value, dtype=x.dtype, device=x.device), value)
 
 
@@ -206,7 +206,7 @@ def weight_norm(direction: Tensor, magnitude: Tensor, dim: int = 0) -> Tensor:
 def solve_triangular(
     matrix: Float[Tensor, "n n"], b: Tensor, *, upper: bool, unitriangular: bool = False
 ) -> Tensor:
-    """x with matrix·x = b, row by row: few rows, since these are channels."""
+    """x with matrix·x = b, solved row by row, as the few rows are channels."""
     count = matrix.shape[0]
     solved: dict[int, Tensor] = {}
     for i in reversed(range(count)) if upper else range(count):

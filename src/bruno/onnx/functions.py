@@ -1,4 +1,4 @@
-"""The functions of a model that are exported: modules of tensors alone, traced into graphs."""
+"""The functions of a model that are exported: modules with only tensor arguments, traced into graphs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Decode(Function):
 
 
 class ScoreLatents(Function):
-    """Scores of latents for every set, (batch, sets), and the log-density of the latents given no set."""
+    """Scores of latents given each set, (batch, sets), and the log-density of the latents given no set."""
 
     outputs: tuple[str, ...] = ("score", "log_prior")
 
@@ -103,13 +103,13 @@ class ScoreLatents(Function):
         return (given - log_prior).to(z.dtype), log_prior.squeeze(1).to(z.dtype)
 
     def _log_prob(self, z: Tensor, evidence: Evidence) -> Float[Tensor, "batch sets"]:
-        """log p(z | set) by the predictive in float64; `process.log_prob` fixes its shapes when traced."""
+        """log p(z | set) by the predictive in float64; tracing would fix the shapes in `process.log_prob`."""
         predictive = self.model.process._predictive(evidence, torch.double)
         return predictive.log_prob(z.double().unsqueeze(1)).sum(-1)
 
 
 class Score(ScoreLatents):
-    """Scores of elements for every set, log p(x | set) − log p(x) in nats: (batch, sets)."""
+    """Scores of elements given each set, log p(x | set) − log p(x) in nats: (batch, sets)."""
 
     outputs = ("score",)
 

@@ -21,10 +21,13 @@ from bruno.weights import pretrained
 
 RUNTIME = HERE / "node_modules" / "onnxruntime-web" / "dist"
 FUNCTIONS = ("encode", "decode", "score_latents", "predict", "sample_latents")
-MODELS = {"omniglot-small": "Small and quick", "omniglot": "Large and finer"}  # the first is loaded at first
+MODELS = {
+    "omniglot-small": "Small and quick",
+    "omniglot": "Large and finer",
+}  # the page starts with the first
 _SCRIPT, _WASM = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
 _CANDIDATES = 12  # latent dimensions
-_SEED, _STRANGERS = 116, 100  # characters to find the threshold of "none of these" with
+_SEED, _STRANGERS = 116, 100  # number of other characters, which set the threshold of "none of these"
 
 
 def build(folder: Path = BUILT, runtime: Path = RUNTIME, models: dict[str, str] = MODELS) -> Path:
@@ -56,7 +59,7 @@ def build(folder: Path = BUILT, runtime: Path = RUNTIME, models: dict[str, str] 
 
 
 def describe(name: str, model: Bruno, title: str, folder: Path) -> dict[str, Any]:
-    """Export a model to the folder; what the page needs to know about it."""
+    """Export a model to the folder; returns the description of it that the page needs."""
     with tempfile.TemporaryDirectory() as beside:
         paths = export_onnx(model, beside, functions=FUNCTIONS, half=True)
         files = {path.name: _compress(folder / f"{name}.{path.name}.gz", path.read_bytes()) for path in paths}
@@ -69,9 +72,9 @@ def describe(name: str, model: Bruno, title: str, folder: Path) -> dict[str, Any
 
 
 def telling_dimensions(model: Bruno) -> list[int]:
-    """Of the most correlated latents, the two that tell the symbols apart best.
+    """The two latent dimensions that separate the symbols best, among the most correlated ones.
 
-    That is, those with the highest ratio of the variance between symbols to that within them.
+    These have the highest ratio of the variance between symbols to the variance within symbols.
     """
     images = as_images(draw_symbols(), model.shape[-1])
     z = model.encode(images.flatten(0, 1)).z.view(*images.shape[:2], -1)
@@ -91,7 +94,7 @@ def none_of_these(model: Bruno) -> float:
 
 
 def _compress(path: Path, contents: bytes) -> dict[str, Any]:
-    """Write a file gzipped; return its size, and an address that names its contents, for caches."""
+    """Write a gzipped file; return its size, and an address with a hash of its contents, for caches."""
     compressed = gzip.compress(contents, mtime=0)
     path.write_bytes(compressed)
     digest = hashlib.sha256(compressed).hexdigest()[:12]

@@ -32,7 +32,7 @@ def write_page(out: str | Path) -> Path:
 
 
 def check_built() -> None:
-    """Raise if the page is not built, or was built for other static files than these."""
+    """Raise an error if the page is not built, or was built for other static files."""
     how = "Build it in the source folder with: make page"
     if not (BUILT / CONTENTS).is_file():
         raise FileNotFoundError(f"the page is not built in this installation. {how}")
@@ -44,11 +44,11 @@ def check_built() -> None:
 def serve_page(
     folder: str | Path, *, port: int = 0, open: bool = False, ready: Callable[[str], None] | None = None
 ) -> None:
-    """Serve a folder on localhost until interrupted: browsers run no workers from files.
+    """Serve a folder on localhost until interrupted, as browsers do not run workers from local files.
 
     Args:
-        folder: what `write_page` wrote.
-        port: the port; 0: any free one.
+        folder: the folder that `write_page` wrote.
+        port: the port; 0 for any free one.
         open: open the page in the browser.
         ready: called with the address.
     """
@@ -75,7 +75,7 @@ class PageHandler(SimpleHTTPRequestHandler):
     }
 
     def end_headers(self) -> None:
-        """Have browsers ask again: the page may have been rebuilt."""
+        """Make browsers revalidate cached files, as the page may have been rebuilt."""
         self.send_header("Cache-Control", "no-cache")
         super().end_headers()
 

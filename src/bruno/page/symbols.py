@@ -1,4 +1,4 @@
-"""The symbols that the page starts with: invented, and drawn by hand as points of strokes."""
+"""The symbols that the page starts with: invented symbols, drawn by hand as points of strokes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SYMBOLS: dict[str, tuple[Stroke, ...]] = {
     ),
 }
 DRAWINGS = 8  # of each symbol
-_SEED, _STEPS = 6, 8  # points between two of a stroke
+_SEED, _STEPS = 6, 8  # seed of the drawings; interpolated points between two points of a stroke
 
 
 def draw_symbols() -> list[list[list[Points]]]:
