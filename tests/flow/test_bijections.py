@@ -142,7 +142,7 @@ def test_the_forward_map_undoes_the_inverse(case):
     torch.testing.assert_close(case.bijection(x)[0], z, rtol=0, atol=1e-9)
 
 
-def test_log_det_is_that_of_the_jacobian(case):
+def test_log_det_matches_the_jacobian(case):
     x = case.draw(1, *case.shape, dtype=torch.double)
     jacobian = torch.autograd.functional.jacobian(lambda x: case.bijection(x)[0], x)
     size = math.prod(case.shape)

@@ -121,7 +121,7 @@ class TestLaws:
             return result, torch.autograd.grad((result * weights).sum(), inputs)
 
         whole = density_and_gradients()
-        monkeypatch.setattr("bruno.process.step_density._FEWEST_STEPS_IN_A_BLOCK", steps)
+        monkeypatch.setattr("bruno.process.step_density._MIN_STEPS_IN_A_BLOCK", steps)
         monkeypatch.setattr("bruno.process.step_density._NUMBERS_IN_A_BLOCK", 1)
         torch.testing.assert_close(density_and_gradients(), whole)
 

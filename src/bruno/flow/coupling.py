@@ -16,7 +16,7 @@ from bruno.flow.spline import inverse_spline, parameter_count, spline
 
 
 class Partition(nn.Module):
-    """A division of a sample into a part that stays and a part that moves."""
+    """A division of a sample into a part that stays and a part that moves, which a coupling transforms."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(the part that stays, the part that moves)."""
@@ -108,10 +108,10 @@ class Coupling(Bijection):
     Subclasses define the map in `transform` and `inverse_transform`, given the output of the network. Every
     map ends with y = x · exp(s) + t, where s = bound · tanh(·) with a learnt bound.
 
-    On a GPU the network may run in a shorter type than the samples (`network_dtype`); the map and the log-det
-    keep the type of the samples. `recompute` enables activation checkpointing: less memory for more time.
-    `compiled` runs the forward pass through torch.compile, compiled once for all couplings of one kind and
-    shape.
+    On a GPU, the network may run in a shorter dtype than the samples (`network_dtype`); the map and the
+    log-det keep the dtype of the samples. `recompute` enables activation checkpointing: less memory for more
+    time. `compiled` runs the forward pass through torch.compile, compiled once for all couplings of the same
+    kind and shape.
     """
 
     network_dtype: torch.dtype | None = None
@@ -220,7 +220,7 @@ def _compiled_forward() -> Callable[[Coupling, Tensor], Transformed]:
     """The compiled function of all couplings, with one variant for each kind and shape.
 
     Raises the compiler's limit of eight variants, beyond which it silently gives up. Keeps channels last in
-    memory, which the compiler would not choose for so few channels: otherwise cuDNN spends a third of the
+    memory, which the compiler would not choose for so few channels; otherwise, cuDNN spends a third of the
     time on rearranging them.
     """
     import torch._dynamo  # takes a second to import, and only training on a GPU needs it

@@ -12,14 +12,14 @@ _BITS = 32
 class Dropout(nn.Module):
     """x -> x · keep/(1 − rate), where each number is kept with probability 1 − rate.
 
-    The identity unless `set_dropout` turns it on, as a training step does. The mask is a hash of a seed and
-    the position of each number. So activation checkpointing recomputes the same mask, a CUDA graph reads its
-    seeds from memory, and all randomness comes from one generator.
+    It is the identity unless `set_dropout` turns it on, as a training step does. The mask is a hash of a seed
+    and the position of each number. Therefore, activation checkpointing recomputes the same mask, a CUDA
+    graph reads its seeds from memory, and all randomness comes from one generator.
 
     Attributes:
         rate: the probability that a number is set to 0.
         seed: an integer of 32 bits; a new one for each step.
-        part: which part of a batch this process has, from 0: equal positions in other parts differ.
+        part: which part of a batch this process has, from 0; masks of different parts are different.
     """
 
     rate: float = 0.0

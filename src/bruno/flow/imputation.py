@@ -3,8 +3,8 @@
 A row of set g is y = m + b_g + w, with b_g ~ N(0, B) for the set and w ~ N(0, W) for the row. A missing
 number is replaced by its mean given the other numbers of the row and the set, or by a draw from its
 distribution. The set matters: machines differ far more than the rows of one machine, so that the mean over
-all machines would look like a fault. A row that is far from the others of its set does not count for them:
-one spike would shift the missing numbers of all other rows.
+all machines would look like a fault. A row that is far from the other rows of its set is not used to impute
+them, as one spike would shift all their missing numbers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Generator, Tensor, nn
 
 _ITERATIONS = 10  # of expectation maximisation
 _MAX_SETS, _MAX_ROWS = 200, 50  # sets, and rows of each, to estimate covariances from if numbers are missing
-_FAR = 3.1  # standard normal quantile of the distance beyond which a row does not count: 1 in 1000
-_RIDGE = 1e-4  # variance added to each column, as a fraction of its own: constant columns have none
+_FAR = 3.1  # standard normal quantile of the distance beyond which a row is not used: 1 in 1000
+_RIDGE = 1e-4  # fraction of a column's variance that is added to it, as constant columns have no variance
 
 
 class _Conditioned(NamedTuple):
@@ -108,7 +108,7 @@ class Imputer(nn.Module):
         return torch.where(there, y, means.to(y.dtype))
 
     def _start_from(self, sets: list[Tensor]) -> None:
-        """Moments of the numbers that are given, missing ones at the mean of their set."""
+        """Start from the moments of the rows, with missing numbers at the mean of their set."""
         self.mean.copy_(torch.cat(sets).nanmean(0).nan_to_num(0.0))
         centres = torch.stack([one.nanmean(0) for one in sets]) - self.mean
         rows = torch.cat([(one - one.nanmean(0)).nan_to_num(0.0) for one in sets])
@@ -131,7 +131,7 @@ class Imputer(nn.Module):
         self.within.copy_(within + torch.diag(_RIDGE * variance + 1e-12))
 
     def _is_near(self, y: Float[Tensor, "n dim"], known: dict[bytes, Tensor]) -> Bool[Tensor, " n"]:
-        """Whether each row of a set is as near to the median as rows of one set are, or as most of them are.
+        """Whether each row is as near to the median of its set as is usual, or as most rows of the set are.
 
         With c the median of each column, (y − c)ᵀ A (y − c) is about χ² with as many degrees of freedom as a
         row has numbers; its cube root is about normal (Wilson and Hilferty).

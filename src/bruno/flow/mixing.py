@@ -12,9 +12,10 @@ from bruno.flow.bijection import Bijection, Transformed
 class ChannelMixing(Bijection):
     """An invertible 1 × 1 convolution (Kingma & Dhariwal 2018): z = W·x at every position.
 
-    W = L·U is triangular by construction: L has ones on its diagonal, U has exp(s). So log |det W| = Σ s at
-    each position, and the inverse takes two triangular solves. W starts as the identity: a flow starts as it
-    would without the mixing. Between couplings, it learns which channels the next coupling moves.
+    W = L·U is a product of triangular matrices: L has ones on its diagonal, U has exp(s). Therefore,
+    log |det W| = Σ s at each position, and the inverse takes two triangular solves. W starts as the identity,
+    so that a flow starts as it would without the mixing. Between couplings, it learns which channels the next
+    coupling moves.
 
     >>> z, log_det = ChannelMixing(3)(torch.ones(2, 3, 4, 4))
     >>> bool((z == 1).all()), log_det.tolist()

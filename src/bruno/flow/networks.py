@@ -18,8 +18,9 @@ MEMORY_FORMAT = torch.channels_last  # up to 10 % faster on a CPU
 class WeightNormed(nn.Module):
     """A layer whose weight is magnitude · direction/|direction|, with one magnitude per output.
 
-    Equivalent to torch's parametrisation. That one gives each layer its own class, which keeps the compiler
-    from sharing code between networks of the same shape. Without weight norm the weight is the direction.
+    Equivalent to `torch.nn.utils.parametrizations.weight_norm`, which gives each layer its own class, so that
+    the compiler cannot share code between networks of the same shape. Without weight norm, the weight is the
+    direction.
     """
 
     direction: nn.Parameter
@@ -43,7 +44,7 @@ class WeightNormed(nn.Module):
         """The normalised weight."""
         if self.magnitude is None:
             return self.direction
-        return torch._weight_norm(self.direction, self.magnitude, 0)  # half the time of the formula on a CPU
+        return torch._weight_norm(self.direction, self.magnitude, 0)  # twice as fast as the formula on a CPU
 
 
 def _lengths(weight: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ class DenseNetwork(nn.Module):
             Dense(inputs, units, weight_norm=weight_norm),
             nn.ELU(),
             Dense(units, units, weight_norm=weight_norm),
-            nn.Sequential(nn.ELU(), Dropout()),  # one entry: names of weights in files stay as they are
+            nn.Sequential(nn.ELU(), Dropout()),  # one entry, so that the names of weights stay compatible
             Dense(units, per_output * outputs, weight_norm=weight_norm, zero=True),
         )
 

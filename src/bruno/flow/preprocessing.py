@@ -12,8 +12,8 @@ from bruno.flow.bijection import Bijection, Transformed
 
 _FURTHEST = 1e9  # standard deviations from the mean
 _SCALES = ("linear", "log", "asinh")
-_WORTHWHILE = 0.1  # nats for each number that a scale other than linear must gain
-_COARSE = 20  # a step is fine if the standard deviation is this many steps
+_WORTHWHILE = 0.1  # nats per number that a scale other than linear must gain
+_COARSE = 20  # a step is coarse if the standard deviation is less than this many steps
 _MAX_WHOLE = 2.0**52  # below it, float64 resolves whole numbers
 
 
@@ -93,7 +93,7 @@ class Gaussianise(Pixels):
     most of the normal. A logit maps its noise to a one-sided tail and a linear scale to a thin slab, neither
     of which affine couplings can make normal: that costs up to 0.6 bits for every such pixel.
 
-    Computed in double precision, in which 1 − p is accurate for any useful α.
+    The map is computed in double precision, in which 1 − p is accurate for any useful α.
     """
 
     shares: Tensor
@@ -141,9 +141,9 @@ class Gaussianise(Pixels):
 class Standardise(Bijection):
     """Real data with mean 0 and standard deviation 1 in each column: (x − mean)/deviation, learnt by `fit`.
 
-    In double precision: float32 cannot resolve the minutes of a Unix time. Values beyond 1e9 standard
-    deviations, such as placeholders for missing ones, are clamped: their squares would overflow. `fit`
-    ignores missing values, NaN.
+    The map is computed in double precision, as float32 cannot resolve the minutes of a Unix time. Values
+    beyond 1e9 standard deviations, such as placeholders for missing values, are clamped, as their squares
+    would overflow. `fit` ignores missing values, NaN.
     """
 
     mean: Tensor
@@ -175,7 +175,7 @@ class Standardise(Bijection):
         return z * self.deviation + self.mean, -self._log_det(z)
 
     def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers with overflowed ones replaced by the mean, and the mask of those."""
+        """The numbers with overflows replaced by the mean, and the mask of the overflows."""
         astray = ~torch.isfinite(x)
         return torch.where(astray, self.mean, x), astray
 
@@ -227,9 +227,9 @@ class ColumnScales(Standardise):
             if len(values):
                 self.step[i], self.origin[i] = _step_of(values), values.min()
                 self.kind[i], self.centre[i], self.width[i] = _scale_of(values)
-        bent = self._bend(x)[0]
-        mean = bent.nanmean(0).nan_to_num(0.0)
-        variance = (bent - mean).square().nanmean(0)
+        rescaled = self._rescale(x)[0]
+        mean = rescaled.nanmean(0).nan_to_num(0.0)
+        variance = (rescaled - mean).square().nanmean(0)
         # A constant column of whole numbers has the spread of its dequantisation noise.
         variance = torch.where(
             (variance > 0) | (self.step == 0), variance, (self.step / self.width) ** 2 / 12
@@ -244,29 +244,29 @@ class ColumnScales(Standardise):
         return torch.where(self.step > 0, x + self.step * noise, x.double())
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
-        bent, log_slope = self._bend(x)
-        z = ((bent - self.mean) / self.deviation).clamp(-_FURTHEST, _FURTHEST)
+        rescaled, log_slope = self._rescale(x)
+        z = ((rescaled - self.mean) / self.deviation).clamp(-_FURTHEST, _FURTHEST)
         return z, (log_slope - self.deviation.log()).sum(1)
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
-        bent = z * self.deviation + self.mean
-        u = torch.where(self.kind == 1, torch.where(bent > 0, bent.exp(), bent + 1), bent)
-        u = torch.where(self.kind == 2, bent.sinh(), u)
+        rescaled = z * self.deviation + self.mean
+        u = torch.where(self.kind == 1, torch.where(rescaled > 0, rescaled.exp(), rescaled + 1), rescaled)
+        u = torch.where(self.kind == 2, rescaled.sinh(), u)
         return u * self.width + self.centre, (self.deviation.log() - self._log_slope(u)).sum(1)
 
     def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers rounded to the step of their column, overflowed ones replaced, and the mask of those."""
+        """The numbers rounded to the step of their column, overflows replaced, and the mask of overflows."""
         middle = self.inverse(torch.zeros_like(self.mean).unsqueeze(0))[0].squeeze(0)
         astray = ~torch.isfinite(x)
         x = torch.where(astray, middle, x)
         step = torch.where(self.step > 0, self.step, 1.0)
         return torch.where(self.step > 0, ((x - self.origin) / step).round() * step + self.origin, x), astray
 
-    def _bend(self, x: Tensor) -> Transformed:
+    def _rescale(self, x: Tensor) -> Transformed:
         """g(u) and log dg/dx of each number."""
         u = (x - self.centre) / self.width
-        bent = torch.where(self.kind == 1, torch.where(u > 1, u.clamp(min=1).log(), u - 1), u)
-        return torch.where(self.kind == 2, u.asinh(), bent), self._log_slope(u)
+        rescaled = torch.where(self.kind == 1, torch.where(u > 1, u.clamp(min=1).log(), u - 1), u)
+        return torch.where(self.kind == 2, u.asinh(), rescaled), self._log_slope(u)
 
     def _log_slope(self, u: Tensor) -> Tensor:
         of_log = torch.where(self.kind == 1, -u.clamp(min=1).log(), 0.0)
@@ -289,9 +289,9 @@ def _scale_of(values: Tensor) -> tuple[int, float, float]:
     for choice in choices:
         for buffer, value in zip((scales.kind, scales.centre, scales.width), choice, strict=True):
             buffer.fill_(value)
-        bent, log_slope = scales._bend(values.unsqueeze(1).cpu())
+        rescaled, log_slope = scales._rescale(values.unsqueeze(1).cpu())
         # The mean log-density of a normal distribution fitted to g, up to a constant.
-        fit = (log_slope.mean() - bent.std(correction=0).log()).item() + _WORTHWHILE * (choice[0] == 0)
+        fit = (log_slope.mean() - rescaled.std(correction=0).log()).item() + _WORTHWHILE * (choice[0] == 0)
         if fit > best_fit:
             best, best_fit = choice, fit
     return best

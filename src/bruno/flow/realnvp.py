@@ -194,7 +194,7 @@ def _coupling(partition: Partition, network: nn.Module, splines: Splines | None)
 
 
 def set_network_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:
-    """Run the networks of all couplings in this type (bfloat16 on a GPU), or in the type of their input."""
+    """Run the networks of all couplings in this dtype (bfloat16 on a GPU), or in the dtype of their input."""
     for coupling in _couplings(module):
         coupling.network_dtype = dtype
 

@@ -39,7 +39,7 @@ from bruno.process.evidence import exclusive_cumsum
 # ten times as much as computing with cached numbers. float64 work is done in smaller parts, to save memory.
 _NUMBERS_IN_A_BLOCK = 2**19
 _NUMBERS_IN_A_BLOCK_ON_A_GPU = 2**26  # there the number of kernels matters
-_FEWEST_STEPS_IN_A_BLOCK = 8
+_MIN_STEPS_IN_A_BLOCK = 8
 _WIDE_NUMBERS = 2**16
 _WIDE_NUMBERS_ON_A_GPU = 2**21
 
@@ -329,7 +329,7 @@ def running_sum_(x: Float[Tensor, "*batch n dim"], backwards: bool = False) -> N
 def _steps_in_a_block(z: Tensor) -> int:
     n, numbers_a_step = z.shape[-2], z[..., 0, :].numel()
     numbers = _NUMBERS_IN_A_BLOCK if z.device.type == "cpu" else _NUMBERS_IN_A_BLOCK_ON_A_GPU
-    steps = max(_FEWEST_STEPS_IN_A_BLOCK, numbers // numbers_a_step)
+    steps = max(_MIN_STEPS_IN_A_BLOCK, numbers // numbers_a_step)
     return n if n < 2 * steps else steps
 
 
