@@ -237,7 +237,7 @@ class TestKind:
         torch.testing.assert_close(scaled.mean((0, 1)), torch.zeros(7).double())
         torch.testing.assert_close(scaled.std((0, 1), correction=0), torch.ones(7).double())
 
-    def test_device_is_that_of_the_weights(self):
+    def test_the_device_is_where_the_weights_are(self):
         model = Bruno.from_config(MODELS["vector of 7"])
         assert model.device == torch.device("cpu")
         assert model.to("meta").device == torch.device("meta")
@@ -500,7 +500,7 @@ def test_a_model_that_does_not_fit_into_memory_is_not_built(flow):
         Bruno.from_config(ModelConfig((1, 28, 28), flow=flow))
 
 
-def test_a_whole_number_as_correlation_does_not_truncate_that_of_the_leading_dimensions():
+def test_an_integer_correlation_does_not_truncate_that_of_the_leading_dimensions():
     config = ModelConfig(
         (4,), levels=0, flow=FlowConfig("dense"), process=ProcessConfig(correlation=0, leading=2)
     )

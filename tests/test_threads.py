@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bruno.threads import _MOST_PARKED, _is_late, _teams_to_park, configure
+from bruno.threads import _MAX_PARKED, _is_late, _teams_to_park, configure
 
 needs_two_cores = pytest.mark.skipif(
     sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"
@@ -83,5 +83,5 @@ def test_a_team_of_all_cores_is_parked_on_machines_of_any_size(cores, threads_pe
 @given(st.integers(2, 300), st.integers(1, 300))
 def test_no_more_teams_are_parked_than_needed(team, cores):
     needed = next(parked for parked in itertools.count() if 1 + (parked + 1) * (team - 1) > cores)
-    assert _teams_to_park(team, cores) == (needed if needed * team <= _MOST_PARKED else 0)
+    assert _teams_to_park(team, cores) == (needed if needed * team <= _MAX_PARKED else 0)
     assert _teams_to_park(1, cores) == 0

@@ -154,7 +154,7 @@ def _with_8_bits(image: Image, file_format: str | None) -> Image:
 
 
 def _opaque(image: Image) -> Image:
-    """The image with transparent pixels made black or white, whichever is further from the drawing."""
+    """The image with transparent pixels made black or white, whichever contrasts more with the drawing."""
     from PIL import Image as pil  # noqa: N813
 
     if not image.has_transparency_data:

@@ -41,8 +41,9 @@ def save(
     Args:
         thing: a model that was built from a config, or a posterior of any model.
         path: the file.
-        half: store the weights of a model's flow in half precision; loading restores the type of the model.
-        int8: store most of them in 8 bits, and the others in half precision; see `bruno.flow.compression`.
+        half: store the weights of a model's flow in half precision; loading restores the dtype of the model.
+        int8: store most weights of the flow in 8 bits, and the others in half precision; see
+            `bruno.flow.compression`.
         about: metadata of a model, ready for JSON; `load_with_metadata` returns it.
     """
     if isinstance(thing, Posterior):
@@ -60,7 +61,7 @@ def save(
                 "Save its state_dict() instead."
             )
         tensors = thing.state_dict()
-        if half or int8:  # not the process: it is small, and its parameters range widely
+        if half or int8:  # the process stays as it is: it is small, and its parameters range widely
             short = {n for n, _ in thing.named_parameters() if n.startswith("flow.")}
             compressed = compress(tensors) if int8 else {}
             tensors = {n: t.half() if n in short else t for n, t in tensors.items()} | compressed
@@ -102,8 +103,8 @@ def load(
 
     Args:
         path: the file.
-        model: for a posterior, the model that made it; by default the one of this process with the same
-            fingerprint, or the file that it came from.
+        model: for a posterior, the model that made it. By default, the loaded model with the same
+            fingerprint, or else the file or run folder that the model came from.
         device: where to put the result; by default the CPU, or the device of `model`.
         unchecked: also load a file without a checksum.
     """
@@ -159,7 +160,7 @@ def _loaded(
         raise ValueError(f"{path}: must hold weights in float32 or float64; got {dtype}.")
     tensors |= restore(tensors, dtype)
     tensors |= {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.dtype == torch.half}
-    # Assigned, not copied: some buffers have their own precision.
+    # Tensors are assigned, not copied, as some buffers have their own precision.
     load_weights(model.to(dtype), tensors, path, assign=True)
     model.source = str(Path(path).resolve())
     about = header.get("about", {})
@@ -215,21 +216,21 @@ def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) 
     """Write tensors and a header to a file, atomically."""
     here = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
     header = {"format": _FORMAT, **header}
-    # One entry, since safetensors writes several in random order: equal contents make equal files.
+    # A single entry makes equal contents equal files: safetensors writes several entries in random order.
     metadata = {"bruno": json.dumps({**header, _CHECKSUM: _checksum(here, header)})}
     with atomic_write(path) as beside:
         try:
             save_file(here, beside, metadata)
         except SafetensorError as error:  # raised for a full disk, too
             raise OSError(f"{path}: could not be written: {error}") from error
-        mask = os.umask(0)  # the umask can only be read by setting it
+        mask = os.umask(0)  # the only way to read the umask is to set it
         os.umask(mask)
         beside.chmod(0o666 & ~mask)  # safetensors makes its files private
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[str]:
-    """A name by which safetensors can open a file; it rejects names that are not UTF-8."""
+    """A name by which safetensors can open a file, as it rejects names that are not UTF-8."""
     if is_utf8(str(path)):
         yield str(path)
         return
@@ -239,7 +240,7 @@ def _opened(path: Path) -> Iterator[str]:
 
 @contextmanager
 def parsing(path: Path, rule: str) -> Iterator[None]:
-    """Raise ValueError with the path and the rule for whatever is wrong in the contents of a file."""
+    """Turn any error in the contents of a file into a ValueError with the path and the rule."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ import operator
 
 from bruno import limits
 
-_MOST_LEVELS = 2**16
+_MAX_LEVELS = 2**16
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -46,8 +46,8 @@ def check_count(name: str, value: int, least: int = 1) -> None:
 
 
 def check_levels(levels: int) -> None:
-    """Raise unless images can have this number of grey values; 0 stands for rows of real numbers."""
-    if levels == 1 or not 0 <= levels <= _MOST_LEVELS:
+    """Raise unless images can have this number of grey values; 0 means rows of real numbers."""
+    if levels == 1 or not 0 <= levels <= _MAX_LEVELS:
         raise ValueError(
-            f"`levels` must be at least 2 and at most {_MOST_LEVELS}, or 0 for real numbers; got {levels}."
+            f"`levels` must be at least 2 and at most {_MAX_LEVELS}, or 0 for real numbers; got {levels}."
         )

@@ -32,12 +32,12 @@ __all__ = [
 
 _PRESETS = Path(__file__).parent / "presets"
 # Upper limits of settings, far above any use: a larger value would exhaust memory or never end.
-_MOST_COUPLINGS = 1000
-_MOST_BLOCKS = 100
-_MOST_UNITS = 2**16
-_MOST_ELEMENTS = 2**20
-_MOST_STEPS = 10**9
-_MOST_PIXELS = 10_000  # height or width of an image
+_MAX_COUPLINGS = 1000
+_MAX_BLOCKS = 100
+_MAX_UNITS = 2**16
+_MAX_ELEMENTS = 2**20
+_MAX_STEPS = 10**9
+_MAX_PIXELS = 10_000  # height or width of an image
 _LARGEST = 1e9  # any other number
 
 
@@ -72,18 +72,18 @@ class FlowConfig:
     kind: str = choice("couplings", "conv", "dense")
     scales: int = setting(2, "scales of the convolutional couplings, each half as large", _from(1, 16))
     depth: int = setting(
-        3, "couplings of each kind in a scale; the last scale has one more", _from(1, _MOST_BLOCKS)
+        3, "couplings with each kind of mask in a scale; the last scale has one more", _from(1, _MAX_BLOCKS)
     )
     mixing: bool = setting(False, "mix channels by learnt 1 × 1 convolutions between couplings")
-    filters: int = setting(64, "filters of a convolution", _from(1, _MOST_UNITS))
-    blocks: int = setting(8, "residual blocks of a convolutional coupling", _from(0, _MOST_BLOCKS))
+    filters: int = setting(64, "filters of a convolution", _from(1, _MAX_UNITS))
+    blocks: int = setting(8, "residual blocks of a convolutional coupling", _from(0, _MAX_BLOCKS))
     squeeze_first: bool = setting(False, "run the first couplings at half the resolution, which is faster")
     couplings: int = setting(
-        6, "dense couplings; after the convolutional ones, if any", _from(0, _MOST_COUPLINGS)
+        6, "dense couplings; after the convolutional ones, if any", _from(0, _MAX_COUPLINGS)
     )
-    units: int = setting(1024, "hidden units of a dense coupling", _from(1, _MOST_UNITS))
+    units: int = setting(1024, "hidden units of a dense coupling", _from(1, _MAX_UNITS))
     weight_norm: bool = setting(True, "normalise the weights and initialise their scale from data")
-    coupling: str = choice("map of a coupling; a spline is followed by an affine map", "affine", "spline")
+    coupling: str = choice("transform of a coupling; affine maps follow splines", "affine", "spline")
     spline_scales: int = setting(0, "number of scales with splines, from the first; 0: all", _from(0, 16))
     spline_dense: bool = setting(False, "also use splines in the dense couplings after convolutional ones")
     bins: int = setting(8, "bins of a spline", _BINS)
@@ -109,14 +109,14 @@ class ProcessConfig:
     variance: float = setting(1.0, "initial variance of a latent", _ABOVE_ZERO)
     correlation: float = setting(0.1, "initial correlation of two elements of a set", _UP_TO_ONE)
     leading: int = setting(
-        0, "number of leading dimensions: they start at another correlation", _from(0, sys.maxsize)
+        0, "number of leading dimensions, which have their own initial correlation", _from(0, sys.maxsize)
     )
     leading_correlation: float = setting(0.9, "initial correlation of the leading dimensions", _UP_TO_ONE)
 
 
 @attrs.frozen(slots=False, field_transformer=typed)
 class ModelConfig:
-    """A model of sets whose elements have this shape."""
+    """A model of sets: the shape and kind of their elements, the flow and the process."""
 
     shape: tuple[int, ...] = setting(attrs.NOTHING, "shape of an element: (1, 28, 28) or (7,)")
     levels: int = setting(256, "values that a pixel can take; 0 for rows of real numbers")
@@ -139,29 +139,29 @@ class ModelConfig:
 
 @attrs.frozen(slots=False, field_transformer=typed)
 class TrainConfig:
-    """How a model is trained: on sets of one class, on few-shot episodes, or on a weighted sum of both.
+    """Settings of training: on sets of one class, on few-shot episodes, or on a weighted sum of both.
 
-    Schedules depend on the fraction of the run that is done, so that a run limited by minutes has the same
-    shape as one limited by steps.
+    Schedules depend on the completed fraction of the run, so that they are the same for runs that are limited
+    by minutes and by steps.
     """
 
     SECTION: ClassVar[str] = "train"
 
-    steps: int = setting(1000, "optimiser steps", _from(1, _MOST_STEPS))
+    steps: int = setting(1000, "optimiser steps", _from(1, _MAX_STEPS))
     minutes: float = setting(
-        0.0, "train for this long instead of `steps`; 0: by steps", _from(0, _MOST_STEPS)
+        0.0, "minutes to train instead of `steps`; 0: train by steps", _from(0, _MAX_STEPS)
     )
-    batch: int = setting(32, "sets per step", _from(1, _MOST_ELEMENTS))
-    set_size: int = setting(20, "set size: elements per set", _from(1, _MOST_ELEMENTS))
+    batch: int = setting(32, "sets per step", _from(1, _MAX_ELEMENTS))
+    set_size: int = setting(20, "set size: elements per set", _from(1, _MAX_ELEMENTS))
     generative: float = setting(1.0, "weight of bits/dim in the loss", _from(0, _LARGEST))
     discriminative: float = setting(
         0.0, "weight of the episodes' cross-entropy in the loss", _from(0, _LARGEST)
     )
     onset: float = setting(0.0, "fraction of the run before cross-entropy starts", _UP_TO_ONE)
-    episodes: int = setting(8, "few-shot episodes per step", _from(1, _MOST_ELEMENTS))
-    way: int = setting(20, "classes per episode", _from(2, _MOST_ELEMENTS))
-    shot: int = setting(1, "support elements of each class of an episode", _from(1, _MOST_ELEMENTS))
-    queries: int = setting(1, "query elements of each class of an episode", _from(1, _MOST_ELEMENTS))
+    episodes: int = setting(8, "few-shot episodes per step", _from(1, _MAX_ELEMENTS))
+    way: int = setting(20, "classes per episode", _from(2, _MAX_ELEMENTS))
+    shot: int = setting(1, "support elements of each class of an episode", _from(1, _MAX_ELEMENTS))
+    queries: int = setting(1, "query elements of each class of an episode", _from(1, _MAX_ELEMENTS))
     shared: bool = setting(False, "compute bits/dim on the episodes' elements instead of on separate sets")
     optimiser: str = choice("optimiser", "adamw", "adam", "rmsprop", "muon")
     rate: float = setting(1e-3, "learning rate of the flow", _from(0, _LARGEST))
@@ -175,17 +175,17 @@ class TrainConfig:
     final_rate: float = setting(0.0, "final learning rate, as a fraction of `rate`", _UP_TO_ONE)
     clip: float = setting(0.0, "gradient clipping: largest norm; 0: none", _from(0, _LARGEST))
     ema: float = setting(0.0, "decay of the moving average of the weights; 0: none", _UP_TO_ONE)
-    mirror: bool = setting(False, "mirror every second set as a whole")
-    shift: int = setting(0, "shift each image by up to this many pixels", _from(0, _MOST_PIXELS))
+    mirror: bool = setting(False, "mirror each whole set with probability 1/2")
+    shift: int = setting(0, "shift each image by up to this many pixels", _from(0, _MAX_PIXELS))
     slant: float = setting(0.0, "initial strength of random linear maps of whole sets", _from(0, _LARGEST))
     warp: float = setting(0.0, "initial strength of random linear maps of single images", _from(0, _LARGEST))
     restyle: float = setting(
         0.0, "initial fraction of images with another pen, filter and contrast; needs data.original", _TO_ONE
     )
     fade: float = setting(
-        1.0, "last fraction of the run, in which shift, slant, warp and restyle fade; 0: never", _TO_ONE
+        1.0, "last fraction of the run, over which augmentation decreases to 0; 0: never", _TO_ONE
     )
-    precision: str = choice("type of the networks on a GPU", "bfloat16", "float32")
+    precision: str = choice("dtype of the networks on a GPU", "bfloat16", "float32")
     graph: bool = setting(True, "on a GPU, compile the step and capture it as one CUDA graph")
     recompute: bool = setting(False, "activation checkpointing: less memory for more time")
     seed: int = setting(0, "seed of all random numbers", _SEED)
@@ -228,11 +228,11 @@ class DataConfig:
     original: bool = setting(False, "augment images at their original size and downsample them last")
     classes: tuple[str, ...] = setting((), "use only these classes; empty: all")
     size: int = setting(
-        0, "user images: resize to this height and width; 0: do not resize", _from(0, _MOST_PIXELS)
+        0, "user images: resize to this height and width; 0: do not resize", _from(0, _MAX_PIXELS)
     )
     colour: bool = setting(False, "user images: three channels instead of one")
     invert: bool = setting(False, "user images: turn dark ink on bright paper into bright ink")
-    # Recipes of older files do not have this setting; that of Omniglot is true.
+    # Recipes in older files do not have this setting; it is true for Omniglot.
     drawings: bool = setting(
         attrs.Factory(lambda data: data.name == "omniglot", takes_self=True),
         "user images: normalise polarity, frame, pen and sharpness of line drawings",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 import torch
-import torch.distributed.nn  # imported before a group exists: its functions keep the group they see at import
+import torch.distributed.nn  # before a group exists: its functions would keep the group they see at import
 from torch import distributed
 
 
@@ -38,7 +38,7 @@ def process_group(device: str) -> Iterator[None]:
     """Join the process group of torchrun, if it started this process, and leave it at the end.
 
     Gloo's threads end with the last reference to the group. A thread that still releases a tensor when the
-    interpreter exits aborts the process, so reference cycles are collected here.
+    interpreter exits aborts the process, so reference cycles are garbage-collected here.
     """
     if "LOCAL_RANK" not in os.environ or distributed.is_initialized():
         yield
@@ -55,7 +55,7 @@ def process_group(device: str) -> Iterator[None]:
 
 
 def _check_torchrun() -> None:
-    """Raise unless the variables of torchrun are valid: a process might wait for others that never come."""
+    """Raise unless the variables of torchrun are valid, as a process might wait forever for missing ones."""
     _environment_number("LOCAL_RANK")
     rank, processes = _environment_number("RANK"), _environment_number("WORLD_SIZE")
     if rank >= processes:

@@ -30,9 +30,9 @@ _KINDS = {
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary file that replaces `path` at the end: a crash leaves the old file or the new one.
+    """Yield a temporary file that replaces `path` at the end: a crash leaves the old file or the new one.
 
-    So does a power cut, since the contents are synced to disk first. The temporary name is unique, so several
+    A power cut does too, as the contents are synced to disk first. The temporary name is unique, so several
     processes may write the same file at once. Temporary files of killed processes are deleted.
 
     Raises ValueError if `path` is a folder, a device or a named pipe, which must not be replaced.
@@ -51,7 +51,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def _delete_abandoned(path: Path) -> None:
-    """Delete the temporary files that processes of this machine, no longer running, left for `path`."""
+    """Delete temporary files for `path` from processes of this machine that are no longer running."""
     for other in path.parent.glob(f".{glob.escape(path.name)}.*"):
         owner = re.fullmatch(rf"{_machine()}-([0-9]+)-[0-9a-f]{{8}}", other.name[len(path.name) + 2 :])
         if owner and not _is_running(int(owner[1])):
@@ -59,7 +59,7 @@ def _delete_abandoned(path: Path) -> None:
 
 
 def _machine() -> str:
-    """A short hash of the name of this machine: processes of another one may share the folder."""
+    """A short hash of the name of this machine, as processes of other machines may share the folder."""
     return hashlib.sha256(platform.node().encode(errors="surrogatepass")).hexdigest()[:8]
 
 
@@ -90,12 +90,12 @@ def check_regular(path: Path) -> int:
 
 
 def check_replaceable(path: Path, start: bytes, kind: str) -> None:
-    """Raise ValueError unless `path` is new, or a file of the kind that is to replace it.
+    """Raise ValueError unless `path` is new, or a file of the kind that will replace it.
 
     Args:
         path: the file to write.
         start: a pattern of the first 256 bytes of files of this kind.
-        kind: what these files are called.
+        kind: name of this kind of file in messages.
     """
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"`out` must be a file in an existing folder; got {path}.")
@@ -117,7 +117,7 @@ def read_regular(path: Path) -> bytes:
 def inside(folder: Path, name: str) -> Path:
     """The path of a file or folder in `folder`; raises ValueError if a link leads out of it.
 
-    A run folder may come from someone else. Its links must not let a command read or write elsewhere.
+    A run folder may come from someone else, and a link in it must not let a command read or write elsewhere.
     """
     path = folder / name
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):

@@ -34,12 +34,12 @@ from bruno.training.pace import MOST_ELEMENTS, affordable_elements, measure_cost
 _log = logging.getLogger(__name__)
 
 _WAY = 20
-# Fraction of the original learning rate: at the full one, a new optimiser undoes the training in a few steps.
+# Fraction of the original learning rate; at the full rate, a new optimiser undoes the training in few steps.
 _RATE = 0.1
 _WARMUP = 0.1
 _EPISODES = 16
-_PROBED = 40  # elements to measure the cost of an element on
-_COMPARED_SETS = 10  # of a class, at most: more would have the same elements in another order
+_PROBED = 40  # elements that the cost of an element is measured on
+_COMPARED_SETS = 10  # of a class, at most; more would have the same elements in another order
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class FineTuned:
 
     Attributes:
         trained: the fine-tuned model.
-        comparison: with the original model; None if it was not asked for.
+        comparison: comparison with the original model; None if not requested.
         unseen: the split that is unseen in both trainings.
     """
 
@@ -97,9 +97,9 @@ def finetune(
         out: the run folder; the model's folder with -finetuned appended by default.
         way: classes in an episode; 20, or all if there are fewer, by default.
         shot: support elements of each class.
-        episodes: episodes per step. By default, episodes also serve as sets, and their number and queries are
-            those that fit into `minutes` and, on a CPU, 2 GiB of memory; `batch` or `shared` in `settings`
-            switch that off.
+        episodes: episodes per step. By default, episodes also serve as sets, and their number and their
+            queries are chosen to fit into `minutes` and, on a CPU, into 2 GiB of memory; `batch` or `shared`
+            in `settings` switch that off.
         generative: weight of bits/dim relative to the cross-entropy of the episodes.
         split: the split to compare both models on; unseen classes by default.
         trials: number of few-shot trials in the comparison; 0 for no comparison.
@@ -171,8 +171,8 @@ def _finetuning_recipe(
     Args:
         before: the model to start from.
         original: its recipe.
-        plan: settings of training; others have the defaults of fine-tuning.
-        settings: override all of these.
+        plan: settings of training; all others have the defaults of fine-tuning.
+        settings: settings that override both.
     """
     defaults = {"episodes": _EPISODES, "way": _WAY, "queries": 1, "shared": False, "discriminative": 1.0}
     defaults |= {"onset": 0.0, "minutes": 0.0, "seed": 0, "dropout": 0.0, "rate": _RATE * original.train.rate}
@@ -234,8 +234,8 @@ def _with_sized_steps(
 def _with_shape_of(model: Bruno, recipe: Recipe, explicit: set[str]) -> Recipe:
     """The recipe with user images resized to the model, unless the user set how to read them.
 
-    Without `slant` and `warp`, unless they are set: they blur images of the model's size, and a model that
-    learns the blur has worse bits/dim, even of the images of training.
+    `slant` and `warp` are 0 unless the user set them, as they blur images of the model's size: a model that
+    learns the blur has worse bits/dim, even on the training images.
     """
     shape = model.shape
     chosen = explicit & {"data.size", "data.original", "data.colour"}

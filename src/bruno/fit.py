@@ -40,7 +40,7 @@ from bruno.training.pace import suitable_steps
 
 _log = logging.getLogger(__name__)
 
-_LONG = 7200  # seconds; a run of more steps than that is announced
+_LONG = 7200  # seconds; the duration of a longer run is logged
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -82,7 +82,7 @@ def train(
         resume: continue from the last checkpoint in `out`.
         data_dir: the folder of published datasets; $BRUNO_DATA by default.
         device: "auto", "cpu", "cuda" or "cuda:NUMBER".
-        validation_sets: held-out sets to measure at each checkpoint, to keep the best; 0 for none.
+        validation_sets: number of held-out sets that choose the best checkpoint; 0 for none.
         save_every: seconds between checkpoints.
         progress: called with a log entry after every step, or every few steps on a GPU.
         settings: override those of the recipe: a section as a dictionary, ``data={"name": "table.csv"}``, or
@@ -134,7 +134,7 @@ def _named_recipe(recipe: Recipe | str | Path) -> tuple[str, Recipe]:
 
 
 def _log_user_data(recipe: Recipe, data: RecipeData, examples: Examples, explicit: set[str]) -> None:
-    """Log how the files were read: their columns, and whether colour was dropped."""
+    """Log how user files were read: their columns, and whether colour was dropped."""
     log_columns(data.split("all"), recipe.data, Path(recipe.data.name).name)
     if "data.colour" not in explicit:
         log_lost_colour(examples, recipe.data)
@@ -152,8 +152,8 @@ def _fitted_to_user_data(recipe: Recipe, examples: Examples, explicit: set[str])
 def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, set[str]]:
     """A recipe with overridden settings, and the names of these settings, such as "train.steps".
 
-    A section is a dictionary; a setting without a section is one of training. A number of steps replaces
-    minutes. For user data, `data.original` of a preset does not apply: user images come in any size.
+    A section is a dictionary; a setting without a section belongs to `train`. A number of steps replaces
+    minutes. For user data, `data.original` of a preset does not apply, as user images come in any size.
     """
     values = to_dict(recipe)
     explicit: set[str] = set()
@@ -190,7 +190,7 @@ def _learn_columns(model: Bruno, examples: Examples, seed: int) -> Examples:
 
 
 def _without_frame(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The settings with the path of a file in place of a frame, and the frame, None if there is none."""
+    """The settings, with a file name in place of a frame, and the frame; None if there is no frame."""
     section = settings.get("data")
     section = {"name": section} if is_frame(section) else section
     if not isinstance(section, Mapping) or not is_frame(section.get("name")):
@@ -258,9 +258,9 @@ def with_planned_length(recipe: Recipe, run: Run, explicit: set[str]) -> Recipe:
 def _with_suitable_steps(
     recipe: Recipe, data: RecipeData, model: Bruno, examples: Examples, measure: Callable[[Bruno], float]
 ) -> Recipe:
-    """The recipe with as many steps as suit a few sets, chosen on validation sets that are not trained on.
+    """The recipe with a number of steps that suits few sets, chosen on validation sets.
 
-    It stays as it is if the sets are many, or if there are no such validation sets.
+    The recipe is unchanged if there are many sets, or if validation sets would share classes with training.
     """
     if not has_few_sets(examples) or set(data.split("validation").names) & set(examples.names):
         return recipe
@@ -271,7 +271,7 @@ def _with_suitable_steps(
 
     found = suitable_steps(trainer, measure, steps)
     _log.info(
-        "%d sets are few: training for %d of at most %d steps, after which validation sets are most likely",
+        "%d sets are few: training for %d of at most %d steps, with the best bits/dim on validation sets",
         len(examples.names),
         found,
         steps,

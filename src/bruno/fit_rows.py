@@ -20,16 +20,16 @@ from bruno.recipe_data import imputed
 from bruno.training import Trainer
 
 _UNITS, _COUPLINGS, _DOF = 32, 2, 100.0
-_RATE, _AVERAGE = 2e-2, 0.9  # of a run of few steps
-_ROWS_PER_STEP = 5  # of the default number of steps
-_FEWEST, _MOST = 10, 1000  # steps by default
+_RATE, _AVERAGE = 2e-2, 0.9  # learning rate and moving average, for a run of few steps
+_ROWS_PER_STEP = 5  # by default, there is a step for every five rows
+_MIN_STEPS, _MAX_STEPS = 10, 1000  # limits of the default number of steps
 _NUMBERS = 160  # elements in a step
-_LOWEST, _HIGHEST = 0.01, 0.98  # correlations to start from
+_LOWEST, _HIGHEST = 0.01, 0.98  # limits of the initial correlations
 
 
 def default_steps(rows: int) -> int:
-    """The number of steps for this many rows: a fifth of it, from 10 to 1000."""
-    return min(_MOST, max(_FEWEST, rows // _ROWS_PER_STEP))
+    """The default number of steps: a fifth of the number of rows, from 10 to 1000."""
+    return min(_MAX_STEPS, max(_MIN_STEPS, rows // _ROWS_PER_STEP))
 
 
 def fit_rows(
@@ -53,7 +53,7 @@ def fit_rows(
         steps: optimiser steps; by default a fifth of the number of rows, from 10 to 1000.
         seed: seed of all random numbers.
         impute: learn to impute missing numbers, even if these rows have none.
-        device: where to train.
+        device: the device to train on.
         progress: called as progress(done, total), in steps.
 
     >>> model = fit_rows(torch.tensor([[0.0, 1.0], [0.5, 1.2], [0.1, 0.8], [0.4, 1.1]]), steps=2)
@@ -112,7 +112,7 @@ def _trained(
 
 
 def _sets(rows: Float[Tensor, "n dim"], labels: Int[Tensor, " n"] | None) -> Examples:
-    """The rows of sets with at least two rows; one set if there is none."""
+    """The sets with at least two rows; if there are none, all rows as one set."""
     one_set = torch.zeros(len(rows), dtype=torch.long)
     labels = one_set if labels is None else labels.long()
     large = labels.bincount()[labels] > 1
@@ -124,7 +124,7 @@ def _sets(rows: Float[Tensor, "n dim"], labels: Int[Tensor, " n"] | None) -> Exa
 
 @torch.no_grad()
 def _start_process(model: Bruno, examples: Examples) -> None:
-    """Start the process from the variance of the latents, and from its share between sets."""
+    """Initialise the process with the variance of the latents, and the fraction of it between sets."""
     z = model.latents(examples.elements.to(model.device)).double()
     labels, count = examples.labels.to(z.device), examples.counts.to(z.device).double().unsqueeze(1)
     means = z.new_zeros((len(count), z.shape[1])).index_add(0, labels, z) / count

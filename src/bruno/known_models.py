@@ -1,4 +1,4 @@
-"""The models of this process, by fingerprint: a pickled posterior names its model and does not carry it."""
+"""The loaded models by fingerprint, as a pickled posterior names its model and does not carry its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import bruno
 
-_OPENED = 4  # models opened for posteriors that stay in memory, so that a worker opens a model once
+_OPENED = 4  # models opened for posteriors are cached, so that a worker opens a model only once
 
 _alive: WeakSet[Any] = WeakSet()
 _opened: OrderedDict[str, Any] = OrderedDict()
@@ -22,9 +22,9 @@ _fingerprints: WeakKeyDictionary[nn.Module, tuple[list[Tensor], list[int], str]]
 
 
 class UnknownModel:
-    """Takes the place of a model that a posterior names and that cannot be found; any use of it raises.
+    """Placeholder for the model of a posterior if it cannot be found; any use of it raises an error.
 
-    A posterior can be unpickled without its model, so that the error is raised where the model is needed,
+    A posterior can be unpickled without its model, so that the error is raised where the model is needed, and
     not where a worker process receives its arguments.
     """
 
@@ -58,7 +58,7 @@ def cached_fingerprint(model: nn.Module, compute: Callable[[], str]) -> str:
     versions = [tensor._version for tensor in tensors]
     known = _fingerprints.get(model)
     if known is not None and versions == known[1]:
-        # The tensors are kept: no other tensor can have their addresses.
+        # The tensors are kept alive, so that no other tensor can have their addresses.
         same = (now.data_ptr() == then.data_ptr() for now, then in zip(tensors, known[0], strict=True))
         if all(same):
             return known[2]
@@ -68,13 +68,13 @@ def cached_fingerprint(model: nn.Module, compute: Callable[[], str]) -> str:
 
 
 def find(fingerprint: str, dim: int, source: str | None, device: str) -> Any:
-    """The model with this fingerprint: one of this process, or one opened from its source.
+    """The model with this fingerprint: a model in this process, or one that is opened from its source.
 
     Args:
-        fingerprint: of the model.
+        fingerprint: fingerprint of the model.
         dim: its number of dimensions.
-        source: the file, run folder or pretrained model that it came from, if it is known.
-        device: where it was; the CPU takes its place where there is no such device.
+        source: the file, run folder or pretrained model that it came from, if known.
+        device: device of the model when it was pickled; the CPU is used if there is no such device.
     """
     for model in [*_alive]:
         # A model that is being built has no attributes yet.
@@ -102,7 +102,7 @@ def _open(source: str, fingerprint: str, device: str) -> Any:
 
 
 def on_device(model: Any, device: torch.device | str) -> Any:
-    """The model on a device: itself, another one of this process with the same weights, or a copy."""
+    """The model on a device: the model itself, one in this process with the same weights, or a copy."""
     wanted = torch.empty(0, device=device).device
     if model.device == wanted:
         return model

@@ -36,7 +36,7 @@ class Limit:
         return int(text or self.default)
 
     def check(self, amount: int, subject: str) -> None:
-        """Raise ValueError if `amount` is above the limit; `subject` is the first word of the message."""
+        """Raise ValueError if `amount` is above the limit; `subject` begins the message."""
         if amount > self.value:
             raise ValueError(
                 f"{subject} must have at most {self._readable(self.value)}; got {self._readable(amount)}. "

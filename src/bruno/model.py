@@ -40,11 +40,12 @@ class Bruno(nn.Module):
     process; log p(x) = log p(z) + log |det ∂z/∂x|.
 
     Elements are tensors, numpy arrays, PIL images, or lists of these. Integers are dequantised with uniform
-    noise from a `generator`; without one ½ is added, so that the same element always has the same latents and
-    can be removed again. Train and measure bits/dim with a generator.
+    noise from a `generator`. Without a generator, ½ is added instead, so that an element always has the same
+    latents and can be removed again. Use a generator to train and to measure bits/dim.
 
     Rows may have missing numbers, NaN, if the model has an imputer. `log_prob` and `condition` impute them
-    from their sets, the methods of `Posterior` from its set; `encode` and `latents` take complete rows only.
+    from the rows' own sets, the methods of `Posterior` from its set; `encode` and `latents` only take
+    complete rows.
 
     Args:
         shape: shape of an element.
@@ -133,8 +134,8 @@ class Bruno(nn.Module):
     def initialise(self, x: ArrayLike, generator: Generator | None = None) -> None:
         """Initialise the data-dependent parts from elements (*batch, *shape); a second call changes nothing.
 
-        These are the scale of weight-normalised layers, and the distribution of the values if the
-        preprocessing uses it.
+        The data-dependent parts are the scales of weight-normalised layers and, for some preprocessings, the
+        distribution of the values.
         """
         x = self.as_elements(x)
         if self.batch_of(x).numel() < 2:
@@ -156,7 +157,7 @@ class Bruno(nn.Module):
         Args:
             x: rows (n, dim), on any device; the result is on the same one. Images are returned unchanged.
             labels: the set of each row; by default all are one set.
-            generator: draw the numbers from their distribution; without one, they are its means.
+            generator: draw the numbers from their distribution; by default, they are its means.
         """
         x = as_tensor(x, device=self.device)
         if not self.kind.is_images and x.shape[1:] != self.shape:
@@ -206,7 +207,7 @@ class Bruno(nn.Module):
         return z.reshape(*self.batch_of(x), self.dim)
 
     def normalised(self, x: ArrayLike) -> Float[Tensor, "*batch_and_shape"]:
-        """Elements (*batch, *shape) on one scale: pixels on [0, 1], columns standardised, missing ones 0.
+        """Elements (*batch, *shape) on a common scale: pixels on [0, 1], columns standardised, NaN as 0.
 
         The result lies on the device of `x`.
         """
@@ -244,7 +245,7 @@ class Bruno(nn.Module):
         return Posterior(self, Evidence.of(self.encode(self._complete_sets(x), generator).z))
 
     def fingerprint(self) -> str:
-        """A short hash of everything that latents depend on: models share latents only if they share it.
+        """A short hash of everything that latents depend on: models with equal hashes have equal latents.
 
         It covers the weights, the shape of an element, the preprocessing with its levels and alpha, and the
         intervals of splines. The fingerprint of a frozen model is computed once.
@@ -266,11 +267,11 @@ class Bruno(nn.Module):
         return self
 
     def is_same(self, other: Bruno) -> bool:
-        """Whether latents of this model are also latents of another."""
+        """Whether this model and another one have the same latents."""
         return other is self or other.fingerprint() == self.fingerprint()
 
     def decode_samples(self, z: Tensor) -> Samples:
-        """Elements in the range of the data; a latent far in the tail may overflow and is clamped to it."""
+        """Elements from latents, clamped to the range of the data as latents far in the tail may overflow."""
         y, _ = self.flow.inverse(z.reshape(-1, self.dim).to(self.process.mean.dtype))
         x, astray = self.preprocessing.clamped(self.preprocessing.inverse(y)[0])
         return Samples(x.reshape(*z.shape[:-1], *self.shape), int(astray.sum()), self.levels)
@@ -295,7 +296,7 @@ class Bruno(nn.Module):
         return self.impute(x.reshape(-1, self.dim), labels).view(x.shape)
 
     def as_elements(self, x: ArrayLike, *, move: bool = True) -> Tensor:
-        """Elements (*batch, *shape) as a tensor of a shape and type that the model takes.
+        """Elements (*batch, *shape) as a tensor with a shape and dtype that the model takes.
 
         Unless `move`, a tensor stays on its device.
         """

@@ -56,14 +56,14 @@ class Samples(NumpyResult):
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """A model with the evidence of some sets: a few vectors, however large the sets.
+    """A model with the evidence of one set or a batch of sets: a few vectors, however large the sets.
 
-    An immutable value: `update`, `remove` and `merge` return a new one. Batches of elements broadcast with
-    the batch of sets: k sets score q elements by ``posterior.log_prob(x.unsqueeze(1))``, (q, k).
+    A posterior is immutable: `update`, `remove` and `merge` return a new one. Batches of elements broadcast
+    with the batch of sets: k sets score q elements by ``posterior.log_prob(x.unsqueeze(1))``, (q, k).
 
-    A batch has a length, can be indexed and iterated over, and `stack` makes one. A pickled posterior does
-    not carry the weights of its model: it names the model by its fingerprint. Unpickled, it has the model of
-    that fingerprint in the process, or opens the file that the model was read from or saved to.
+    A batch has a length, and can be indexed and iterated over; `stack` makes a batch. A pickled posterior
+    names its model by its fingerprint, and does not carry the weights. When it is unpickled, it takes the
+    model with this fingerprint in the process, or opens the file that the model was read from or saved to.
     """
 
     model: bruno.Bruno
@@ -126,7 +126,7 @@ class Posterior:
         return Posterior(self.model, self.evidence.add(self.model.encode(given.impute(x), generator).z))
 
     def remove(self, x: ArrayLike) -> Posterior:
-        """Remove elements that were added before, without a generator."""
+        """Remove elements that were added before; they must have been added without a generator."""
         return Posterior(self.model, self.evidence.remove(self.model.encode(x).z))
 
     def detach(self) -> Posterior:
@@ -144,7 +144,7 @@ class Posterior:
         return self.merge(other) if isinstance(other, Posterior) else NotImplemented
 
     def to(self, device: torch.device | str) -> Posterior:
-        """The posterior on another device, with its model: one of this process if possible, or a copy."""
+        """The posterior and its model on another device; the model is copied unless it is there already."""
         model = known_models.on_device(self.model, device)
         return Posterior(model, self.evidence.to(model.device))
 
@@ -180,7 +180,7 @@ class Posterior:
     def __reduce__(self) -> tuple[Any, ...]:
         """The fingerprint and the source of the model, and the evidence."""
         evidence, model = self.evidence.detach(), self.model
-        # Arrays, since a tensor that is a view is pickled with all that it is a view of.
+        # Arrays are pickled, as a tensor that is a view would be pickled with its whole storage.
         arrays = tuple(to_numpy(part) for part in (evidence.count, evidence.mean, evidence.scatter))
         return _posterior, (model.fingerprint(), model.source, str(evidence.mean.device), *arrays)
 

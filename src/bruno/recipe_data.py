@@ -29,8 +29,8 @@ from bruno.files import atomic_write
 from bruno.model import Bruno
 
 _log = logging.getLogger(__name__)
-_FAR = 20  # widths of the central 90 % of a column; values further from its median are reported
-_APART = 3  # ranges of all other values; a repeated value this far from them marks missing values
+_FAR = 20  # values this many widths of a column's central 90 % from its median are reported
+_APART = 3  # a repeated value this many ranges of all other values away from them marks missing values
 _FEW_SETS, _FEW_ROWS = 10, 20  # to train on
 _KEPT_FRAME = re.compile(r"data-[0-9a-f]{12}\.npz")
 
@@ -58,13 +58,13 @@ class RecipeData:
         self._examples: dict[bool, Examples] = {}  # in the size of the model, and in their original size
 
     def with_recipe(self, recipe: Recipe) -> RecipeData:
-        """The same data for a recipe that was fitted to them; what was read is not read again."""
+        """The same data for a recipe that was fitted to them, without reading files again."""
         other = RecipeData(recipe, self.data_dir)
         other._examples = self._examples
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the examples: a trained model is sent to other processes without its data."""
+        """The state without the examples, as a trained model is sent to other processes without its data."""
         return {**self.__dict__, "_examples": {}}
 
     def split(self, split: str, *, original: bool = False) -> Examples:
@@ -109,7 +109,7 @@ class RecipeData:
             drawings=drawings,
             invert=data.invert or None,
         )
-        # Small classes are skipped after the split, so that the others stay in their split.
+        # Small classes are skipped after the split, so that all other classes stay in their split.
         skip_small = data.skip_bad and is_path(data.name)
         kept = _without_small_classes(examples, self.recipe) if skip_small else examples
         warn_of_skipped(kept, data.name)
@@ -123,7 +123,7 @@ def _without_small_classes(examples: Examples, recipe: Recipe) -> Examples:
 
 
 def with_absolute_path(recipe: Recipe) -> Recipe:
-    """The recipe with the absolute path of user data: a run can be used from any folder."""
+    """The recipe with the absolute path of user data, so that a run can be used from any folder."""
     if not is_path(recipe.data.name):
         return recipe
     return evolve(recipe, data=evolve(recipe.data, name=os.path.realpath(recipe.data.name)))
@@ -132,7 +132,7 @@ def with_absolute_path(recipe: Recipe) -> Recipe:
 def keep_frame(frame: Any, recipe: Recipe, folder: Path) -> Recipe:
     """Write the rows of a frame into a run folder, and return the recipe that reads them from there.
 
-    The name of the file depends on the content: a second run never replaces the data of the first.
+    The name of the file depends on its content, so that a second run never replaces the data of the first.
     """
     data = recipe.data
     missing = recipe.missing == "impute"
@@ -176,7 +176,7 @@ def log_columns(examples: Examples, data: DataConfig, name: str) -> None:
 
 
 def log_lost_colour(examples: Examples, data: DataConfig) -> None:
-    """Log that colours of user images are not used, since a defect may be one of colour alone."""
+    """Log if colours of user images are not used, as a defect may only differ in colour."""
     path = Path(data.name)
     is_grey = examples.is_images and examples.shape[0] == 1 and not data.drawings
     if is_grey and path.suffix.lower() != ".npz" and has_colour(path):
@@ -203,8 +203,8 @@ def imputed(examples: Examples, model: Bruno, generator: torch.Generator | None 
 def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()) -> Recipe:
     """The recipe with `way`, `queries` and `set_size` reduced to the classes and elements of the examples.
 
-    Also without `restyle`, unless the images are larger than the model's. Settings that the user gave,
-    `explicit` such as "train.way", stay; training raises if they do not fit.
+    `restyle` is 0 unless the images are larger than those of the model. Settings in `explicit`, which the
+    user gave, such as "train.way", stay the same; training raises an error if they do not fit.
     """
     train, smallest = recipe.train, int(examples.counts.min())
     if "train.way" not in explicit:
@@ -315,7 +315,7 @@ def _extreme(ordered: Tensor) -> float | None:
 
 
 def _placeholder(ordered: Tensor) -> float | None:
-    """The lowest or highest value, if it occurs often and is further away than the others are spread."""
+    """The lowest or highest value, if it occurs often and is far outside the range of all other values."""
     for mark in (ordered[0], ordered[-1]):
         others = ordered[ordered != mark]
         if len(ordered) - len(others) < max(3, len(ordered) // 100) or len(others) < 2:

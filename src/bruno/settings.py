@@ -1,7 +1,7 @@
 """Settings with a type, a description and a check: the fields of frozen attrs classes.
 
-The classes of `bruno.config` are made of them. The checks hold however a config is made: from TOML, from a
-dictionary, or directly in Python.
+The classes of `bruno.config` consist of such settings. The checks run however a config is made: from TOML,
+from a dictionary, or directly in Python.
 """
 
 import difflib
@@ -143,7 +143,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def check_same(run: str, began: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise if a setting differs from that of the run. Settings that only one of them has are ignored."""
+    """Raise if a setting differs from the same setting of the run; settings that only one has are ignored."""
     before, after = flat(json.loads(json.dumps(began))), flat(json.loads(json.dumps(now)))
     for key in sorted(before.keys() & after.keys()):
         if before[key] != after[key]:

@@ -12,7 +12,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 class StopSignal:
     """Context manager that handles SIGINT and SIGTERM while its body runs.
 
-    By default, the first signal is only recorded, so that the body can finish its work and look at `number`.
+    By default, the first signal is only recorded, so that the body can finish its work and check `number`.
     With ``interrupt=True``, it immediately raises ``KeyboardInterrupt(number)``: SIGTERM, which stops a
     service, then acts like Ctrl-C. In both cases, a second signal of the same kind goes to the
     previous handler. Outside the main thread, Python allows no handlers and this does nothing.

@@ -1,12 +1,14 @@
-"""How long torch's CPU threads spin while they wait for each other, in any order of imports.
+"""Shorter busy-waiting of torch's CPU threads, in any order of imports.
 
-By default a waiting thread of GNU's OpenMP spins for milliseconds before it sleeps. Beside other work on the
-same cores it spins in place of the thread it waits for: on two cores, a computation beside one busy process
-takes up to a hundred times as long as with threads that soon sleep. A computation alone is no slower for it.
+By default, a waiting thread of GNU's OpenMP spins for milliseconds before it sleeps. If other processes use
+the same cores, it spins in place of the very thread that it waits for: on two cores, beside one busy process,
+a computation takes up to a hundred times as long as with threads that sleep soon. On idle cores, sleeping
+soon does not make a computation slower.
 
-OpenMP reads ``GOMP_SPINCOUNT`` once, when torch is imported. If that was before this module, `configure` uses
-another way: OpenMP also shortens its waits while it manages more threads than there are cores, and sleeping
-threads count. So it parks a few, which sleep until the process ends and cost no CPU time.
+OpenMP reads ``GOMP_SPINCOUNT`` once, when torch is imported. If torch was imported before this module,
+`configure` uses another way: OpenMP also shortens its waits while it manages more threads than there are
+cores, and sleeping threads count. So `configure` parks a few threads, which sleep until the process ends and
+use no CPU time.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from functools import cache
 from threading import Event, Thread
 
 # Teams as large as a machine's cores, up to 128 with two threads each, need at most this many. Only small
-# teams on many cores would need more: they leave cores free, where a spinning thread is in nobody's way.
-_MOST_PARKED = 256
+# teams on many cores would need more: they leave cores free, where a spinning thread does no harm.
+_MAX_PARKED = 256
 
 
 def _is_late(modules: Container[str], environment: Container[str]) -> bool:
@@ -52,14 +54,14 @@ def configure() -> int:
 
 
 def _teams_to_park(team: int, cores: int) -> int:
-    """The fewest idle teams of this size that make OpenMP manage more threads than there are cores.
+    """The smallest number of idle teams of this size with which OpenMP manages more threads than cores.
 
-    With p of them it manages 1 + (p + 1)·(team − 1).
+    With p idle teams, it manages 1 + (p + 1)·(team − 1) threads.
     """
     if team < 2:
         return 0  # no thread waits
     teams = max(0, -(-cores // (team - 1)) - 1)
-    return teams if teams * team <= _MOST_PARKED else 0
+    return teams if teams * team <= _MAX_PARKED else 0
 
 
 def _park() -> None:

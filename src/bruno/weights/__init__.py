@@ -33,5 +33,5 @@ def pretrained_calibration_path(name: str) -> Path:
 def pretrained(name: str, *, device: torch.device | str = "cpu") -> Bruno:
     """A pretrained model, frozen (see `load`): ``bruno.pretrained("omniglot")``."""
     model = load(pretrained_path(name), device=device)
-    model.source = name  # also of another installation
+    model.source = name  # unlike the path, the name is valid in every installation
     return model
