@@ -41,9 +41,7 @@ class DecisionOptions:
     ] = False
     data: Annotated[
         str | None,
-        typer.Option(
-            help="Calibrate on this, not on what the model keeps: a dataset, class folders, or a CSV."
-        ),
+        typer.Option(help="Calibrate on this, not on the model's data: a dataset, class folders, or a CSV."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -69,16 +67,17 @@ class SetOptions:
     """Which elements form a set: of files, or of a synthetic stream."""
 
     one_set: Annotated[
-        bool, typer.Option("--one-set", help="All rows are one set, though the model was trained on several.")
+        bool,
+        typer.Option("--one-set", help="Take all rows as one set, even if the model was trained on several."),
     ] = False
     group: Annotated[
         str | None, typer.Option(help="The column that names the set of a row; as in training by default.")
     ] = None
     classes: Annotated[
-        str | None, typer.Option(help="Of a synthetic stream: only these classes, such as 1,7.")
+        str | None, typer.Option(help="For a synthetic stream: only these classes, such as 1,7.")
     ] = None
     set_class: Annotated[
-        str | None, typer.Option(help="Of a synthetic stream: the class of the set; others are outliers.")
+        str | None, typer.Option(help="For a synthetic stream: the class of the set; others are outliers.")
     ] = None
 
     @property
@@ -100,19 +99,23 @@ class StoreOptions:
     """A store with a set for each key."""
 
     store: Annotated[
-        Path | None, typer.Option(help="A database with the states of all sets; made if it does not exist.")
+        Path | None,
+        typer.Option(help="A database with the states of all sets; created if it does not exist."),
     ] = None
     window: Annotated[
-        int | None, typer.Option(help="A set is its latest elements that count, this many; at least 20.")
+        int | None,
+        typer.Option(help="Limit a set to this many of its latest elements that count; at least 20."),
     ] = None
     half_life: Annotated[
-        float | None, typer.Option(help="After this many elements, one has half of its weight.")
+        float | None,
+        typer.Option(help="The weight of an element halves after this many further elements."),
     ] = None
     offset: Annotated[
-        str | None, typer.Option(help="A column of offsets: rows that were judged before are skipped by it.")
+        str | None, typer.Option(help="A column of increasing offsets, to skip rows that were judged before.")
     ] = None
     replay: Annotated[
-        bool, typer.Option("--replay", help="Standard input begins again: skip lines judged before.")
+        bool,
+        typer.Option("--replay", help="Standard input restarts at its first line: skip lines judged before."),
     ] = False
     commit_rows: Annotated[
         int | None, typer.Option(help="Commit after this many rows; 10,000 by default.")
@@ -138,7 +141,7 @@ class ReportOptions:
     """What is reported of each element, and how."""
 
     explain: Annotated[
-        bool, typer.Option("--explain", help="Which columns, or patches of an image, make it an outlier.")
+        bool, typer.Option("--explain", help="Explain which columns, or patches, make an element an outlier.")
     ] = False
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per line; everything else on standard error.")
@@ -168,9 +171,9 @@ def watch(
         given = {"--threshold": decisions.threshold, "--data": decisions.data}
         reject("`--within` needs no calibration;", given)
         if not decisions.count_all:
-            raise ValueError("`--within` needs --count-all: ranks hold only if every element counts.")
+            raise ValueError("`--within` needs --count-all: ranks are exact only if every element counts.")
     if keys.store is not None:
-        reject("`--store` keeps the states;", {"--state": state, "--typical": typical})
+        reject("`--store` keeps the states of sets;", {"--state": state, "--typical": typical})
         if not stream or ("-" in stream and stream != ["-"]):
             raise ValueError(f"`--store` needs files, or - alone; got {' '.join(stream or ['none'])}.")
     with to_stderr(report.as_json):
@@ -227,10 +230,10 @@ def batch(
     elements: Annotated[list[str] | None, typer.Argument(metavar="ELEMENTS", help=_SOURCES)] = None,
     false_discovery_rate: Annotated[
         float | None,
-        typer.Option(help="Flag so that at most this share of the flagged elements is clean, in each set."),
+        typer.Option(help="Expected fraction of clean elements among the flagged ones, in each set."),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Which columns, or patches of an image, make it an outlier.")
+        bool, typer.Option("--explain", help="Explain which columns, or patches, make an element an outlier.")
     ] = False,
 ) -> None:
     """Flag outliers in a complete batch: each element is scored given all others of its set."""
@@ -260,7 +263,8 @@ def accept(
         Path | None, typer.Option(help="The file that `bruno anomaly watch --state` saved.")
     ] = None,
     store: Annotated[
-        Path | None, typer.Option(help="The database of `bruno anomaly watch --store`, not in use.")
+        Path | None,
+        typer.Option(help="The database of `bruno anomaly watch --store`; it must not be in use."),
     ] = None,
 ) -> None:
     """Add elements that were flagged by mistake to their sets, in the state of a stream."""
@@ -304,7 +308,10 @@ def _elements(
     """Paths, lines of standard input, or a synthetic stream."""
     if not stream:
         return trained.synthetic_stream(seed=seed, **sets.synthetic)
-    reject("a synthetic stream has no files;", {"--classes": sets.classes, "--set-class": sets.set_class})
+    reject(
+        "`--classes` and `--set-class` are for synthetic data, not for files;",
+        {"--classes": sets.classes, "--set-class": sets.set_class},
+    )
     if "-" not in stream:
         return stream
     if stream != ["-"]:

@@ -22,7 +22,7 @@ def calibrate(
     ] = None,
     invert: Invert = None,
 ) -> None:
-    """Learn from clean, held-out groups how elements score; judged elements then have p-values."""
+    """Measure how clean, held-out groups score, so that judged elements have p-values."""
     trained = model.open()
     with progress_bar("elements to calibrate on") as progress:
         outcome = trained.calibrate(data, invert=invert, seed=model.seed, progress=progress)

@@ -30,7 +30,7 @@ def classify(
     ] = "",
     temperature: Annotated[
         float | None,
-        typer.Option(help="Divides the log-probabilities; by default that of the model's calibration, or 1."),
+        typer.Option(help="Divides the log-probabilities; by default fitted on the calibration, or 1."),
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit the temperature on unseen classes.")
@@ -39,13 +39,13 @@ def classify(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Calibrate on this instead of the model's data: a dataset, class folders, or a CSV."
+            help="With --calibrate: use this, not the model's data: a dataset, class folders, or a CSV."
         ),
     ] = None,
     none_rate: Annotated[
         float | None,
         typer.Option(
-            help="How often an element of a class may be called none of these; 0.01 if calibrated before."
+            help="Fraction of a class that may be classified as none of these; 0.01 if calibrated before."
         ),
     ] = None,
 ) -> None:

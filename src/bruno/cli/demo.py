@@ -73,7 +73,9 @@ def _pretrained_results(seed: int) -> tuple[Result, ...]:
     odd = summarise(trained.judge_batch(row, threshold=0.0))
     by = f"By the pretrained model {_PRETRAINED}"
     return (
-        replace(summarise(new), name="new-characters", title="New characters", note=f"{by}, given nothing."),
+        replace(
+            summarise(new), name="new-characters", title="New characters", note=f"{by}, given no elements."
+        ),
         replace(
             summarise(more),
             name="more-of-the-same",

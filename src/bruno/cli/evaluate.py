@@ -14,7 +14,7 @@ def evaluate(
     model: ModelOptions,
     data: DataOptions,
     sets: Annotated[
-        int | None, typer.Option(help="Random sets to draw; by default every class equally often.")
+        int | None, typer.Option(help="Number of random sets; by default every class is used equally often.")
     ] = None,
     set_size: Annotated[int, typer.Option(help="Elements in a set, if every class has that many.")] = 20,
 ) -> None:

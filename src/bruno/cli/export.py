@@ -13,12 +13,15 @@ from bruno.cli.output import console
 
 def export(
     model: ModelName,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --onnx a folder.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --onnx, a folder.")],
     half: Annotated[bool, typer.Option("--half", help="Store the weights in half precision.")] = False,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Store them in 8 bits: half as large again, and almost as exact.")
+        bool,
+        typer.Option(
+            "--int8", help="Store most weights in 8 bits: half the size of --half, almost as exact."
+        ),
     ] = False,
-    checkpoint: Annotated[str, typer.Option(help="Of a run: last, or best on validation.")] = "last",
+    checkpoint: Annotated[str, typer.Option(help="For a run: last, or best on validation.")] = "last",
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write ONNX graphs that encode, decode and score elements.")
     ] = False,

@@ -22,13 +22,15 @@ def fewshot(
         float | None, typer.Option(help="Use only latent dimensions with a correlation above this.")
     ] = None,
     noise: Annotated[
-        bool, typer.Option(help="Dequantise with fresh noise, as the protocol does, or with ½.")
+        bool, typer.Option(help="Dequantise with fresh noise, as the protocol does, or with ½ instead.")
     ] = True,
     views: Views = False,
     rotations: Rotations = None,
     rotated_decoys: Annotated[
         bool,
-        typer.Option("--rotated-decoys", help="Other classes may be rotations of the query's class."),
+        typer.Option(
+            "--rotated-decoys", help="The other classes of an episode may be rotations of the query's."
+        ),
     ] = False,
 ) -> None:
     """Measure n-shot k-way accuracy, compared with nearest neighbours on the same episodes."""

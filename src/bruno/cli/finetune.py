@@ -15,7 +15,7 @@ def finetune(
     model: ModelOptions,
     run: RunOptions,
     data: Annotated[
-        str | None, typer.Option(help="Your data: a folder, archive, npz, CSV or Parquet; data.name.")
+        str | None, typer.Option(help="Your data: a folder, archive, npz, CSV or Parquet; sets data.name.")
     ] = None,
     way: Annotated[
         int | None, typer.Option(help="Classes in an episode; by default 20, or all if there are fewer.")
@@ -31,7 +31,7 @@ def finetune(
         str | None,
         typer.Option(help="The split to compare both models on; by default unseen classes."),
     ] = None,
-    trials: Annotated[int, typer.Option(help="Few-shot trials of the comparison; 0 for none.")] = 5,
+    trials: Annotated[int, typer.Option(help="Few-shot trials in the comparison; 0 for no comparison.")] = 5,
 ) -> None:
     """Train a model further, on k-way n-shot episodes and on its density, into a new run folder."""
     settings = run.overrides

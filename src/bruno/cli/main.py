@@ -105,8 +105,8 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "data": (data.data, "bruno data --data-dir DIR"),
 }
 GROUPS = {
-    "anomaly": "Find outliers: in a stream or a batch, accept false alarms, or measure how well it works.",
-    "retrieve": "Rank a collection by how well it fits some examples, or measure how well that works.",
+    "anomaly": "Find outliers in a stream or a batch, accept false alarms, or measure detection.",
+    "retrieve": "Rank a collection by similarity to some examples, or measure retrieval.",
 }
 
 _apps = {"": app}

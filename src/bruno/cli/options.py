@@ -43,7 +43,7 @@ Invert = Annotated[
     bool | None,
     typer.Option(
         "--invert/--no-invert",
-        help="Your images: turn dark ink on bright paper into bright ink; as in training by default.",
+        help="Whether your images have dark ink on bright paper; as in training by default.",
     ),
 ]
 Rotations = Annotated[
@@ -68,7 +68,7 @@ class ModelOptions:
     """Which model, and where to compute."""
 
     model: ModelName
-    checkpoint: Annotated[str, typer.Option(help="Of a run: last, or best on validation.")] = "last"
+    checkpoint: Annotated[str, typer.Option(help="For a run: last, or best on validation.")] = "last"
     data_dir: DataDir = None
     device: Device = "auto"
     seed: Seed = 0
@@ -76,7 +76,7 @@ class ModelOptions:
         bool | None,
         typer.Option(
             "--drawings/--no-drawings",
-            help="Normalise your own images as line drawings; by default if the model learnt drawings.",
+            help="Normalise your own images as line drawings; by default if trained on drawings.",
         ),
     ] = None
 
@@ -97,7 +97,7 @@ class DataOptions:
 
     data: Annotated[
         str | None,
-        typer.Option(help="Instead of the model's data: a known dataset, class folders, or a CSV."),
+        typer.Option(help="Use this, not the model's data: a known dataset, class folders, or a CSV."),
     ] = None
     split: Annotated[
         str | None, typer.Option(help="train, validation, trainval, all, or test (the default).")
@@ -135,7 +135,7 @@ class RunOptions:
     ] = None
     steps: Annotated[int | None, typer.Option(help="Number of steps; by default the recipe's.")] = None
     minutes: Annotated[
-        float | None, typer.Option(help="Train for this long instead; the schedule ends on time.")
+        float | None, typer.Option(help="Train for this long, not for --steps; the schedule ends on time.")
     ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0

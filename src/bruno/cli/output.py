@@ -85,7 +85,7 @@ def show_verdict(trained: Trained, seed: int, split: str | None = None) -> None:
     try:
         verdict = trained.verdict(split=split, seed=seed)
     except Exception as error:  # whatever it is: the model is trained and saved
-        warnings.warn(f"there is no verdict on the model: {error}", stacklevel=2)
+        warnings.warn(f"the verdict on the model could not be computed: {error}", stacklevel=2)
     else:
         show(trained, verdict, seed)
 

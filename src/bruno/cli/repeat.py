@@ -26,7 +26,7 @@ def repeat(
         list[Path] | None, typer.Option(help="Your own images or rows, or a folder of them; may be repeated.")
     ] = None,
     repeats: Annotated[
-        str, typer.Option(help="How often an element is seen, such as 1,5 or 480-500; 1 to 20 by default.")
+        str, typer.Option(help="Repeats of an element, such as 1,5 or 480-500; 1 to 20 by default.")
     ] = "",
     samples: Annotated[int, typer.Option(help="Samples for each number of repeats.")] = 8,
     set_size: Annotated[
@@ -35,10 +35,10 @@ def repeat(
     temperature: Temperature = 1.0,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Sample after the same element was seen several times: the more often, the smaller the spread."""
+    """Sample given the same element several times: the more repeats, the smaller the spread."""
     if given:
         reject(
-            "`--given` are the elements to repeat;",
+            "`--given` names the elements to repeat;",
             {"--data": data.data, "--split": data.split, "--set-size": set_size},
         )
     check_number("--samples", samples, 1)

@@ -37,7 +37,7 @@ def measure(
     shot: Annotated[str, typer.Option(help="Numbers of examples in a query.")] = "1,5",
     queries: Annotated[int, typer.Option(help="Number of queries.")] = 200,
 ) -> None:
-    """Measure how well the rest of a class is found, compared with distances of pixels and latents."""
+    """Measure how well a query finds its class, compared with distances between pixels and latents."""
     check_number("--queries", queries, 2)
     trained = model.open()
     with progress_bar("elements") as progress:

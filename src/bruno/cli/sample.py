@@ -26,7 +26,7 @@ def sample(
         list[Path] | None, typer.Option(help="Your own images or rows, or a folder of them; may be repeated.")
     ] = None,
     prior: Annotated[bool, typer.Option("--prior", help="Sample from the prior, given no elements.")] = False,
-    samples: Annotated[int, typer.Option(help="Samples of each set and prefix.")] = 8,
+    samples: Annotated[int, typer.Option(help="Number of samples for each set and prefix.")] = 8,
     sets: Annotated[int | None, typer.Option(help="Sets to draw from the data; 1 by default.")] = None,
     set_size: Annotated[
         int | None, typer.Option(help="Elements of each set drawn from the data; 8 by default.")
@@ -38,7 +38,7 @@ def sample(
     temperature: Temperature = 1.0,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Sample more of the same: after each element of a set of the data or of your own, or from the prior."""
+    """Sample more of the same: given each prefix of a set (from the data or your own), or from the prior."""
     drawn: dict[str, Any] = {
         "--sets": sets,
         "--set-size": set_size,
@@ -48,7 +48,7 @@ def sample(
     if prior:
         reject("`--prior` conditions on nothing;", {"--given": given, "--prefixes": prefixes, **drawn})
     if given:
-        reject("`--given` is the set to condition on;", drawn)
+        reject("`--given` names the set to condition on;", drawn)
     check_number("--samples", samples, 1, limited=False)
     for option, number in (("--sets", sets), ("--set-size", set_size)):
         check_number(option, 1 if number is None else number, 1)

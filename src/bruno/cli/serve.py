@@ -22,10 +22,12 @@ _TOKEN = "BRUNO_TOKEN"
 class LimitOptions:
     """What the service accepts."""
 
-    max_body: Annotated[int, typer.Option(help="Bytes of a request.")] = 4 * 2**20
-    max_elements: Annotated[int, typer.Option(help="Elements of a request.")] = 256
-    max_waiting: Annotated[int, typer.Option(help="Requests in progress; 503 beyond.")] = 256
-    timeout: Annotated[float, typer.Option(help="Seconds to answer a request; 503 beyond.")] = 60.0
+    max_body: Annotated[int, typer.Option(help="Maximum number of bytes in a request.")] = 4 * 2**20
+    max_elements: Annotated[int, typer.Option(help="Maximum number of elements in a request.")] = 256
+    max_waiting: Annotated[
+        int, typer.Option(help="Maximum number of requests in progress; further ones get 503.")
+    ] = 256
+    timeout: Annotated[float, typer.Option(help="Seconds to answer a request; after that, 503.")] = 60.0
 
     @property
     def limits(self) -> Limits:
@@ -58,15 +60,16 @@ def serve(
         list[str] | None, typer.Option(help="A name that clients use for this machine; may be repeated.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option(help="The folder of the sets; by default, with each model.")
+        str | None,
+        typer.Option(help="The folder for the sets of all models; by default, each model's folder."),
     ] = None,
     batching: Annotated[
-        bool, typer.Option("--batching/--no-batching", help="Compute requests together.")
+        bool, typer.Option("--batching/--no-batching", help="Compute waiting requests together.")
     ] = True,
-    checkpoint: Annotated[str, typer.Option(help="Of a run: last, or best on validation.")] = "last",
+    checkpoint: Annotated[str, typer.Option(help="For a run: last, or best on validation.")] = "last",
     device: Device = "auto",
 ) -> None:
-    """Serve models over HTTP: score, sample, classify, rank, and sets that are kept."""
+    """Serve models over HTTP: score, sample, classify and rank, and store sets."""
     from bruno.serving import read_token
     from bruno.serving import serve as serve_models
 

@@ -18,7 +18,9 @@ def study(
     steps: Annotated[int, typer.Option(help="Training steps of each of the twelve models.")] = 500,
     full_size: Annotated[
         bool,
-        typer.Option("--full-size", help="The paper's network and batch size, not small ones: on a GPU."),
+        typer.Option(
+            "--full-size", help="The paper's network and batch size instead of a small network; needs a GPU."
+        ),
     ] = False,
     data_dir: DataDir = None,
     device: Device = "auto",

@@ -17,17 +17,17 @@ def train(
     ],
     run: RunOptions,
     data: Annotated[
-        str | None, typer.Option(help="Your data: a folder, archive, npz, CSV or Parquet; data.name.")
+        str | None, typer.Option(help="Your data: a folder, archive, npz, CSV or Parquet; sets data.name.")
     ] = None,
     group: Annotated[
-        str | None, typer.Option(help="Your table: the column that names the set of a row; data.group.")
+        str | None, typer.Option(help="Your table: the column that names the set of a row; sets data.group.")
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(help="The seed of all random numbers; by default the recipe's.", callback=check_seed),
     ] = None,
     validate: Annotated[
-        int, typer.Option(help="Validation sets at every checkpoint, to keep the best; 0 for none.")
+        int, typer.Option(help="Validation sets at every checkpoint, to keep the best one; 0 for none.")
     ] = 64,
     skip_bad: SkipBad = False,
     data_dir: DataDir = None,

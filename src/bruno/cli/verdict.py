@@ -13,12 +13,12 @@ from bruno.cli.output import show
 def verdict(
     model: ModelOptions,
     elements: Annotated[
-        int | None, typer.Option(help="Elements to measure on; by default a fifth of those of training.")
+        int | None, typer.Option(help="Elements to measure on; by default a fifth of the training elements.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="validation or test; by default what was not trained on.")
+        str | None, typer.Option(help="validation or test; by default data not used in training.")
     ] = None,
 ) -> None:
-    """Measure quickly how good a model is: its density, and its job compared with a simple baseline."""
+    """Measure quickly how good a model is: its density, and its results compared with a simple baseline."""
     trained = model.open()
     show(trained, trained.verdict(split=split, elements=elements, seed=model.seed), model.seed)
