@@ -89,7 +89,7 @@ PUBLISHED = {  # rows of other papers, above the row of ours to compare with
 }
 PRETRAINED = {  # how each was trained, for its card
     "omniglot": "trained as a density and, in the second half of the run, also to classify",
-    "omniglot-small": "a fifth as large as `omniglot`, trained in the same way but by AdamW",
+    "omniglot-small": "a fifth as large as `omniglot`, trained in the same way but with AdamW",
 }
 SHARING = {"omniglot": "two", "omniglot-small": "three"}  # runs on the GPU at the same time, for the cards
 CARD = ROOT / "benchmarks" / "model-card.md"

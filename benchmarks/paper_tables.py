@@ -41,7 +41,7 @@ CLASSIFIERS = {  # rows of the few-shot table: the runs of MNIST and of Fashion-
     "both losses, seven classes": ("mnist-seven", "fashion-mnist-seven"),
     "density alone, seven classes": ("mnist-seven-density", "fashion-mnist-seven-density"),
     "`omniglot-small`, fine-tuned on seven classes": ("mnist-seven-tuned", "fashion-mnist-seven-tuned"),
-    "`omniglot`, no digit": ("omniglot", ""),
+    "`omniglot`, not trained on digits": ("omniglot", ""),
 }
 DETECTORS = {  # columns of the table of outliers: what, and the run
     "MNIST, odd digits": "mnist-even",
