@@ -196,15 +196,24 @@ class Bruno(nn.Module):
         return Encoded(z.reshape(*batch, self.dim), (first.to(dtype) + second).reshape(batch))
 
     @torch.no_grad()
+    def encode_in_batches(
+        self, x: ArrayLike, generator: Generator | None = None, *, batch_size: int = 256
+    ) -> Encoded:
+        """`encode` for any number of elements (*batch, *shape), on any device, without gradients."""
+        x = self.as_elements(x, move=False)
+        check_count("batch_size", batch_size)
+        parts = [
+            self.encode(part.to(self.device), generator)
+            for part in x.reshape(-1, *self.shape).split(batch_size)
+        ]
+        z, log_det = (torch.cat(some) for some in zip(*parts, strict=True))
+        return Encoded(z.reshape(*self.batch_of(x), self.dim), log_det.reshape(self.batch_of(x)))
+
     def latents(
         self, x: ArrayLike, generator: Generator | None = None, *, batch_size: int = 256
     ) -> Float[Tensor, "*batch dim"]:
-        """Latents of any number of elements (*batch, *shape), on any device, encoded in batches."""
-        x = self.as_elements(x, move=False)
-        check_count("batch_size", batch_size)
-        parts = x.reshape(-1, *self.shape).split(batch_size)
-        z = torch.cat([self.encode(part.to(self.device), generator).z for part in parts])
-        return z.reshape(*self.batch_of(x), self.dim)
+        """The latents of `encode_in_batches`."""
+        return self.encode_in_batches(x, generator, batch_size=batch_size).z
 
     def normalised(self, x: ArrayLike) -> Float[Tensor, "*batch_and_shape"]:
         """Elements (*batch, *shape) on a common scale: pixels on [0, 1], columns standardised, NaN as 0.

@@ -280,6 +280,13 @@ def test_a_batch_is_judged_by_its_scores(digits_model, learnt_digits):
     assert {(j.seen, j.threshold, j.out_of_distribution) for j in judged} == {(9, threshold, False)}
 
 
+def test_a_batch_is_encoded_once(digits_model, learnt_digits, monkeypatch):
+    encode, encoded = Bruno.encode, []
+    monkeypatch.setattr(Bruno, "encode", lambda model, x, *args: encoded.append(len(x)) or encode(model, x))
+    judge_batch(digits_model, learnt_digits.elements[:6], 0.0, floor=-1e9, reference=-1e9)
+    assert sum(encoded) == 6
+
+
 def test_an_out_of_distribution_element_of_a_batch_is_an_outlier_at_any_threshold():
     model = Bruno.from_config(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=0)))
     rows = torch.randn(9, 2).double()

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from bruno.arrays import as_tensor
 from bruno.flow import AffineCoupling, SplineCoupling
 from bruno.flow.coupling import OddEven
 from bruno.flow.networks import Dense, DenseNetwork
@@ -54,14 +53,10 @@ class TorchEncoder:
     def __init__(self, model: Bruno) -> None:
         self.model = model
 
-    @torch.no_grad()
     def __call__(self, x: Any) -> Latents:
         """The latents of elements (n, *shape)."""
-        parts = [
-            self.model.encode(part.to(self.model.device))
-            for part in as_tensor(x, kind=self.model.kind).split(_AT_A_TIME)
-        ]
-        z, log_det = (torch.cat(some).double().cpu().numpy() for some in zip(*parts, strict=True))
+        encoded = self.model.encode_in_batches(x, batch_size=_AT_A_TIME)
+        z, log_det = (part.double().cpu().numpy() for part in encoded)
         return Latents(z, log_det)
 
 

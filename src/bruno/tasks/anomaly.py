@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from bruno.arrays import ArrayLike, as_tensor
 from bruno.checks import check_whole
 from bruno.data.sampling import SetSampler
-from bruno.model import Bruno, Posterior
+from bruno.model import Bruno, Encoded, Posterior
 from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
 from bruno.tasks.keep_out import (
@@ -28,7 +28,6 @@ from bruno.tasks.keep_out import (
 )
 
 SETS_AT_A_TIME = 16  # sets are scored in parts, to bound memory
-_ELEMENTS_AT_A_TIME = 256  # elements are encoded in parts, to bound memory
 
 # --- scores ----------------------------------------------------------------------------------------------
 
@@ -39,7 +38,7 @@ def online_scores(model: Bruno, x: ArrayLike) -> Float[Tensor, "*batch n"]:
 
     The lower the score of an element, the less it fits the elements before it. The first element scores 0.
     """
-    return online_from_latents(model, _latents(model, x, at_least=1))
+    return online_from_latents(model, _encoded(model, x, at_least=1).z)
 
 
 @torch.no_grad()
@@ -48,14 +47,7 @@ def leave_one_out_scores(model: Bruno, x: ArrayLike) -> Float[Tensor, "*batch n"
 
     The score of an element does not depend on the order of the set.
     """
-    return leave_one_out_from_latents(model, _latents(model, x, at_least=2))
-
-
-@torch.no_grad()
-def _prior_log_prob(model: Bruno, x: Tensor) -> Float[Tensor, " n"]:
-    """log p(x) of elements (n, *shape)."""
-    prior = model.prior()
-    return torch.cat([prior.log_prob(part.to(model.device)) for part in x.split(_ELEMENTS_AT_A_TIME)])
+    return leave_one_out_from_latents(model, _encoded(model, x, at_least=2).z)
 
 
 def online_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
@@ -68,14 +60,15 @@ def leave_one_out_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -
     return model.process.leave_one_out_log_prob(z) - model.process.log_prob(z)
 
 
-def _latents(model: Bruno, x: ArrayLike, at_least: int) -> Float[Tensor, "*batch n dim"]:
+def _encoded(model: Bruno, x: ArrayLike, at_least: int) -> Encoded:
+    """Encoded sets (*batch, n, *shape); raises unless n is large enough."""
     x, axes = as_tensor(x, kind=model.kind), len(model.shape)
     if x.ndim <= axes or x.shape[-axes - 1] < at_least:
         raise ValueError(
             f"`x` must be sets (*batch, n, *{model.shape}) with n of at least {at_least}; "
             f"got shape {tuple(x.shape)}."
         )
-    return model.latents(x)
+    return model.encode_in_batches(x)
 
 
 # --- out-of-distribution elements ------------------------------------------------------------------------
@@ -105,7 +98,8 @@ def _some_log_probs(
     """log p(x) of at most `elements` random elements."""
     check_whole("elements", elements)
     places = torch.randperm(len(sampler.elements), generator=generator, device=generator.device)[:elements]
-    return torch.cat([_prior_log_prob(model, sampler.at(some)) for some in places.split(_ELEMENTS_AT_A_TIME)])
+    z, log_det = model.encode_in_batches(sampler.at(places))
+    return model.process.log_prob(z) + log_det
 
 
 # --- judgement -------------------------------------------------------------------------------------------
@@ -140,6 +134,7 @@ class Judgement:
     contributions: dict[str, float] | None = None
 
 
+@torch.no_grad()
 def judge_batch(
     model: Bruno,
     x: ArrayLike,
@@ -172,9 +167,8 @@ def judge_batch(
         false_discovery_rate: with p-values, flag by Benjamini–Hochberg at this rate instead of `rate`.
     """
     x = as_tensor(x, kind=model.kind)
-    z = _latents(model, x, at_least=2)
-    judged_alone = max(floor, reference) > -math.inf
-    log_prob = _prior_log_prob(model, x) if judged_alone else torch.zeros(len(x), device=z.device)
+    z, log_det = _encoded(model, x, at_least=2)
+    log_prob = model.process.log_prob(z) + log_det
     beyond = log_prob < floor
     beyond = beyond if (~beyond).sum() >= 2 else torch.zeros_like(beyond)
     used = None if count_all else cutoffs or _default_cutoffs(threshold)

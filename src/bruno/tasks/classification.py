@@ -139,8 +139,8 @@ def classify(
     scores = log_scores - before
     if views:
         check_views(model)
-        every = zip(*map(square_views, (queries, *named.values())), strict=True)
-        log_scores = torch.stack([scored(*view)[0] for view in every]).mean(0)
+        _, *turned = zip(*map(square_views, (queries, *named.values())), strict=True)
+        log_scores = torch.stack([log_scores, *(scored(*view)[0] for view in turned)]).mean(0)
     probabilities = class_probabilities(log_scores, log_prior, temperature)
     return Classification(
         probabilities,

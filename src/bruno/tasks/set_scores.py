@@ -114,12 +114,9 @@ class SetScorer:
 
     # --- scores ------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def encode(self, x: ArrayLike) -> Encoded:
         """Latents and log-dets of elements (n, *shape), in batches."""
-        x = self.model.as_elements(x, move=False)
-        parts = [self.model.encode(part.to(self.model.device)) for part in x.split(_ENCODED_AT_A_TIME)]
-        return Encoded(torch.cat([part.z for part in parts]), torch.cat([part.log_det for part in parts]))
+        return self.model.encode_in_batches(x, batch_size=_ENCODED_AT_A_TIME)
 
     @torch.no_grad()
     def scores(self, encoded: Encoded, evidence: Evidence) -> Float[Tensor, "*batch"]:
