@@ -250,6 +250,12 @@ def test_a_model_file_has_the_usual_permissions(tmp_path):
     assert (tmp_path / "model").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
+def test_tensors_in_any_order_of_memory_are_written(tmp_path):
+    turned = torch.arange(6.0).view(2, 3).T
+    write(tmp_path / "file", {"turned": turned}, {"kind": "index"})
+    assert torch.equal(read(tmp_path / "file", "cpu")[0]["turned"], turned)
+
+
 @pytest.mark.parametrize(
     ("before", "after"), [(b"raw_dof", b"raw_dog"), (b'alpha\\": 0.001', b'alpha\\": 0.101')]
 )

@@ -94,7 +94,7 @@ def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool)
         height, width = (size, size) if isinstance(size, int) else size
         image = image.resize((width, height), pil.Resampling.BILINEAR)
     array = np.asarray(image)
-    return array[None] if grey else array.transpose(2, 0, 1)
+    return array[None] if grey else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
 def is_pil_image(x: Any) -> TypeGuard[Image]:

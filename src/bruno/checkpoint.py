@@ -214,7 +214,11 @@ def _wrong_kind(path: str | Path, header: dict[str, Any]) -> ValueError:
 
 def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
     """Write tensors and a header to a file, atomically."""
-    here = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    # Contiguous copies: safetensors takes no others.
+    here = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
     header = {"format": _FORMAT, **header}
     # A single entry makes equal contents equal files: safetensors writes several entries in random order.
     metadata = {"bruno": json.dumps({**header, _CHECKSUM: _checksum(here, header)})}
