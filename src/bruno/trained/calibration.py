@@ -169,6 +169,12 @@ class CalibrationJobs(TrainedData):
             every = range(len(clean.names))
             other = clean.of_classes(i for i in every if i % _SET_ASIDE == 0)
             clean = clean.of_classes(i for i in every if i % _SET_ASIDE)
+            _log.info(
+                "%d groups: %d for p-values, %d for the cutoffs of the evidence",
+                len(every),
+                len(clean.names),
+                len(other.names),
+            )
         unseen = unseen and other is not None
         other = clean if other is None else other
         floor, reference = self._densities(other, generator)
@@ -254,7 +260,7 @@ def _warn_if_few(found: GroupCalibration) -> None:
         )
 
 
-def report_support(
+def report_basis(
     scores: GroupScores, rate: float, groups: int, position: int, false_discovery_rate: float | None = None
 ) -> None:
     """Log the lowest rate that is exact at a position, and whether the requested rate is exact or estimated.
@@ -270,16 +276,11 @@ def report_support(
         asked = f"p-values for a false-discovery rate of {100 * false_discovery_rate:g} % are {basis}"
     smallest = scores.smallest_exact(position)
     if smallest < 1:
-        _log.info("%d groups support %.1f %% exactly; %s", scores.groups_at(position), 100 * smallest, asked)
-        return
-    smaller = position > int(scores.positions[-1])
-    _log.info(
-        "%d group%s%s nothing exactly; %s",
-        groups,
-        "s" * (groups > 1) + f", smaller than a set of {position + 1}," * smaller,
-        " support" + "s" * (groups == 1),
-        asked,
-    )
+        found = f"{scores.groups_at(position)} groups: rates of at least {100 * smallest:.1f} % are exact"
+    else:
+        smaller = f", smaller than a set of {position + 1}" * (position > int(scores.positions[-1]))
+        found = f"{groups} group{'s' * (groups > 1)}{smaller}: no rate is exact"
+    _log.info("%s; %s", found, asked)
 
 
 def _is_same_path(first: str | Path, second: str | Path) -> bool:

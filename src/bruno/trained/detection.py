@@ -22,7 +22,7 @@ from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.progress import Progress
 from bruno.tasks.stream_summary import StreamSummary
-from bruno.trained.calibration import CalibrationJobs, report_support
+from bruno.trained.calibration import CalibrationJobs, report_basis
 from bruno.trained.data import available_set_size
 from bruno.trained.elements import Source, warn_of_unreadable
 from bruno.trained.explanation import explain_outliers
@@ -111,7 +111,7 @@ class DetectionJobs(CalibrationJobs):
         found = self.calibration(data, invert=invert, seed=seed, progress=progress)
         scores = found.stream(count_all=count_all)
         position = min(_SET_SIZE - 1, int(scores.positions[-1]))
-        report_support(scores, rate, len(found.groups.names), position)
+        report_basis(scores, rate, len(found.groups.names), position)
         if found.criterion == "patches":
             _log.info(_BETTER_AS_A_BATCH)
         return Detector(
@@ -232,7 +232,7 @@ class DetectionJobs(CalibrationJobs):
         if found:
             largest = max(map(len, sets))
             scores = found.batch(largest, count_all=count_all)
-            report_support(scores, rate, len(found.groups.names), largest - 1, false_discovery_rate)
+            report_basis(scores, rate, len(found.groups.names), largest - 1, false_discovery_rate)
         return judged
 
     def _explained(

@@ -218,8 +218,8 @@ def _(outcome: CalibrationReport) -> Result:
             for rate in _RATES
         ),
         f"{len(calibration.groups.names)} groups of {calibration.data}, "
-        f"{' to '.join(map(str, sorted({int(counts.min()), int(counts.max())})))} elements each, "
-        + (f"support {100 * smallest:.1f} % exactly." if smallest < 1 else "support nothing exactly.")
+        f"{' to '.join(map(str, sorted({int(counts.min()), int(counts.max())})))} elements each: "
+        + (f"rates of at least {100 * smallest:.1f} % are exact." if smallest < 1 else "no rate is exact.")
         + f" Kept in {outcome.path}.",
     )
 
