@@ -97,8 +97,8 @@ def test_a_stream_is_resumed_from_its_state(in_digits, tmp_path):
 def test_an_interrupted_stream_leaves_its_results(in_digits, monkeypatch):
     read = ElementReader.read
 
-    def interrupted(self, paths):
-        yield from itertools.islice(read(self, paths), 3)
+    def interrupted(self, paths, **options):
+        yield from itertools.islice(read(self, paths, **options), 3)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ElementReader, "read", interrupted)
@@ -230,6 +230,22 @@ def test_an_outlier_in_a_batch_is_flagged(stream):
     output = run("anomaly", "batch", "run", stream, "--threshold", "10")
     assert re.search(r"outlier\.png +│", output), output
     assert re.search(r"1 of 11 are outliers", output)
+
+
+def test_class_folders_of_images_are_sets(stream):
+    sets = stream.parent / "sets"
+    sets.mkdir()
+    stream.rename(sets / "of fives")
+    shutil.copytree("queries/8", sets / "of eights")
+    for command in ("batch", "watch"):
+        run("anomaly", command, "run", sets, "--threshold", "-5")
+        values = values_of("run", "anomaly-batch" if command == "batch" else "anomaly")
+        assert {name: one["elements"] for name, one in values["groups"].items()} == {
+            "of fives": ELEMENTS + 1,
+            "of eights": ELEMENTS,
+        }
+    run("anomaly", "batch", "run", sets, "--threshold", "-5", "--one-set")
+    assert not values_of("run", "anomaly-batch").get("groups")
 
 
 def test_patches_of_an_outlier_are_explained(stream, pictures):

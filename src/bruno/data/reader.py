@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from bruno import limits
 from bruno.checks import check_levels
-from bruno.data.archives import READ_ERRORS, reason
+from bruno.data.archives import READ_ERRORS, is_hidden, reason
 from bruno.data.frames import is_frame
 from bruno.data.sources import ImageReader, Place, RowReader, Unread
 from bruno.data.table_format import bounded_lines
@@ -93,15 +94,19 @@ class ElementReader:
             )
         )
 
-    def read(self, paths: Iterable[str | Path]) -> Iterator[Element]:
-        """Yield each image file and each row of a table; the files of a folder are sorted by name."""
+    def read(self, paths: Iterable[str | Path], *, class_folders: bool = False) -> Iterator[Element]:
+        """Yield each image file and each row of a table; the files of a folder are sorted by name.
+
+        With `class_folders`, a folder may have a subfolder for each set, see `sets_in`.
+        """
         for given in paths:
             if not str(given):
                 raise ValueError("`paths` must not be empty; got ''. The current folder is '.'.")
             path = Path(given)
             if path.is_dir():
-                for file in self.files(path):
-                    yield from self._read_file(file)
+                for name, folder in (self.sets_in(path) if class_folders else {"": path}).items():
+                    for element in chain.from_iterable(map(self._read_file, self.files(folder))):
+                        yield element._replace(group=name) if name else element
             elif path.exists() or self.skip_bad:
                 yield from self._read_file(path)
             else:
@@ -147,6 +152,17 @@ class ElementReader:
             found = ", ".join(map(str, paths)) or "nothing"
             raise ValueError(f"`paths` must contain at least one readable element; got {found}.")
         return torch.stack([element.x for element in elements]), tuple(element.name for element in elements)
+
+    def sets_in(self, folder: Path) -> dict[str, Path]:
+        """Return the folders of sets by name: the subfolders with images, if the folder itself has no images.
+
+        Any other folder is one set, which has no name.
+        """
+        if isinstance(self._source, ImageReader) and not self._source.find(folder):
+            inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and not is_hidden(path.name)]
+            if found := {path.name: path for path in inside if self._source.find(path)}:
+                return found
+        return {"": folder}
 
     def files(self, folder: Path) -> list[Path]:
         """Return the images of a folder, or its tables if elements are rows, sorted by name."""

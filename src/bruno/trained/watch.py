@@ -246,7 +246,7 @@ class Watch:
 def grouped_elements(
     trained: TrainedData, source: Source | Iterable[Element], reader: ElementReader, one_set: bool
 ) -> Iterable[Element]:
-    """Elements with their groups, from files, lines or arrays.
+    """Elements with their groups, from files, lines or arrays; class folders of images are groups.
 
     If the model was trained on groups, each element of a file must name its group. Arrays and lists of
     elements are one set, unless the elements name groups.
@@ -262,7 +262,7 @@ def grouped_elements(
     if not reader.skip_bad:
         for path in paths:
             _check_readable(path, reader)
-    elements = reader.read(paths)
+    elements = reader.read(paths, class_folders=True)
     return elements if one_set else _with_groups(trained, elements, reader)
 
 
@@ -271,7 +271,8 @@ def _check_readable(path: str | Path, reader: ElementReader) -> None:
     if not str(path) or not Path(path).exists():
         raise FileNotFoundError(f"{str(path) or 'an empty path'}: no such file or folder.")
     if Path(path).is_dir():
-        reader.files(Path(path))
+        for folder in reader.sets_in(Path(path)).values():
+            reader.files(folder)
     else:
         check_regular(Path(path))
 
