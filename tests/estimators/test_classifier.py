@@ -79,6 +79,33 @@ def test_forgetting_what_was_not_added_changes_nothing(set_model, rows, labels, 
     np.testing.assert_array_equal(classifier.predict_proba(NEW), before)
 
 
+@pytest.mark.parametrize(
+    ("settings", "rows", "label", "message"),
+    [
+        ({}, [[math.nan, 1.0]], "c", "`X` must be complete"),
+        ({"prior": [2, 1]}, [[0.0, 1.0]], "c", "`prior` .*3 classes"),
+        ({"none_prior": 0.1, "none_label": "c"}, [[0.0, 1.0]], "c", "`none_label` .*got .*c"),
+    ],
+)
+def test_rejected_examples_change_nothing(settings, rows, label, message):
+    examples = np.random.default_rng(0).normal(size=(20, 2)) + 6 * np.repeat([[0.0], [1.0]], 10, 0)
+    classifier = FewShotClassifier(steps=2, **settings).fit(examples, ["a"] * 10 + ["b"] * 10)
+    before = classifier.predict_proba(examples)
+    with pytest.raises(ValueError, match=message):
+        classifier.partial_fit(rows, [label])
+    assert classifier.labels_.tolist() == ["a", "b"]
+    np.testing.assert_array_equal(classifier.predict_proba(examples), before)
+    np.testing.assert_array_equal(classifier.partial_fit(examples[:1], ["a"]).labels_, ["a", "b"])
+
+
+def test_a_class_that_the_prior_needs_cannot_be_forgotten(set_model):
+    classifier = FewShotClassifier(set_model, prior=[2, 1, 1, 1]).fit(ROWS, LABELS)
+    before = classifier.predict_proba(NEW)
+    with pytest.raises(ValueError, match=r"`prior` .*3 classes"):
+        classifier.forget(ROWS[LABELS == "ash"], LABELS[LABELS == "ash"])
+    np.testing.assert_array_equal(classifier.predict_proba(NEW), before)
+
+
 def test_the_temperature_calibrates_an_overconfident_model(set_model):
     """Pairs of equal columns count twice: without a temperature, probabilities are too sure."""
     random = np.random.default_rng(0)

@@ -241,6 +241,18 @@ def test_partial_fit_keeps_outliers_out_and_takes_new_sets(set_model):
     assert (detector.predict(rows, groups=groups) == 1).mean() > 0.85
 
 
+def test_rejected_rows_change_nothing(trained_detector):
+    detector = SetOutlierDetector(trained_detector.model_, novelty=True)
+    detector.fit(NORMAL[:40], groups=np.repeat([0, 1], 20))
+    before = detector.decision_function(NORMAL[:40], groups=np.repeat([0, 1], 20))
+    with pytest.raises(ValueError, match=r"`X` must be complete"):
+        detector.partial_fit([[math.nan, 1, 1, 1]], groups=[7])
+    with pytest.raises(ValueError, match=r"`groups` .*got .*7"):
+        detector.predict(NORMAL[:1], groups=[7])
+    after = detector.decision_function(NORMAL[:40], groups=np.repeat([0, 1], 20))
+    np.testing.assert_array_equal(after, before)
+
+
 # --- missing numbers, images -----------------------------------------------------------------------------
 
 

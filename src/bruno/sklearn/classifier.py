@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from sklearn.base import ClassifierMixin  # type: ignore[import-untyped]
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
 from sklearn.utils.validation import check_is_fitted, column_or_1d  # type: ignore[import-untyped]
@@ -98,18 +98,20 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         Args:
             X: the examples.
             y: their labels.
-            classes: labels of all classes, if some have no examples yet. The density of a class without
-                examples is that of a new class.
+            classes: labels of all classes, if some have no examples yet: these are as likely as a new class.
+
+        Raises:
+            ValueError: if rows or labels are rejected. Nothing is changed then.
         """
         if not hasattr(self, "evidence_"):
             return self._fit(X, y, classes)
         x, y = self._validated_with_labels(X, y)
-        which = self._numbered(y, classes)
-        encoded = self._encoded(x, which)
+        labels, which = self._numbered(self.labels_, y, classes)
+        before = extended(self.evidence_, len(labels))
+        encoded = self._encoded(x, before[which])
         unseen = torch.ones_like(which, dtype=torch.bool)
-        self.evidence_ = self.evidence_ + grouped_evidence(encoded.z, which, len(self.labels_), unseen)
-        self._sample = self._sample.adding(encoded, which, unseen)
-        self._update()
+        added = grouped_evidence(encoded.z, which, len(labels), unseen)
+        self._take(labels, before + added, self._sample.adding(encoded, which, unseen))
         return self
 
     def forget(self, X: Any, y: Any) -> FewShotClassifier:
@@ -125,8 +127,8 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         unknown = sorted(set(np.unique(y)) - set(self.labels_))
         if unknown:
             raise ValueError(f"`y` must be labels of examples that were added; got {unknown[0]!r}.")
-        which = self._numbered(y, None)
-        encoded = self._encoded(x, which)
+        _, which = self._numbered(self.labels_, y, None)
+        encoded = self._encoded(x, self.evidence_[which])
         gone = torch.ones_like(which, dtype=torch.bool)
         evidence = self.evidence_ - grouped_evidence(encoded.z, which, len(self.labels_), gone)
         kept = (evidence.count > 0) | (self.evidence_.count == 0)
@@ -134,9 +136,8 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
             raise ValueError(f"`X` must leave at least one example; got all {len(x)}.")
         sample = self._sample.without(encoded.z, which)
         sample = sample.only(kept[sample.labels])
-        self._sample = replace(sample, labels=(kept.cumsum(0) - 1)[sample.labels])
-        self.labels_, self.evidence_ = self.labels_[kept.cpu().numpy()], evidence[kept]
-        self._update()
+        sample = replace(sample, labels=(kept.cumsum(0) - 1)[sample.labels])
+        self._take(self.labels_[kept.cpu().numpy()], evidence[kept], sample)
         return self
 
     # --- predictions -------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         x = self._elements(self.model_, self._validated(X))
         encoded = self._scorer.encode(self._complete(self.model_.prior(), x))  # the class is not known
-        log_scores = self._log_scores(encoded.z)
+        log_scores = self._log_scores(encoded.z, self.evidence_)
         if self.none_prior:
             new = self.model_.process.log_prob(encoded.z).double().unsqueeze(1)
             log_scores = torch.cat([log_scores, new], 1)
@@ -169,19 +170,16 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         given = self._given()
         self._remember(given)
         x, y = self._validated_with_labels(X, y, reset=True, least=2 if given is None else 1)
-        self.labels_ = np.unique(y)
-        numbers = np.searchsorted(self.labels_, y)
+        known, numbers = np.unique(y, return_inverse=True)
         held_out = self._held_out(len(x), given)
         self.model_ = self._model_for(given, x[~held_out], numbers[~held_out])
         self._scorer = SetScorer(self.model_)
-        self.evidence_ = Evidence.empty(self.model_.dim, (len(self.labels_),), device=self.model_.device)
-        which = self._numbered(y, classes)
+        labels, which = self._numbered(known, y, classes)
         elements = self.model_.impute(self._elements(self.model_, x), which)
         encoded, every = self._scorer.encode(elements), torch.ones_like(which, dtype=torch.bool)
-        self.evidence_ = grouped_evidence(encoded.z, which, len(self.labels_), every)
         unseen = torch.from_numpy(held_out if given is None else ~held_out).to(which.device)
-        self._sample = RowSample.empty(self.model_, self._seed()).adding(encoded, which, unseen)
-        self._update()
+        sample = RowSample.empty(self.model_, self._seed()).adding(encoded, which, unseen)
+        self._take(labels, grouped_evidence(encoded.z, which, len(labels), every), sample)
         return self
 
     def _check_parameters(self) -> None:
@@ -201,78 +199,80 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         return x, column_or_1d(y, warn=True)
 
-    def _numbered(self, y: Array, classes: Any) -> Int[Tensor, " n"]:
-        """The position of each label in `labels_`, after new ones are appended to it."""
-        fresh = np.setdiff1d(y if classes is None else np.union1d(y, np.asarray(classes)), self.labels_)
-        if len(fresh):
-            self.labels_ = np.concatenate([self.labels_, fresh])
-            self.evidence_ = extended(self.evidence_, len(self.labels_))
-        order = np.argsort(self.labels_, kind="stable")
-        numbers = order[np.searchsorted(self.labels_, y, sorter=order)]
-        return torch.from_numpy(numbers).to(self.model_.device)
+    def _numbered(self, known: Array, y: Array, classes: Any) -> tuple[Array, Int[Tensor, " n"]]:
+        """The known labels, then new ones of `y` and `classes`; and the position of each of `y` in them."""
+        fresh = np.setdiff1d(y if classes is None else np.union1d(y, np.asarray(classes)), known)
+        labels = np.concatenate([known, fresh]) if len(fresh) else known
+        order = np.argsort(labels, kind="stable")
+        numbers = order[np.searchsorted(labels, y, sorter=order)]
+        return labels, torch.from_numpy(numbers).to(self.model_.device)
 
-    def _encoded(self, x: Array, which: Int[Tensor, " n"]) -> Encoded:
-        posterior = Posterior(self.model_, self.evidence_[which])
+    def _encoded(self, x: Array, evidence: Evidence) -> Encoded:
+        """Latents of rows, whose missing numbers are imputed given the evidence of each."""
+        posterior = Posterior(self.model_, evidence)
         return self._scorer.encode(self._complete(posterior, self._elements(self.model_, x)))
 
     def _log_scores(
-        self, z: Float[Tensor, "n dim"], own: Int[Tensor, " n"] | None = None
+        self, z: Float[Tensor, "n dim"], evidence: Evidence, own: Int[Tensor, " n"] | None = None
     ) -> Float[Tensor, "n classes"]:
-        """log p(z | examples) of all classes; a row of class `own` is first removed from its class."""
-        size = part_size(len(self.labels_) * self.model_.dim, z.device)
-        parts = [log_prob_given(self.model_, some.unsqueeze(1), self.evidence_) for some in z.split(size)]
+        """log p(z | examples) of all classes; examples of class `own` are first removed from it."""
+        size = part_size(len(evidence.count) * self.model_.dim, z.device)
+        parts = [log_prob_given(self.model_, some.unsqueeze(1), evidence) for some in z.split(size)]
         found = torch.cat(parts).double()
         if own is not None:
             single = Evidence(torch.ones_like(own), z.double(), torch.zeros_like(z, dtype=torch.double))
-            alone = log_prob_given(self.model_, z, self.evidence_[own] - single).double()
+            alone = log_prob_given(self.model_, z, evidence[own] - single).double()
             found[torch.arange(len(z), device=z.device), own] = alone
         return found
 
     @torch.no_grad()
-    def _update(self) -> None:
-        """Fit the temperature, and set the order of the classes and their prior."""
-        names = self.labels_
-        if self.none_prior:
-            names = np.concatenate([names, np.array([self._none_label()])])
-        self._order = np.argsort(names, kind="stable")
-        self.classes_ = names[self._order]
-        self._log_prior = torch.log(torch.from_numpy(self._prior_of_classes()))
-        self.temperature_ = self._fitted() if self.temperature == "auto" else float(self.temperature)
+    def _take(self, labels: Array, evidence: Evidence, sample: RowSample) -> None:
+        """Replace the examples of all classes, with the prior and the temperature that follow from them.
 
-    def _fitted(self) -> float:
-        """The temperature fitted to examples that were not trained on; 1 if none of them is misclassified."""
-        sample = self._sample.only(self._sample.marked & self._has_others(self._sample.labels))
-        if len(self.labels_) < 2 or not len(sample.labels):
+        Everything that may be rejected is computed before the first assignment.
+        """
+        names = labels
+        if self.none_prior:
+            names = np.concatenate([names, np.array([self._none_label(labels)])])
+        order = np.argsort(names, kind="stable")
+        log_prior = torch.log(torch.from_numpy(self._prior_of_classes(labels, evidence)))
+        fit = self.temperature == "auto"
+        temperature = self._fitted(evidence, sample) if fit else float(self.temperature)
+        self.labels_, self.evidence_, self._sample = labels, evidence, sample
+        self.classes_, self._order, self._log_prior = names[order], order, log_prior
+        self.temperature_ = temperature
+
+    def _fitted(self, evidence: Evidence, sample: RowSample) -> float:
+        """The temperature that fits examples unseen in training; 1 if none of them is misclassified."""
+        has_others = evidence.count[sample.labels] > 1
+        sample = sample.only(sample.marked & has_others)
+        if len(evidence.count) < 2 or not len(sample.labels):
             return 1.0
-        log_scores = self._log_scores(sample.encoded.z.to(self.model_.process.mean.dtype), sample.labels)
+        z = sample.encoded.z.to(self.model_.process.mean.dtype)
+        log_scores = self._log_scores(z, evidence, sample.labels)
         if bool((log_scores.argmax(1) == sample.labels).all()):
             return 1.0
         return best_temperature(sample.labels, log_scores)
 
-    def _has_others(self, labels: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        several: Tensor = self.evidence_.count[labels] > 1
-        return several
-
-    def _prior_of_classes(self) -> Array:
-        """The prior of `labels_`, then of "none of these"."""
+    def _prior_of_classes(self, labels: Array, evidence: Evidence) -> Array:
+        """The prior of the labels, then of "none of these"."""
         if isinstance(self.prior, str):
-            counts = self.evidence_.count.double().cpu().numpy()
-            weights = np.ones(len(self.labels_)) if self.prior == "uniform" else np.maximum(counts, 1)
+            counts = evidence.count.double().cpu().numpy()
+            weights = np.ones(len(labels)) if self.prior == "uniform" else np.maximum(counts, 1)
         else:
             weights = np.asarray(self.prior, dtype=np.float64)
-            if weights.shape != self.labels_.shape or not (weights > 0).all():
+            if weights.shape != labels.shape or not (weights > 0).all():
                 raise ValueError(
-                    f"`prior` must be a positive number for each of {len(self.labels_)} classes; got "
-                    f"{self.prior}."
+                    f"`prior` must be a positive number for each of {len(labels)} classes; got {self.prior}."
                 )
-            weights = weights[np.argsort(np.argsort(self.labels_, kind="stable"))]
+            weights = weights[np.argsort(np.argsort(labels, kind="stable"))]
         weights = weights / weights.sum() * (1 - self.none_prior)
         return np.append(weights, self.none_prior) if self.none_prior else weights
 
-    def _none_label(self) -> Any:
+    def _none_label(self, labels: Array) -> Any:
         label = self.none_label
         if label is None:
-            label = -1 if self.labels_.dtype.kind in "biuf" else "none of these"
-        if label in set(self.labels_):
+            label = -1 if labels.dtype.kind in "biuf" else "none of these"
+        if label in set(labels):
             raise ValueError(f"`none_label` must not be the label of a class; got {label!r}.")
         return label

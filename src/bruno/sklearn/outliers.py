@@ -144,16 +144,20 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any = None, groups: Any = None) -> SetOutlierDetector:
         """Add rows to their sets, which may be new; the first call is `fit`.
 
-        Rows with a p-value of at most 1 % under the model are excluded, unless `count_all` is set.
+        Rows with a p-value of at most 1 % under the model do not count, unless `count_all`.
+
+        Raises:
+            ValueError: if rows or groups are rejected. Nothing is changed then.
         """
         if not hasattr(self, "evidence_"):
             return self.fit(X, y, groups)
         x = self._validated(X)
-        labels, self.groups_ = group_labels(groups, len(x), self.groups_)
-        sets, which = max(1, len(self.groups_)), torch.from_numpy(labels).to(self.model_.device)
+        labels, names = group_labels(groups, len(x), self.groups_)
+        sets, which = max(1, len(names)), torch.from_numpy(labels).to(self.model_.device)
         before = extended(self.evidence_, sets)
         encoded = self._encoded(x, Posterior(self.model_, before[which]))
         counts = self._counts(encoded, which, before)
+        self.groups_ = names
         self.evidence_ = before + grouped_evidence(encoded.z, which, sets, counts)
         self._sample = self._sample.adding(encoded, which, counts)
         self._references = self._scorer.references(self.evidence_, batch=False, rate=self.rate)
