@@ -42,6 +42,17 @@ class TestEveryPredictive:
             draws[0], distribution.sample((5,), generator=torch.Generator().manual_seed(4))
         )
 
+    def test_common_samples_of_a_batch_are_those_of_each_member_alone(self, distribution):
+        batch = distribution.expand((2, 4, 3))
+        batch.loc = torch.arange(8.0).view(2, 4, 1).expand(2, 4, 3)
+
+        def samples(part):
+            return part.sample((5,), generator=torch.Generator().manual_seed(3), common=True)
+
+        together, alone = samples(batch), samples(distribution.expand((3,)))
+        deviations = (alone - distribution.loc).view(5, 1, 1, 3)
+        torch.testing.assert_close(together - batch.loc, deviations.expand(5, 2, 4, 3))
+
     def test_composes_with_torch(self, distribution):
         rows = torch.distributions.Independent(distribution.expand((2, 3)), 1)
         assert rows.sample((4,)).shape == (4, 2, 3)

@@ -104,40 +104,73 @@ class StudentT(td.StudentT):
         density = 0.5 * (self.df + 1) * torch.log1p(standardised.square() / self.df)
         return normaliser.to(density.dtype) - self.scale.log() - density
 
-    def rsample(self, sample_shape: Sequence[int] = Size(), *, generator: Generator | None = None) -> Tensor:
+    def rsample(
+        self,
+        sample_shape: Sequence[int] = Size(),
+        *,
+        generator: Generator | None = None,
+        common: bool = False,
+    ) -> Tensor:
         """Bailey's polar method with no rejection (appendix D of the paper, without its stray 1/r).
 
         With a, b uniform on (0, 1), r = max(a, b) and α = 2π min(a, b)/r::
 
             t = cos(α) · sqrt(ν · (r^(−4/ν) − 1))
 
-        is Student-t with ν degrees of freedom; `expm1` keeps it accurate when ν is large.
+        is Student-t with ν degrees of freedom; `expm1` keeps it accurate when ν is large. If `common`, all
+        members of the batch (*batch, dim) have the same a and b: one for each sample and dimension.
         """
-        shape = self._extended_shape(Size(sample_shape))
+        shape = _shape_of_noise(self, sample_shape, common)
         a, b = _open_uniform((2, *shape), self.loc, generator)
         r = torch.maximum(a, b)
         radius = torch.sqrt(self.df * torch.expm1(-4.0 * r.log() / self.df))
         return self.loc + self.scale * radius * torch.cos(2 * math.pi * torch.minimum(a, b) / r)
 
-    def sample(self, sample_shape: Sequence[int] = Size(), *, generator: Generator | None = None) -> Tensor:
+    def sample(
+        self,
+        sample_shape: Sequence[int] = Size(),
+        *,
+        generator: Generator | None = None,
+        common: bool = False,
+    ) -> Tensor:
         """As `rsample`, with no gradient."""
         with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
+            return self.rsample(sample_shape, generator=generator, common=common)
 
 
 class Normal(td.Normal):
     """`torch.distributions.Normal` with a generator for its samples."""
 
-    def rsample(self, sample_shape: Sequence[int] = Size(), *, generator: Generator | None = None) -> Tensor:
-        """Differentiable samples, reproducible with a generator."""
-        shape = self._extended_shape(Size(sample_shape))
+    def rsample(
+        self,
+        sample_shape: Sequence[int] = Size(),
+        *,
+        generator: Generator | None = None,
+        common: bool = False,
+    ) -> Tensor:
+        """Differentiable samples, reproducible with a generator; `common` as in `StudentT.rsample`."""
+        shape = _shape_of_noise(self, sample_shape, common)
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device, generator=generator)
         return self.loc + self.scale * noise
 
-    def sample(self, sample_shape: Sequence[int] = Size(), *, generator: Generator | None = None) -> Tensor:
+    def sample(
+        self,
+        sample_shape: Sequence[int] = Size(),
+        *,
+        generator: Generator | None = None,
+        common: bool = False,
+    ) -> Tensor:
         """As `rsample`, with no gradient."""
         with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
+            return self.rsample(sample_shape, generator=generator, common=common)
+
+
+def _shape_of_noise(distribution: td.Distribution, sample_shape: Sequence[int], common: bool) -> Size:
+    """Shape of the random numbers of samples (*samples, *batch, dim), or (*samples, 1, …, dim) if common."""
+    batch = distribution.batch_shape
+    if common:
+        batch = Size((*[1] * len(batch[:-1]), *batch[-1:]))
+    return Size((*sample_shape, *batch))
 
 
 def _open_uniform(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:

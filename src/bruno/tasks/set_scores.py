@@ -198,11 +198,14 @@ class SetScorer:
 
     @torch.no_grad()
     def draws(self, evidence: Evidence) -> Float[Tensor, "*batch draws"]:
-        """Scores of elements drawn from the predictive of each set, increasing."""
-        model, sets = self.model, evidence.reshape(-1)
-        generator, parts = _generator(model, self.seed), []
+        """Scores of elements drawn from the predictive of each set, increasing.
+
+        All sets have common random numbers: the draws of a set do not depend on the other sets.
+        """
+        model, sets, parts = self.model, evidence.reshape(-1), []
         for some in torch.arange(len(sets.count)).split(max(1, _NUMBERS_AT_A_TIME // (_DRAWS * model.dim))):
-            z = model.process.predictive(sets[some]).sample((_DRAWS,), generator=generator)
+            generator = _generator(model, self.seed)
+            z = model.process.predictive(sets[some]).sample((_DRAWS,), generator=generator, common=True)
             needed = self.criterion == "density" or self.reference > -math.inf
             log_det = _log_det(model, z) if needed else z.new_zeros(z.shape[:-1])
             parts.append(self.scores(Encoded(z, log_det), sets[some]).T.sort(-1).values)

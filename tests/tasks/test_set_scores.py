@@ -1,0 +1,41 @@
+"""Scores of labelled sets, and the draws that they are compared with."""
+
+import pytest
+import torch
+from tasks.machines import machine_model, machines
+
+from bruno.tasks.set_scores import ScoredSets, SetScorer
+
+
+@pytest.fixture(scope="module")
+def scorer() -> SetScorer:
+    return SetScorer.of(machine_model(), "score")
+
+
+def faulty_machines() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of eight machines, some with faults, and the machine of each."""
+    examples = machines(8, 15, seed=3, fault_rate=0.1)
+    return examples.elements, examples.labels
+
+
+def scored(scorer: SetScorer, x: torch.Tensor, labels: torch.Tensor) -> ScoredSets:
+    return scorer.score_sets(scorer.encode(x), labels, int(labels.max()) + 1)
+
+
+def test_what_a_set_is_compared_with_does_not_depend_on_the_other_sets(scorer):
+    evidence = scored(scorer, *faulty_machines()).evidence
+    draws, cutoffs = scorer.draws(evidence), scorer.cutoffs(evidence)
+    for i in range(8):
+        torch.testing.assert_close(scorer.draws(evidence[i]), draws[i], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(scorer.cutoffs(evidence[i]), cutoffs[i], rtol=1e-4, atol=1e-4)
+
+
+def test_scores_of_a_set_do_not_depend_on_the_other_sets(scorer):
+    x, labels = faulty_machines()
+    together = scored(scorer, x, labels)
+    assert not together.counts.all()
+    for i in range(8):
+        own = labels == i
+        alone = scored(scorer, x[own], torch.zeros_like(labels[own]))
+        assert torch.equal(alone.counts, together.counts[own])
+        torch.testing.assert_close(alone.scores, together.scores[own], rtol=1e-4, atol=1e-4)
