@@ -18,6 +18,7 @@ from bruno.tasks.keep_out import (
     scores_within,
     stream_scores,
     typical_elements,
+    with_typical,
 )
 from bruno.tasks.metrics import roc_auc
 
@@ -82,6 +83,16 @@ def test_unusable_elements_never_count_and_pairs_always_do(model):
     assert torch.equal(counts, usable)
     assert typical_elements(model, z[:, :2], Cutoffs((math.inf,))).all()
     assert typical_elements(model, z, Cutoffs((math.inf,))).sum(1).min() >= 3  # never fewer than half
+
+
+def test_typical_elements_are_put_back_until_nothing_changes_but_half_of_a_set_stays():
+    places, usable = torch.arange(6), torch.arange(6) < torch.tensor([[6], [5], [2]])
+
+    def next_to_those_inside(inside):
+        return places <= inside.sum(-1, keepdim=True)
+
+    assert torch.equal(with_typical(usable & (places < 3), usable, next_to_those_inside), usable)
+    assert torch.equal(with_typical(usable, usable, torch.zeros_like), usable)
 
 
 def test_the_order_of_a_batch_does_not_matter(model):

@@ -120,9 +120,9 @@ def typical_elements(
 ) -> Bool[Tensor, "*batch n"]:
     """Which elements of complete sets are typical of their set, even if outliers resemble each other.
 
-    First, the element with the lowest score given the others is removed repeatedly, until half of the set is
-    left. Then, every element whose score given the remaining others is at least the cutoff is put back, until
-    nothing changes. Sets of fewer than three elements have no majority, so all their elements count.
+    The element with the lowest score given the others is removed, again and again, until half of the set is
+    left. Then all elements are put back whose score given the others inside is at least the cutoff, until
+    nothing changes (`with_typical`). Sets of fewer than three elements have no majority: all elements count.
 
     Args:
         model: a model of such sets.
@@ -134,12 +134,32 @@ def typical_elements(
     usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
     if scores is None:
         scores = partial(scores_within, model, z, prior=model.process.log_prob(z))
-    size, inside = usable.sum(-1, keepdim=True), majority(usable, scores)
-    half = _half(size)
-    for _ in range(_ROUNDS):
+
+    def typical(inside: Tensor) -> Tensor:
         others = inside.sum(-1, keepdim=True) - inside.long()
-        back = usable & ((scores(inside) >= cutoffs.at(others)) | (size < 3))
-        back = torch.where(back.sum(-1, keepdim=True) >= half, back, inside)  # never fewer than half
+        return scores(inside) >= cutoffs.at(others)
+
+    return with_typical(majority(usable, scores), usable, typical)
+
+
+def with_typical(
+    inside: Bool[Tensor, "*batch n"],
+    usable: Bool[Tensor, "*batch n"],
+    typical: Callable[[Tensor], Tensor],
+) -> Bool[Tensor, "*batch n"]:
+    """The usable elements that are typical given those inside, again and again until nothing changes.
+
+    At least half of each set stays inside, and all of a set of fewer than three elements.
+
+    Args:
+        inside: elements to begin with, such as the `majority`.
+        usable: elements that may count.
+        typical: from the elements inside to those that are typical given the others inside.
+    """
+    size = usable.sum(-1, keepdim=True)
+    for _ in range(_ROUNDS):
+        back = usable & (typical(inside) | (size < 3))
+        back = torch.where(back.sum(-1, keepdim=True) >= _half(size), back, inside)
         if torch.equal(back, inside):
             break
         inside = back

@@ -26,6 +26,7 @@ from bruno.tasks.keep_out import (
     scores_within,
     shortfall,
     typical_elements,
+    with_typical,
 )
 from bruno.tasks.references import CalibratedReference, Reference
 
@@ -35,10 +36,9 @@ CRITERIA: tuple[Criterion, ...] = ("score", "density")
 _DRAWS = 999  # samples of the predictive that scores are compared with
 _CENSORED_DIVISOR = 10  # the lowest tenth of the p-values is censored, as it may be of outliers
 _SHRINKAGE = 2  # number of p-values that an exponent of 1 counts as
-_WIDEST = 3.0  # largest exponent, for a model that is too wide
-_CUTOFF = 0.01  # an element with a lower p-value is excluded from the evidence
-_ROUNDS = 10  # elements are put back in at most this many rounds
-_FURTHEST = 1e4  # larger latents never count: the squares of the others would be lost to rounding
+_WIDEST = 3.0  # exponent of a model that is too wide
+_CUTOFF = 0.01  # p-value at which an element does not count
+_FURTHEST = 1e4  # latents beyond it never count: their squares would cancel those of the others
 _ENCODED_AT_A_TIME = 4096
 _NUMBERS_AT_A_TIME = 2**21
 
@@ -183,16 +183,13 @@ class SetScorer:
         if self.calibration is not None:
             return typical_elements(self.model, z, self.calibration.cutoffs, usable)
         ranked_by = subtracted if self.model.levels else -log_det
-        inside = least = majority(usable, partial(scores_within, self.model, z, prior=ranked_by))
-        small = usable.sum(-1, keepdim=True) < 3
-        for _ in range(_ROUNDS):
-            cutoff = self.cutoffs(evidence_within(z, inside)).unsqueeze(-1)
-            back = usable & ((scores_within(self.model, z, inside, subtracted) >= cutoff) | small)
-            back = torch.where(back.sum(-1, keepdim=True) >= least.sum(-1, keepdim=True), back, inside)
-            if torch.equal(back, inside):
-                break
-            inside = back
-        return inside
+        most = majority(usable, partial(scores_within, self.model, z, prior=ranked_by))
+
+        def typical(inside: Tensor) -> Tensor:
+            cutoffs = self.cutoffs(evidence_within(z, inside)).unsqueeze(-1)
+            return scores_within(self.model, z, inside, subtracted) >= cutoffs
+
+        return with_typical(most, usable, typical)
 
     # --- p-values ----------------------------------------------------------------------------------------
 
