@@ -88,11 +88,25 @@ def test_unusable_elements_never_count_and_pairs_always_do(model):
 def test_typical_elements_are_put_back_until_nothing_changes_but_half_of_a_set_stays():
     places, usable = torch.arange(6), torch.arange(6) < torch.tensor([[6], [5], [2]])
 
-    def next_to_those_inside(inside):
+    def next_to_those_inside(inside, changed):
         return places <= inside.sum(-1, keepdim=True)
 
     assert torch.equal(with_typical(usable & (places < 3), usable, next_to_those_inside), usable)
-    assert torch.equal(with_typical(usable, usable, torch.zeros_like), usable)
+    assert torch.equal(with_typical(usable, usable, lambda inside, changed: inside & False), usable)
+
+
+def test_sets_that_did_not_change_are_left_as_they_are():
+    usable, seen = torch.ones(3, 6, dtype=torch.bool), []
+
+    def grown(inside, changed):
+        seen.append(changed.tolist())
+        found = inside.clone()
+        found[changed] = torch.arange(6) <= inside[changed].sum(-1, keepdim=True)
+        return found
+
+    inside = torch.arange(6) < torch.tensor([[3], [5], [6]])
+    assert with_typical(inside, usable, grown).all()
+    assert seen == [[True] * 3, [True, True, False], [True, False, False], [True, False, False]]
 
 
 def test_the_order_of_a_batch_does_not_matter(model):

@@ -30,6 +30,17 @@ def test_what_a_set_is_compared_with_does_not_depend_on_the_other_sets(scorer):
         torch.testing.assert_close(scorer.cutoffs(evidence[i]), cutoffs[i], rtol=1e-4, atol=1e-4)
 
 
+def test_sets_that_no_longer_change_are_not_compared_with_draws_again(scorer, monkeypatch):
+    compared, cutoffs = [], SetScorer.cutoffs
+    monkeypatch.setattr(
+        SetScorer, "cutoffs", lambda self, given: compared.append(len(given.count)) or cutoffs(self, given)
+    )
+    scored(scorer, *faulty_machines())
+    assert compared[0] == 8
+    assert 0 < compared[-1] < 8
+    assert compared == sorted(compared, reverse=True)
+
+
 def test_scores_of_a_set_do_not_depend_on_the_other_sets(scorer):
     x, labels = faulty_machines()
     together = scored(scorer, x, labels)

@@ -135,7 +135,7 @@ def typical_elements(
     if scores is None:
         scores = partial(scores_within, model, z, prior=model.process.log_prob(z))
 
-    def typical(inside: Tensor) -> Tensor:
+    def typical(inside: Tensor, _: Tensor) -> Tensor:
         others = inside.sum(-1, keepdim=True) - inside.long()
         return scores(inside) >= cutoffs.at(others)
 
@@ -145,7 +145,7 @@ def typical_elements(
 def with_typical(
     inside: Bool[Tensor, "*batch n"],
     usable: Bool[Tensor, "*batch n"],
-    typical: Callable[[Tensor], Tensor],
+    typical: Callable[[Tensor, Tensor], Tensor],
 ) -> Bool[Tensor, "*batch n"]:
     """The usable elements that are typical given those inside, again and again until nothing changes.
 
@@ -154,13 +154,17 @@ def with_typical(
     Args:
         inside: elements to begin with, such as the `majority`.
         usable: elements that may count.
-        typical: from the elements inside to those that are typical given the others inside.
+        typical: from the elements inside, and whether each set (*batch) changed in the last round, to the
+            elements that are typical given the others inside. For a set that did not change, it may return
+            those inside.
     """
     size = usable.sum(-1, keepdim=True)
+    changed = torch.ones(inside.shape[:-1], dtype=torch.bool, device=inside.device)
     for _ in range(_ROUNDS):
-        back = usable & (typical(inside) | (size < 3))
+        back = usable & (typical(inside, changed) | (size < 3))
         back = torch.where(back.sum(-1, keepdim=True) >= _half(size), back, inside)
-        if torch.equal(back, inside):
+        changed = (back != inside).any(-1)
+        if not bool(changed.any()):
             break
         inside = back
     return inside

@@ -40,7 +40,7 @@ _WIDEST = 3.0  # exponent of a model that is too wide
 _CUTOFF = 0.01  # p-value at which an element does not count
 _FURTHEST = 1e4  # latents beyond it never count: their squares would cancel those of the others
 _ENCODED_AT_A_TIME = 4096
-_NUMBERS_AT_A_TIME = 2**21
+_NUMBERS_AT_A_TIME = 2**19  # a few megabytes, which stay in the cache of a CPU
 
 
 class ScoredSets(NamedTuple):
@@ -185,9 +185,12 @@ class SetScorer:
         ranked_by = subtracted if self.model.levels else -log_det
         most = majority(usable, partial(scores_within, self.model, z, prior=ranked_by))
 
-        def typical(inside: Tensor) -> Tensor:
-            cutoffs = self.cutoffs(evidence_within(z, inside)).unsqueeze(-1)
-            return scores_within(self.model, z, inside, subtracted) >= cutoffs
+        def typical(inside: Tensor, changed: Tensor) -> Tensor:
+            found, z_changed, given = inside.clone(), z[changed], inside[changed]
+            cutoffs = self.cutoffs(evidence_within(z_changed, given)).unsqueeze(-1)
+            scores = scores_within(self.model, z_changed, given, subtracted[changed])
+            found[changed] = scores >= cutoffs
+            return found
 
         return with_typical(most, usable, typical)
 
