@@ -11,6 +11,7 @@ from set_rows import sets_of_rows
 import bruno
 from bruno.sklearn import SetOutlierDetector
 from bruno.tasks.references import Reference
+from bruno.tasks.set_scores import SetScorer
 
 NORMAL = np.random.default_rng(1).normal(size=(200, 4))
 
@@ -74,6 +75,10 @@ def test_a_small_model_does_not_learn_an_outlier(seed):
     detector = SetOutlierDetector(random_state=seed, steps=12)
     assert detector.fit_predict(rows)[7] == -1
     assert detector.p_values_[7] < 1e-5
+
+
+def test_so_few_rows_that_none_is_held_out_are_judged():
+    assert SetOutlierDetector(steps=2).fit_predict(NORMAL[:5]).tolist() == [1] * 5
 
 
 def test_each_row_is_judged_within_its_group(set_model):
@@ -239,6 +244,36 @@ def test_partial_fit_keeps_outliers_out_and_takes_new_sets(set_model):
     detector.partial_fit(rows[80:], groups=groups[80:])
     assert detector.groups_.tolist() == [0, 1, 2]
     assert (detector.predict(rows, groups=groups) == 1).mean() > 0.85
+
+
+def test_partial_fit_draws_only_for_the_sets_that_received_rows(set_model, monkeypatch):
+    rows, groups = sets_of_rows(12, 20, seed=6)
+    detector = SetOutlierDetector(set_model, novelty=True).fit(rows[:200], groups=groups[:200])
+    drawn, draws = [], SetScorer.draws
+    monkeypatch.setattr(
+        SetScorer, "draws", lambda self, given: drawn.append(len(given.count)) or draws(self, given)
+    )
+    new = np.r_[0:5, 20:22, 200:240]  # of two known sets and two new ones
+    detector.partial_fit(rows[new], groups=groups[new])
+    assert max(drawn) == 4
+    whole = detector._scorer.references(detector.evidence_, batch=False, rate=detector.rate)
+    expected = [reference.threshold(detector.rate) for reference in whole]
+    np.testing.assert_allclose(detector.offset_, expected, atol=1e-4)
+    assert detector.groups_.tolist() == list(range(12))
+
+
+def test_new_sets_are_judged_as_if_added_one_after_the_other(set_model):
+    rows, groups = sets_of_rows(6, 20, seed=6)
+    rows[::7] += 9
+    together, apart = (
+        SetOutlierDetector(set_model, novelty=True).fit(rows[:20], groups=groups[:20]) for _ in range(2)
+    )
+    together.partial_fit(rows[20:], groups=groups[20:])
+    for i in range(1, 6):
+        apart.partial_fit(rows[groups == i], groups=groups[groups == i])
+    assert together.evidence_.count.max() < 20
+    np.testing.assert_array_equal(together.evidence_.count, apart.evidence_.count)
+    np.testing.assert_allclose(together.offset_, apart.offset_, atol=1e-4)
 
 
 def test_rejected_rows_change_nothing(trained_detector):

@@ -1,10 +1,11 @@
 """Scores of labelled sets, and the draws that they are compared with."""
 
+import numpy as np
 import pytest
 import torch
 from tasks.machines import machine_model, machines
 
-from bruno.tasks.set_scores import ScoredSets, SetScorer
+from bruno.tasks.set_scores import ScoredSets, SetScorer, positions_by_label
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +21,13 @@ def faulty_machines() -> tuple[torch.Tensor, torch.Tensor]:
 
 def scored(scorer: SetScorer, x: torch.Tensor, labels: torch.Tensor) -> ScoredSets:
     return scorer.score_sets(scorer.encode(x), labels, int(labels.max()) + 1)
+
+
+def test_positions_by_label_are_those_of_each_label_in_order():
+    labels = np.array([3, 0, 3, 5, 0, 3])
+    found = {label: own.tolist() for label, own in positions_by_label(labels)}
+    assert found == {0: [1, 4], 3: [0, 2, 5], 5: [3]}
+    assert list(positions_by_label(labels[:0])) == []
 
 
 def test_what_a_set_is_compared_with_does_not_depend_on_the_other_sets(scorer):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +19,13 @@ from bruno.sklearn.base import Array, SetEstimator, group_labels
 from bruno.sklearn.sample import RowSample, extended
 from bruno.tasks.anomaly import check_rate
 from bruno.tasks.explanation import Explanation, explain_scores
-from bruno.tasks.set_scores import SetScorer, grouped_evidence
+from bruno.tasks.set_scores import SetScorer, grouped_evidence, positions_by_label
 from bruno.trained import Trained
 
 _NARROW_SMALL_MODEL, _NARROW_GIVEN_MODEL = 0.1, 0.5  # smallest exponents of p-values
 _LEFT_OUT_DIVISOR = 20  # the least likely twentieth of the rows is left out of the training of a small model
 _FEW = 3  # a set of fewer rows has no majority
+_Value = TypeVar("_Value")
 
 
 def _for_new_rows(detector: SetOutlierDetector) -> bool:
@@ -132,11 +134,12 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         self.evidence_ = scored.evidence
         self.scores_, self.counts_ = scored.scores.double().cpu().numpy(), scored.counts.cpu().numpy()
         self._sample = RowSample.empty(self.model_, self._seed()).adding(encoded, which, scored.counts)
-        by_set = [scored.scores[which == label] for label in range(sets)]
+        by_set = [torch.from_numpy(self.scores_[own]) for _, own in positions_by_label(labels)]
         self._references = self._scorer.references(
             self.evidence_, batch=not self.novelty, rate=self.rate, by_set=by_set
         )
-        self.offset_ = self._fitted_offset(self.scores_)
+        self._thresholds = [reference.threshold(self.rate) for reference in self._references]
+        self.offset_ = self._fitted_offset(lambda: self.scores_)
         self.p_values_ = self._p_values(self.scores_, labels)
         return self
 
@@ -156,14 +159,16 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         sets, which = max(1, len(names)), torch.from_numpy(labels).to(self.model_.device)
         before = extended(self.evidence_, sets)
         encoded = self._encoded(x, Posterior(self.model_, before[which]))
-        counts = self._counts(encoded, which, before)
-        self.groups_ = names
-        self.evidence_ = before + grouped_evidence(encoded.z, which, sets, counts)
+        changed, own = which.unique(return_inverse=True)
+        counts = self._counts(encoded, own, before[changed])
+        evidence = before + grouped_evidence(encoded.z, which, sets, counts)
+        references = self._scorer.references(evidence[changed], batch=False, rate=self.rate)
+        thresholds = [reference.threshold(self.rate) for reference in references]
+        self.groups_, self.evidence_ = names, evidence
         self._sample = self._sample.adding(encoded, which, counts)
-        self._references = self._scorer.references(self.evidence_, batch=False, rate=self.rate)
-        kept = self._sample
-        scores = self._scorer.leave_one_out(kept.encoded, kept.labels, kept.marked, self.evidence_)
-        self.offset_ = self._fitted_offset(scores.double().cpu().numpy())
+        self._references = _replaced(self._references, changed.tolist(), references)
+        self._thresholds = _replaced(self._thresholds, changed.tolist(), thresholds)
+        self.offset_ = self._fitted_offset(self._scores_of_sample)
         return self
 
     @available_if(_for_the_set)  # type: ignore[untyped-decorator]
@@ -199,13 +204,12 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
     @available_if(_for_new_rows)  # type: ignore[untyped-decorator]
     def explain(self, X: Any, groups: Any = None, *, permutations: int = 128) -> Explanation:
         """Contributions of columns to the scores of rows; see `bruno.tasks.explain`."""
-        _, labels = self._scores(X, groups)
+        x, labels = self._rows_and_labels(X, groups)
         evidence = self.evidence_[torch.from_numpy(labels).to(self.model_.device)]
-        x = self._complete(Posterior(self.model_, evidence), self._elements(self.model_, self._validated(X)))
         return explain_scores(
             self._scorer,
             evidence,
-            x,
+            self._complete(Posterior(self.model_, evidence), self._elements(self.model_, x)),
             features=tuple(getattr(self, "feature_names_in_", self._columns)),
             permutations=permutations,
             seed=self._seed(),
@@ -244,8 +248,8 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         calibration = given.kept_calibration() if isinstance(given, Trained) else None
         return SetScorer.of(self.model_, criterion, calibration, self._seed())  # type: ignore[arg-type]
 
-    def _scores(self, X: Any, groups: Any) -> tuple[Array, Array]:
-        """Scores of new rows, and the index of the set of each."""
+    def _rows_and_labels(self, X: Any, groups: Any) -> tuple[Array, Array]:
+        """New rows, validated, and the index of the set of each."""
         check_is_fitted(self)
         x = self._validated(X)
         labels, names = group_labels(groups, len(x), self.groups_)
@@ -255,6 +259,11 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
                 f"`groups` must be sets of `fit` ({known}, …); got {names[len(self.groups_)]!r}. Add a "
                 "new set with partial_fit."
             )
+        return x, labels
+
+    def _scores(self, X: Any, groups: Any) -> tuple[Array, Array]:
+        """Scores of new rows, and the index of the set of each."""
+        x, labels = self._rows_and_labels(X, groups)
         evidence = self.evidence_[torch.from_numpy(labels).to(self.model_.device)]
         encoded = self._encoded(x, Posterior(self.model_, evidence))
         given = self.evidence_[0] if len(self.evidence_.count) == 1 else evidence
@@ -264,32 +273,46 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         return self._scorer.encode(self._complete(posterior, self._elements(self.model_, x)))
 
     def _counts(self, encoded: Encoded, labels: torch.Tensor, evidence: Evidence) -> torch.Tensor:
-        """Which new rows count: all rows of small sets, and rows of large sets with a usual score."""
+        """Which of some new rows count, given the evidence of their sets so far.
+
+        Of a set that was large, those with a usual score; of a small one, the typical ones of the new rows,
+        or all of them if they are few.
+        """
         usable = self._scorer.usable(encoded)
         if self.count_all:
             return usable
         small = evidence.count < _FEW
         cutoffs = self._scorer.cutoffs(evidence).masked_fill(small, -torch.inf)
         counts = usable & (self._scorer.scores(encoded, evidence[labels]) >= cutoffs[labels])
-        for label in small.nonzero().flatten().tolist():
-            own = labels == label
-            if int(own.sum()) >= _FEW:
-                part = Encoded(encoded.z[own], encoded.log_det[own])
-                counts[own] = self._scorer.score_sets(part, torch.zeros_like(labels[own]), 1).counts
+        alone = (small & (labels.bincount(minlength=len(small)) >= _FEW))[labels]
+        if bool(alone.any()):
+            part = Encoded(encoded.z[alone], encoded.log_det[alone])
+            counts[alone] = self._scorer.score_sets(part, labels[alone], len(small)).counts
         return counts
 
-    def _fitted_offset(self, scores: Array) -> float | Array:
+    def _scores_of_sample(self) -> Array:
+        """Scores of the kept sample of rows, each given all others of its set."""
+        kept = self._sample
+        scores = self._scorer.leave_one_out(kept.encoded, kept.labels, kept.marked, self.evidence_)
+        return scores.double().cpu().numpy()
+
+    def _fitted_offset(self, scores: Callable[[], Array]) -> float | Array:
         """The offset of all sets as a quantile of scores, or of each set by its p-values."""
         if self.contamination != "auto":
-            return float(np.percentile(scores, 100 * float(self.contamination)))
-        found = np.array([reference.threshold(self.rate) for reference in self._references])
-        return found if len(self.groups_) else float(found[0])
+            return float(np.percentile(scores(), 100 * float(self.contamination)))
+        return np.array(self._thresholds) if len(self.groups_) else self._thresholds[0]
 
     def _offsets(self, labels: Array) -> Array:
         return np.broadcast_to(self.offset_, max(1, len(self.groups_)))[labels]
 
     def _p_values(self, scores: Array, labels: Array) -> Array:
         p = np.ones(len(scores))
-        for label in np.unique(labels):
-            p[labels == label] = self._references[label].p_values(scores[labels == label])
+        for label, own in positions_by_label(labels):
+            p[own] = self._references[label].p_values(scores[own])
         return p
+
+
+def _replaced(values: list[_Value], places: Sequence[int], by: Sequence[_Value]) -> list[_Value]:
+    """The values with those at some places replaced, which may follow the last one."""
+    found = dict(enumerate(values)) | dict(zip(places, by, strict=True))
+    return [found[place] for place in range(len(found))]

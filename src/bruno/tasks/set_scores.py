@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike
@@ -234,11 +235,12 @@ class SetScorer:
         """
         if self.calibration is not None:
             return self
-        references = self.references(evidence, batch=True, rate=_CUTOFF)
-        surprise, found = [np.ones(_SHRINKAGE)], labels.cpu().numpy()
-        for label in np.unique(found):
-            p = references[label].p_values(scores.double().cpu().numpy()[found == label])
-            surprise.append(-np.log(p) / self.exponent)
+        known = evidence[labels.unique()]
+        references = self.references(known, batch=True, rate=_CUTOFF) if len(labels) else []
+        found, by_set = scores.double().cpu().numpy(), positions_by_label(labels.cpu().numpy())
+        surprise = [np.ones(_SHRINKAGE)]
+        for reference, (_, own) in zip(references, by_set, strict=True):
+            surprise.append(-np.log(reference.p_values(found[own])) / self.exponent)
         values = np.sort(np.concatenate(surprise))
         kept = len(values) - len(values) // _CENSORED_DIVISOR
         values = np.minimum(values, values[kept - 1])  # censored, not dropped
@@ -284,6 +286,13 @@ def grouped_evidence(
     count = torch.bincount(labels, minlength=sets)
     mean = zero.index_add(0, labels, z) / count.clamp(min=1).unsqueeze(1)
     return Evidence(count, mean, zero.index_add(0, labels, (z - mean[labels]).square()))
+
+
+def positions_by_label(labels: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each label that occurs, in increasing order, and the positions of the elements that have it."""
+    order = labels.argsort(kind="stable")
+    found, starts = np.unique(labels[order], return_index=True)
+    return zip(found.tolist(), np.split(order, starts)[1:], strict=True)
 
 
 def _padded(labels: Int[Tensor, " n"], sets: int, dim: int) -> Iterator[Int[Tensor, "some n"]]:
