@@ -350,10 +350,10 @@ def test_groups_must_be_given_as_in_fit(set_model):
         SetOutlierDetector(set_model).fit(rows, groups=groups[:-1])
 
 
-@pytest.mark.parametrize("exponent", [1.0, 0.6])
-def test_p_values_of_draws_are_uniform_and_thresholds_are_their_inverse(exponent):
+@pytest.mark.parametrize(("draws", "exponent"), [(999, 1.0), (999, 0.6), (4999, 1.0)])
+def test_p_values_of_draws_are_uniform_and_thresholds_are_their_inverse(draws, exponent):
     random = np.random.default_rng(0)
-    reference = Reference(np.sort(-random.exponential(size=999)), exponent)
+    reference = Reference(np.sort(-random.exponential(size=draws)), exponent)
     for rate in (1e-6, 0.001, 0.02, 0.3):
         p = reference.p_values(np.array([reference.threshold(rate)]))
         assert p[0] == pytest.approx(rate, rel=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -52,13 +53,19 @@ class Reference:
 
     @property
     def _log_levels(self) -> NDArray[np.float64]:
-        return np.log(np.arange(_TAIL, len(self.ordered) + 1) / (len(self.ordered) + 1))
+        return _log_levels(len(self.ordered))
 
     @property
     def _slope(self) -> float:
         """The rate of the exponential tail, by maximum likelihood from the lowest draws."""
         gaps = self.ordered[_TAIL - 1] - self.ordered[: _TAIL - 1]
         return float(min(1e6, (_TAIL - 1) / max(gaps.sum(), 1e-300)))
+
+
+@cache
+def _log_levels(draws: int) -> NDArray[np.float64]:
+    """log(k/(n + 1)) for k = `_TAIL`, …, n of n draws: the same for all references."""
+    return np.log(np.arange(_TAIL, draws + 1) / (draws + 1))
 
 
 class CalibratedReference(NamedTuple):
