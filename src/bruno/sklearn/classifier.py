@@ -98,10 +98,11 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         Args:
             X: the examples.
             y: their labels.
-            classes: labels of all classes, if some have no examples yet: these are as likely as a new class.
+            classes: labels of all classes, if some have no examples yet. The density of a class without
+                examples is that of a new class.
 
         Raises:
-            ValueError: if rows or labels are rejected. Nothing is changed then.
+            ValueError: if rows or labels are rejected. The estimator is then unchanged.
         """
         if not hasattr(self, "evidence_"):
             return self._fit(X, y, classes)
@@ -215,7 +216,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
     def _log_scores(
         self, z: Float[Tensor, "n dim"], evidence: Evidence, own: Int[Tensor, " n"] | None = None
     ) -> Float[Tensor, "n classes"]:
-        """log p(z | examples) of all classes; examples of class `own` are first removed from it."""
+        """log p(z | examples) of all classes; a row of class `own` is first removed from its class."""
         size = part_size(len(evidence.count) * self.model_.dim, z.device)
         parts = [log_prob_given(self.model_, some.unsqueeze(1), evidence) for some in z.split(size)]
         found = torch.cat(parts).double()
@@ -243,7 +244,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         self.temperature_ = temperature
 
     def _fitted(self, evidence: Evidence, sample: RowSample) -> float:
-        """The temperature that fits examples unseen in training; 1 if none of them is misclassified."""
+        """The temperature fitted to examples that were not trained on; 1 if none of them is misclassified."""
         has_others = evidence.count[sample.labels] > 1
         sample = sample.only(sample.marked & has_others)
         if len(evidence.count) < 2 or not len(sample.labels):

@@ -147,10 +147,10 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any = None, groups: Any = None) -> SetOutlierDetector:
         """Add rows to their sets, which may be new; the first call is `fit`.
 
-        Rows with a p-value of at most 1 % under the model do not count, unless `count_all`.
+        Rows with a p-value of at most 1 % under the model are excluded, unless `count_all` is set.
 
         Raises:
-            ValueError: if rows or groups are rejected. Nothing is changed then.
+            ValueError: if rows or groups are rejected. The estimator is then unchanged.
         """
         if not hasattr(self, "evidence_"):
             return self.fit(X, y, groups)
@@ -273,10 +273,10 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         return self._scorer.encode(self._complete(posterior, self._elements(self.model_, x)))
 
     def _counts(self, encoded: Encoded, labels: torch.Tensor, evidence: Evidence) -> torch.Tensor:
-        """Which of some new rows count, given the evidence of their sets so far.
+        """Which new rows count, given the evidence of their sets so far.
 
-        Of a set that was large, those with a usual score; of a small one, the typical ones of the new rows,
-        or all of them if they are few.
+        In a large set, rows with a usual score count. In a small set, the typical rows among the new ones
+        count, or all of them if they are few.
         """
         usable = self._scorer.usable(encoded)
         if self.count_all:
@@ -313,6 +313,6 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
 
 
 def _replaced(values: list[_Value], places: Sequence[int], by: Sequence[_Value]) -> list[_Value]:
-    """The values with those at some places replaced, which may follow the last one."""
+    """The values with those at some places replaced; a place may follow the last one."""
     found = dict(enumerate(values)) | dict(zip(places, by, strict=True))
     return [found[place] for place in range(len(found))]

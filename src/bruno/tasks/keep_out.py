@@ -120,9 +120,10 @@ def typical_elements(
 ) -> Bool[Tensor, "*batch n"]:
     """Which elements of complete sets are typical of their set, even if outliers resemble each other.
 
-    The element with the lowest score given the others is removed, again and again, until half of the set is
-    left. Then all elements are put back whose score given the others inside is at least the cutoff, until
-    nothing changes (`with_typical`). Sets of fewer than three elements have no majority: all elements count.
+    First, the element with the lowest score given the others is removed repeatedly, until half of the set is
+    left. Then, every element whose score given the remaining others is at least the cutoff is put back, until
+    nothing changes (`with_typical`). Sets of fewer than three elements have no majority, so all their elements
+    count.
 
     Args:
         model: a model of such sets.
@@ -147,16 +148,16 @@ def with_typical(
     usable: Bool[Tensor, "*batch n"],
     typical: Callable[[Tensor, Tensor], Tensor],
 ) -> Bool[Tensor, "*batch n"]:
-    """The usable elements that are typical given those inside, again and again until nothing changes.
+    """The usable elements that are typical given the elements inside, updated until nothing changes.
 
-    At least half of each set stays inside, and all of a set of fewer than three elements.
+    At least half of each set stays inside, and all elements of a set of fewer than three.
 
     Args:
-        inside: elements to begin with, such as the `majority`.
+        inside: the first elements, such as the `majority`.
         usable: elements that may count.
-        typical: from the elements inside, and whether each set (*batch) changed in the last round, to the
-            elements that are typical given the others inside. For a set that did not change, it may return
-            those inside.
+        typical: a function of the elements inside, and of whether each set (*batch) changed in the last
+            round. It returns which elements are typical given the others inside; for a set that did not
+            change, it may return the elements inside.
     """
     size = usable.sum(-1, keepdim=True)
     changed = torch.ones(inside.shape[:-1], dtype=torch.bool, device=inside.device)

@@ -37,9 +37,9 @@ CRITERIA: tuple[Criterion, ...] = ("score", "density")
 _DRAWS = 999  # samples of the predictive that scores are compared with
 _CENSORED_DIVISOR = 10  # the lowest tenth of the p-values is censored, as it may be of outliers
 _SHRINKAGE = 2  # number of p-values that an exponent of 1 counts as
-_WIDEST = 3.0  # exponent of a model that is too wide
-_CUTOFF = 0.01  # p-value at which an element does not count
-_FURTHEST = 1e4  # latents beyond it never count: their squares would cancel those of the others
+_WIDEST = 3.0  # largest exponent, for a model that is too wide
+_CUTOFF = 0.01  # an element with a lower p-value is excluded from the evidence
+_FURTHEST = 1e4  # larger latents never count: the squares of the others would be lost to rounding
 _ENCODED_AT_A_TIME = 4096
 _NUMBERS_AT_A_TIME = 2**19  # a few megabytes, which stay in the cache of a CPU
 
@@ -201,7 +201,7 @@ class SetScorer:
     def draws(self, evidence: Evidence) -> Float[Tensor, "*batch draws"]:
         """Scores of elements drawn from the predictive of each set, increasing.
 
-        All sets have common random numbers: the draws of a set do not depend on the other sets.
+        All sets share the same random numbers, so the draws of a set do not depend on the other sets.
         """
         model, sets, parts = self.model, evidence.reshape(-1), []
         for some in torch.arange(len(sets.count)).split(max(1, _NUMBERS_AT_A_TIME // (_DRAWS * model.dim))):
