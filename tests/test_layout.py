@@ -1,6 +1,7 @@
 """The layout of the package: data flows down this list, and imports only point up it."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -13,7 +14,7 @@ import bruno
 SOURCE = Path(bruno.__file__).parent
 # A package has the place of the last module that its __init__ imports.
 LAYOUT = """
-    bruno.threads
+    bruno.threads bruno.opening
     bruno
     bruno.text bruno.limits bruno.provenance bruno.files bruno.signals
     bruno.kinds bruno.arrays
@@ -35,6 +36,10 @@ LAYOUT = """
     bruno.training.distributed bruno.training.cuda_graph bruno.training.muon bruno.training.schedule
     bruno.training.objective bruno.training.trainer bruno.training.pace bruno.training.log
     bruno.training.checkpoints bruno.training.clock bruno.training.run bruno.training
+    bruno.reporting bruno.reporting.results bruno.reporting.images
+    bruno.reporting.figure bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines
+    bruno.reporting.element_plots bruno.reporting.explanation_plots bruno.reporting.outlier_plots
+    bruno.reporting.page
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.episodes
     bruno.tasks.few_shot
     bruno.tasks.conformal bruno.tasks.keep_out bruno.tasks.batch_criteria bruno.tasks.calibration
@@ -46,10 +51,7 @@ LAYOUT = """
     bruno.tasks.retrieval bruno.tasks.analysis bruno.tasks.stability bruno.tasks bruno.streams.encoder
     bruno.streams.evidence bruno.streams.densities bruno.streams.elements bruno.streams.codec
     bruno.streams.store bruno.streams.rows bruno.streams.sets bruno.streams.window bruno.streams.judgements
-    bruno.streams.updates bruno.streams bruno.reporting bruno.reporting.results bruno.reporting.images
-    bruno.reporting.figure bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines
-    bruno.reporting.element_plots bruno.reporting.explanation_plots bruno.reporting.outlier_plots
-    bruno.reporting.page bruno.devices bruno.recipe_data
+    bruno.streams.updates bruno.streams bruno.devices bruno.recipe_data
     bruno.trained.elements bruno.trained.data bruno.trained.calibration
     bruno.trained.evaluation bruno.trained.sample_files bruno.trained.generation
     bruno.trained.classification bruno.trained.states
@@ -77,6 +79,10 @@ LAYOUT = """
     bruno.cli.main bruno.__main__
 """
 ORDER = LAYOUT.split()
+# Names that the package imports when they are used, and their modules.
+LAZY = {f"bruno.{name}": f"bruno.{home}" for name, home in bruno._HOME.items()}
+# A type that is only named: a posterior is a value of its model.
+NAMED = {"bruno.posterior": {"bruno.model"}}
 
 
 def name_of(path: Path) -> str:
@@ -104,11 +110,14 @@ def imports_of(module: str) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "bruno"
+        ):
+            names.add(f"bruno.{node.attr}")
     found = set()
     for name in names:
-        parts = name.split(".")
+        parts = LAZY.get(name, name).split(".")
         if parts[0] == "bruno":
             found |= {".".join(parts[:n]) for n in range(1, len(parts) + 1)} & MODULES.keys()
     return found - {module}
@@ -122,8 +131,23 @@ def test_every_module_has_its_place():
 def test_imports_only_point_up(module):
     above = set(ORDER[: ORDER.index(module)])
     own_packages = {name for name in MODULES if module.startswith(f"{name}.")}
-    below = imports_of(module) - above - own_packages
+    below = imports_of(module) - above - own_packages - NAMED.get(module, set())
     assert not below, f"{module} imports {below}, which are below it"
+
+
+def test_a_name_of_the_package_is_an_import_of_its_module():
+    assert "bruno.fit" in imports_of("bruno.cli.train")  # bruno.train
+    assert "bruno.trained" in imports_of("bruno.cli.options")  # bruno.open
+
+
+def test_the_list_in_contributing_has_this_order():
+    page = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text("utf-8")
+    rooms = page.split("src/bruno/\n")[1].split("```")[0].splitlines()
+    names = [name for room in rooms for name in re.split(" {2,}", room.strip())[0].split()]
+    modules = [f"bruno.{name.removesuffix('.py').rstrip('/').replace('/', '.')}" for name in names]
+    listed = [module for module in modules if module in MODULES]  # presets/ has no modules
+    assert listed == sorted(listed, key=ORDER.index)
+    assert {name for name in MODULES if name.count(".") == 1} - {"bruno.__main__"} <= set(listed)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 import bruno.threads  # noqa: F401  # before torch is imported
+from bruno import opening
 
 if TYPE_CHECKING:
     from bruno.checkpoint import load, save
@@ -97,6 +98,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"bruno.{_HOME[name]}"), name)
     globals()[name] = value  # later lookups do not call this function
     return value
+
+
+def _open_when_needed(source: str, **options: Any) -> Any:
+    return __getattr__("open")(source, **options)
+
+
+opening.opener = _open_when_needed
 
 
 def __dir__() -> list[str]:

@@ -6,19 +6,21 @@ import operator
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-import bruno
 from bruno import known_models
 from bruno.arrays import ArrayLike, NumpyResult, to_numpy
 from bruno.checks import check_at_least, check_count
 from bruno.flow.preprocessing import quantise
 from bruno.process import Evidence
 from bruno.process.checks import check_type
+
+if TYPE_CHECKING:
+    from bruno.model import Bruno
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +68,7 @@ class Posterior:
     model with this fingerprint in the process, or opens the file that the model was read from or saved to.
     """
 
-    model: bruno.Bruno
+    model: Bruno
     evidence: Evidence
 
     def log_prob(self, x: ArrayLike, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
