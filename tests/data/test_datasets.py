@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from image_files import FILES, as_folder, as_idx, as_zip, picture
 
 import bruno.data
-from bruno.data import DATASETS, Examples, MissingDataError, load_examples, locate
+from bruno.data import DATASETS, Examples, MissingDataError, dataset_status, load_examples, locate
 from bruno.data.datasets import OMNIGLOT_FIRST, SPLITS, RemoteFile, split_by_class
 from bruno.data.published import fetch
 
@@ -273,6 +273,20 @@ def test_missing_files_are_downloaded_from_the_first_mirror_that_has_them(
     assert not any((tmp_path / "mine").iterdir())  # never write into a user's data folder
     assert ("100%" in capsys.readouterr().err) == terminal  # no progress bar in a log
     assert (pooch.get_logger().level == logging.INFO) == terminal
+
+
+def test_the_status_of_a_dataset_has_its_places_or_where_to_put_what_is_missing(tmp_path):
+    first, *others = DATASETS["mnist"].files
+    (tmp_path / first.path).parent.mkdir()
+    (tmp_path / first.path).touch()
+    saved = tmp_path / "fashion-mnist.npz"
+    saved.touch()
+    found = {one.name: one for one in dataset_status(tmp_path)}
+    assert list(found) == list(DATASETS)
+    assert found["mnist"].missing == {tmp_path / remote.path: remote.mirrors for remote in others}
+    assert (found["mnist"].state, found["mnist"].places) == ("missing", ())
+    assert (found["fashion-mnist"].state, found["fashion-mnist"].places) == ("available", (saved,))
+    assert (found["digits"].state, found["digits"].missing) == ("built in", {})
 
 
 def test_a_wrong_checksum_or_a_missing_network_is_reported(tmp_path):

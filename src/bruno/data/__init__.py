@@ -4,7 +4,9 @@ from bruno.data.datasets import DATASETS
 from bruno.data.examples import Examples
 from bruno.data.loading import load_examples, load_path
 from bruno.data.published import (
+    DatasetStatus,
     MissingDataError,
+    dataset_status,
     expected_path,
     is_available,
     locate,
@@ -16,11 +18,13 @@ from bruno.data.sampling import SetSampler
 
 __all__ = [
     "DATASETS",
+    "DatasetStatus",
     "Element",
     "ElementReader",
     "Examples",
     "MissingDataError",
     "SetSampler",
+    "dataset_status",
     "expected_path",
     "is_available",
     "load_examples",

@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from bruno import limits
@@ -18,6 +20,49 @@ UNCHECKED = "BRUNO_UNCHECKED_DATA"  # environment variable: read published files
 
 class MissingDataError(FileNotFoundError):
     """Files of a dataset are missing and could not be downloaded; the message names them and their folder."""
+
+
+@dataclass(frozen=True)
+class DatasetStatus:
+    """What a named dataset is, and whether its files are on this machine.
+
+    Attributes:
+        name: one of `DATASETS`.
+        title: what it is.
+        state: "available", "missing", or "built in" if it needs no files.
+        places: if it is available, the folders of its files, or the one file that `Examples.save` wrote.
+        missing: where to put each missing file, and its addresses.
+    """
+
+    name: str
+    title: str
+    state: str
+    places: tuple[Path, ...]
+    missing: Mapping[Path, tuple[str, ...]]
+
+
+def dataset_status(data_dir: str | Path | None = None) -> list[DatasetStatus]:
+    """Return the state of each named dataset, in the order of `DATASETS`.
+
+    Args:
+        data_dir: the folder to search before ~/.cache/bruno; $BRUNO_DATA by default.
+    """
+    return [_status(name, data_dir) for name in DATASETS]
+
+
+def _status(name: str, data_dir: str | Path | None) -> DatasetStatus:
+    dataset = DATASETS[name]
+    files, compact = locate(name, data_dir), locate_compact(name, data_dir)
+    local = locate_local_form(name, data_dir)
+    found = [path for path in (*files.values(), *(local[1] if local else ())) if path]
+    missing = {
+        expected_path(remote, data_dir): remote.mirrors
+        for remote in dataset.files
+        if not (files[remote.path] or compact or local)
+    }
+    places = (compact,) if compact else tuple(sorted({path.parent for path in found}))
+    state = "missing" if missing else "available" if files or compact else "built in"
+    return DatasetStatus(name, dataset.title, state, () if missing else places, missing)
 
 
 def locate(name: str, data_dir: str | Path | None = None) -> dict[str, Path | None]:
