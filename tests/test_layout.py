@@ -16,7 +16,7 @@ SOURCE = Path(bruno.__file__).parent
 LAYOUT = """
     bruno.threads bruno.opening
     bruno
-    bruno.text bruno.limits bruno.provenance bruno.files bruno.signals
+    bruno.text bruno.limits bruno.provenance bruno.files bruno.signals bruno.devices
     bruno.kinds bruno.arrays
     bruno.checks bruno.settings bruno.config
     bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic
@@ -51,7 +51,7 @@ LAYOUT = """
     bruno.tasks.retrieval bruno.tasks.analysis bruno.tasks.stability bruno.tasks bruno.streams.encoder
     bruno.streams.evidence bruno.streams.densities bruno.streams.elements bruno.streams.codec
     bruno.streams.store bruno.streams.rows bruno.streams.sets bruno.streams.window bruno.streams.judgements
-    bruno.streams.updates bruno.streams bruno.devices bruno.recipe_data
+    bruno.streams.updates bruno.streams bruno.recipe_data
     bruno.trained.elements bruno.trained.data bruno.trained.calibration
     bruno.trained.evaluation bruno.trained.sample_files bruno.trained.generation
     bruno.trained.classification bruno.trained.states

@@ -88,7 +88,7 @@ def test_a_study_compares_both_processes_on_each_dataset(workplace, monkeypatch,
 
 def test_a_mistake_in_a_study_names_the_option_and_its_value(workplace):
     Path("file").touch()
-    with pytest.raises(ValueError, match=r"`--out` must be a folder; file"):
+    with pytest.raises(ValueError, match=r"`out` must be a folder; file"):
         run("study", "--out", "file")
     with pytest.raises(ValueError, match=r"`data` .*'nowhere'"):
         run("study", "--data", "nowhere", "--out", "study")

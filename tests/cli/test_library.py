@@ -13,7 +13,7 @@ from bruno.cli.main import COMMANDS, app
 from bruno.page import serve_page, write_page
 from bruno.reporting.page import report
 from bruno.serving import Limits, create_app, serve
-from bruno.tasks.stability import stability_study
+from bruno.tasks import stability_studies
 from bruno.trained import export
 
 # The functions behind each command. Options have the names of their parameters, except:
@@ -42,7 +42,7 @@ CALLS = {
     "retrieve measure": (bruno.open, Trained.measure_retrieval),
     "specks": (bruno.open, Trained.measure_specks),
     "inspect": (bruno.open, Trained.inspect),
-    "study": (stability_study, bruno.data.load_examples),
+    "study": (stability_studies,),
     "report": (report,),
     "export": (export,),
     "page": (write_page, serve_page),
@@ -69,7 +69,6 @@ RENDERED = {"as_json", "show", "help"}  # options about output
 OTHERWISE = {
     "train": {"verdict"},  # Trained.verdict, like that of fine-tuning
     "finetune": {"verdict"},
-    "study": {"out", "data", "seed", "full_size"},  # the result's folder, examples, seeds, flow and train
     "report": {"model"},  # the folder
     "retrieve search": {"seed"},  # nothing is random
     "anomaly accept": {"seed"},

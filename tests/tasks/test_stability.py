@@ -9,7 +9,17 @@ from attrs import evolve
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
-from bruno.tasks.stability import STUDY_TRAIN, VARIANTS, Curve, Variant, stability_study
+from bruno.tasks import stability
+from bruno.tasks.stability import (
+    FULL_FLOW,
+    STUDY_FLOW,
+    STUDY_TRAIN,
+    VARIANTS,
+    Curve,
+    Variant,
+    stability_studies,
+    stability_study,
+)
 from bruno.training import train_steps
 
 SMALL_FLOW = FlowConfig(kind="dense", couplings=2, units=32)
@@ -165,6 +175,39 @@ def test_white_outliers_need_images():
 def test_correlations_outside_0_to_1_raise(correlation):
     with pytest.raises(ValueError, match=r"`correlation` .*; got \(0\."):
         Variant("x", correlation=correlation)
+
+
+@pytest.mark.parametrize(("full_size", "flow"), [(False, STUDY_FLOW), (True, FULL_FLOW)])
+def test_studies_of_several_datasets_share_their_settings(tmp_path, monkeypatch, full_size, flow):
+    asked, calls = [], []
+
+    def train(examples: Examples, *, progress, **settings) -> list[Curve]:
+        asked.append(settings)
+        progress(1, 2)
+        return []
+
+    monkeypatch.setattr(stability, "stability_study", train)
+    one, other = stability_studies(
+        ["digits", "drawn"],
+        tmp_path,
+        steps=4,
+        full_size=full_size,
+        device="cpu",
+        seed=7,
+        progress=lambda *done: calls.append(done),
+    )
+    assert (one.name, other.name, one.flow, one.steps) == ("digits", "drawn", flow, 4)
+    assert [settings["folder"].name for settings in asked] == ["curves-digits", "curves-drawn"]
+    assert {settings["seeds"] for settings in asked} == {(7,)}
+    assert calls == [(1, 4), (3, 4)]
+
+
+def test_a_mistake_in_studies_is_named_before_training(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`out` .*file"):
+        next(stability_studies(["digits"], tmp_path / "file"))
+    with pytest.raises(ValueError, match="'nowhere'"):
+        next(stability_studies(["digits", "nowhere"], tmp_path / "new"))
 
 
 def test_a_curve_can_be_written_as_json(learnt_digits):

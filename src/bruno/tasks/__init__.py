@@ -48,7 +48,7 @@ from bruno.tasks.keep_out import Cutoffs, StreamEvidence, typical_elements
 from bruno.tasks.progress import Progress
 from bruno.tasks.retrieval import Ranking, RetrievalQuality, RetrievalResult, measure_retrieval, rank
 from bruno.tasks.specks import SpeckResult, has_speck, measure_specks
-from bruno.tasks.stability import Curve, Variant, stability_study
+from bruno.tasks.stability import Curve, StabilityStudy, Variant, stability_studies, stability_study
 from bruno.tasks.stream_summary import JudgedElement, StreamSummary
 
 # Grouped by task.
@@ -124,9 +124,11 @@ __all__ = [  # noqa: RUF022
     "DimensionsByCorrelation",
     "Inspection",
     "LogProbByPosition",
+    "StabilityStudy",
     "ToyComparison",
     "Variant",
     "inspect_model",
     "log_prob_by_position",
+    "stability_studies",
     "stability_study",
 ]

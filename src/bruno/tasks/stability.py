@@ -14,8 +14,9 @@ from attrs import evolve
 from torch import Generator, Tensor
 
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig, TrainConfig, to_dict
-from bruno.data import Examples
+from bruno.data import Examples, load_examples
 from bruno.data.sampling import SetSampler
+from bruno.devices import resolve_device
 from bruno.files import atomic_write
 from bruno.model import Bruno
 from bruno.settings import check_same
@@ -169,6 +170,57 @@ def stability_study(
                 _write_curve(kept, settings, curve)
         curves.append(curve)
     return curves
+
+
+def stability_studies(
+    data: Sequence[str],
+    out: str | Path,
+    *,
+    steps: int = 500,
+    full_size: bool = False,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Iterator[StabilityStudy]:
+    """Yield the study of each dataset, with all variants and both processes, once it is complete.
+
+    Args:
+        data: known datasets, or paths of user data.
+        out: the folder in which each curve is kept as soon as its model is trained, in curves-NAME; studies
+            that were stopped continue there.
+        steps: training steps of each model.
+        full_size: train the network of the paper with its batch size, not a small one: on a GPU.
+        data_dir: the folder of published datasets; $BRUNO_DATA by default.
+        device: "auto", "cpu", "cuda" or "cuda:NUMBER".
+        seed: of each variant and process.
+        progress: called as progress(done, total), in steps of all models of all datasets.
+    """
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"`out` must be a folder; {out} is a file.")
+    device = resolve_device(device)
+    flow, train = (FULL_FLOW, FULL_TRAIN) if full_size else (STUDY_FLOW, STUDY_TRAIN)
+    # All are loaded before the first is trained on: training takes minutes.
+    loaded = {name: load_examples(name, data_dir=data_dir) for name in data}
+    for number, (path, examples) in enumerate(loaded.items()):
+        name = Path(path).stem
+        curves = stability_study(
+            examples,
+            steps=steps,
+            seeds=(seed,),
+            flow=flow,
+            train=train,
+            device=device,
+            folder=out / f"curves-{name}",
+            progress=None if progress is None else _part_of(progress, number, len(loaded)),
+        )
+        yield StabilityStudy(name, steps, tuple(curves), flow, train)
+
+
+def _part_of(progress: Progress, number: int, count: int) -> Progress:
+    """The progress of one of several studies of equal length."""
+    return lambda done, total: progress(number * total + done, count * total)
 
 
 def _steps(trainer: Trainer, sampler: _WhiteSampler, variant: Variant) -> Iterator[Step]:
