@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bruno.cli.main import app
-from bruno.page import write_page
+from bruno.page import serve_page, write_page
 from bruno.page.files import BUILT, STATIC
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,9 @@ def test_the_command_writes_the_page_with_all_that_was_built(tmp_path, built):
     assert {"index.html", "main.js", "worker.js", "style.css", "page.json"} <= names
 
 
-def test_the_command_opens_the_page_in_the_browser(built, monkeypatch):
+@pytest.fixture
+def visited(monkeypatch):
+    """The addresses opened in a browser, and what the one visitor got; the visit ends the server."""
     opened, asked = [], []
     monkeypatch.setattr("webbrowser.open", opened.append)
 
@@ -54,10 +56,23 @@ def test_the_command_opens_the_page_in_the_browser(built, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("http.server.ThreadingHTTPServer.serve_forever", serve_one_request)
+    return opened, asked
+
+
+def test_the_command_opens_the_page_in_the_browser(built, visited):
+    opened, asked = visited
     outcome = CliRunner().invoke(app, ["page", "--open"])
     assert outcome.exit_code == 0
     assert opened[0] in outcome.output
     assert asked == [(STATIC / "index.html").read_bytes()]
+
+
+def test_without_a_folder_the_page_is_served_from_a_temporary_one(built, visited, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    serve_page(open=True)
+    assert visited[1] == [(STATIC / "index.html").read_bytes()]
+    assert not any((tmp_path / "temporary").iterdir())
 
 
 def test_a_page_of_another_version_says_how(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -29,12 +28,9 @@ def page(
 
 def serve(folder: Path | None = None, *, port: int = 0, open: bool = False) -> None:
     """Serve a written page, or one in a temporary folder, and print its address."""
-    from bruno.page import serve_page, write_page
+    from bruno.page import serve_page
 
-    with tempfile.TemporaryDirectory() as beside:
-        if folder is None:
-            write_page(beside)
-        serve_page(folder or beside, port=port, open=open, ready=_show_address)
+    serve_page(folder, port=port, open=open, ready=_show_address)
 
 
 def _show_address(address: str) -> None:

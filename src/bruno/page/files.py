@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import webbrowser
 from collections.abc import Callable
 from functools import partial
@@ -42,16 +43,25 @@ def check_built() -> None:
 
 
 def serve_page(
-    folder: str | Path, *, port: int = 0, open: bool = False, ready: Callable[[str], None] | None = None
+    folder: str | Path | None = None,
+    *,
+    port: int = 0,
+    open: bool = False,
+    ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a folder on localhost until interrupted, as browsers do not run workers from local files.
 
     Args:
-        folder: the folder that `write_page` wrote.
-        port: the port; 0 for any free one.
+        folder: what `write_page` wrote; None: a temporary one, with the page.
+        port: the port; 0: any free one.
         open: open the page in the browser.
         ready: called with the address.
     """
+    if folder is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            write_page(temporary)
+            serve_page(temporary, port=port, open=open, ready=ready)
+        return
     handler = partial(PageHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         address = f"http://127.0.0.1:{server.server_port}/"
