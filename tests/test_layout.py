@@ -66,7 +66,7 @@ LAYOUT = """
     bruno.reporting.summaries.classification bruno.reporting.summaries.detection
     bruno.reporting.summaries.explanation bruno.reporting.summaries.outliers
     bruno.reporting.summaries.retrieval
-    bruno.reporting.summaries.analysis bruno.reporting.summaries
+    bruno.reporting.summaries.analysis bruno.reporting.summaries bruno.demo
     bruno.serving.settings bruno.serving.steps bruno.serving.batching bruno.serving.sets bruno.serving.jobs
     bruno.serving.elements bruno.serving.metrics bruno.serving.service bruno.serving.schemas
     bruno.serving.guard bruno.serving.http bruno.serving.documentation bruno.serving.pages

@@ -49,6 +49,7 @@ _HOME = {  # the module that defines each public name
 _MODULES = (  # public modules and packages
     "config",
     "data",
+    "demo",
     "flow",
     "onnx",
     "page",

@@ -10,6 +10,7 @@ from typer.main import get_command
 import bruno
 from bruno import Trained
 from bruno.cli.main import COMMANDS, app
+from bruno.demo import demo
 from bruno.page import serve_page, write_page
 from bruno.reporting.page import report
 from bruno.serving import Limits, create_app, serve
@@ -18,7 +19,7 @@ from bruno.trained import export
 
 # The functions behind each command. Options have the names of their parameters, except:
 CALLS = {
-    "demo": (bruno.train,),
+    "demo": (demo,),
     "train": (bruno.train,),
     "finetune": (bruno.open, bruno.finetune),
     "evaluate": (bruno.open, Trained.evaluate),

@@ -159,13 +159,17 @@ def training_bar() -> Iterator[Callable[[LogEntry], None]]:
 
 @contextmanager
 def stopped_by_signal(resume: str) -> Iterator[None]:
-    """Report how to resume training after a signal, and exit with the signal's code."""
+    """Report how to resume training after a signal, and exit with the signal's code.
+
+    ``{folder}`` in `resume` stands for the run folder.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
         step, number = getattr(error, "step", None), getattr(error, "signal", 0)
         if step is None:  # raised outside bruno.train, which finishes its step
             raise
+        resume = resume.replace("{folder}", str(getattr(error, "folder", "")))
         console.print(f"stopped after step {step:,} and saved; resume with {resume}", soft_wrap=True)
         raise typer.Exit(128 + number) from error
 
