@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from bruno.data import Element, ElementReader
+from bruno.data.archives import file_stamp
 from bruno.data.columns import BLOCK
 from bruno.data.reader import collected
 from bruno.files import check_regular
@@ -302,9 +303,9 @@ def calibration_command(trained: TrainedData, source: object) -> str:
     return f"bruno calibrate {name} {cast(Sequence[str], paths)[0] if known else 'DATA'}"
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """The inode and modification time of a file, which change when it is replaced; None without a file."""
-    return (path.stat().st_ino, path.stat().st_mtime_ns) if path.is_file() else None
+def _stamp(path: Path) -> str | None:
+    """The stamp of a file; None without a file."""
+    return file_stamp(path) if path.is_file() else None
 
 
 def _checked_state_file(path: Path) -> Path:
