@@ -67,10 +67,8 @@ def test_other_threads_handle_no_signals():
 
 
 IMPORTING = """
-import os, signal, sys
-from bruno.__main__ import stop
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, stop)
+from bruno.signals import handle_signals, stop
+handle_signals(stop)
 try:
     import swallowing
 finally:

@@ -1,9 +1,16 @@
-"""SIGINT and SIGTERM: finish the work in progress first, or raise KeyboardInterrupt."""
+"""SIGINT and SIGTERM: finish the work in progress first, raise KeyboardInterrupt, or leave.
+
+`StopSignal` is for work of the library: it is in force while that work lasts, in any program. `leave` and
+`stop` are the handlers of the program `bruno` itself, for the rest of its time: a library must not exit.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -43,3 +50,29 @@ class StopSignal:
     def _restore(self, number: signal.Signals) -> None:
         before = self._before[number]
         signal.signal(number, signal.SIG_DFL if before is None else before)  # None: not set from Python
+
+
+def handle_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Install a handler of SIGINT and SIGTERM."""
+    for number in _NUMBERS:
+        signal.signal(number, handler)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Handle a signal: leave at once, with 128 + its number as the exit code."""
+    os._exit(128 + number)
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """Handle a signal: raise KeyboardInterrupt or SystemExit, or leave at once while modules are imported.
+
+    Commands import modules when they need them. Some are imported by C code that ignores exceptions, and
+    would be used half imported.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            leave(number, frame)
+        frame = frame.f_back
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
