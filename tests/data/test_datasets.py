@@ -257,22 +257,30 @@ def server(tmp_path):
         http.shutdown()
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_missing_files_are_downloaded_from_the_first_mirror_that_has_them(
-    server, tmp_path, cache, capsys, monkeypatch, terminal
-):
+def test_missing_files_are_downloaded_from_the_first_mirror_that_has_them(server, tmp_path, cache):
     folder, address = server
     (folder / "file.bin").write_bytes(b"data" * 1000)
     digest = hashlib.sha256(b"data" * 1000).hexdigest()
     remote = RemoteFile("x/file.bin", digest, (f"{address}/nothing.bin", f"{address}/file.bin"))
     (tmp_path / "mine").mkdir()
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     path = fetch("x", remote, tmp_path / "mine", download=True)
     assert path.read_bytes() == b"data" * 1000
     assert path.is_relative_to(cache)
     assert not any((tmp_path / "mine").iterdir())  # never write into a user's data folder
-    assert ("100%" in capsys.readouterr().err) == terminal  # no progress bar in a log
-    assert (pooch.get_logger().level == logging.INFO) == terminal
+
+
+def test_a_download_is_logged_and_prints_nothing(server, cache, capfd, caplog, monkeypatch):
+    folder, address = server
+    (folder / "file.bin").write_bytes(b"data")
+    remote = RemoteFile("x/file.bin", hashlib.sha256(b"data").hexdigest(), (f"{address}/file.bin",))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    level = pooch.get_logger().level
+    with caplog.at_level(logging.INFO, "bruno"):
+        fetch("x", remote, None, download=True)
+    assert caplog.messages == [f"downloading x/file.bin into {cache / 'x'}"]
+    assert capfd.readouterr() == ("", "")
+    assert pooch.get_logger().level == level
 
 
 def test_the_status_of_a_dataset_has_its_places_or_where_to_put_what_is_missing(tmp_path):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import logging
 import os
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from bruno import limits
 from bruno.data.archives import READ_ERRORS
 from bruno.data.datasets import DATASETS, LocalForm, RemoteFile
 from bruno.files import check_regular
+
+_log = logging.getLogger(__name__)
 
 UNCHECKED = "BRUNO_UNCHECKED_DATA"  # environment variable: read published files whatever their checksums
 
@@ -112,16 +115,13 @@ def fetch(name: str, remote: RemoteFile, data_dir: str | Path | None, download: 
     if download:
         import pooch  # type: ignore[import-untyped]  # only needed to download
 
-        terminal = sys.stderr.isatty()
-        pooch.get_logger().setLevel("INFO" if terminal else "WARNING")
+        target = cache_dir() / remote.path  # never write into a user's data folder
+        _log.info("downloading %s into %s", remote.path, target.parent)
         problems = []
         for url in remote.mirrors:
             try:
-                target = cache_dir() / remote.path  # never write into a user's data folder
-                got = pooch.retrieve(
-                    url, f"sha256:{remote.sha256}", target.name, target.parent, progressbar=terminal
-                )
-                return Path(got)
+                with _warnings_only(pooch.get_logger()):  # it prints by default
+                    return Path(pooch.retrieve(url, f"sha256:{remote.sha256}", target.name, target.parent))
             except Exception as error:
                 problems.append(f"{url}: {_cause(error)}")
     raise MissingDataError(
@@ -129,6 +129,16 @@ def fetch(name: str, remote: RemoteFile, data_dir: str | Path | None, download: 
         f"{expected_path(remote, data_dir)}, or set another folder with --data-dir or $BRUNO_DATA. "
         + "; ".join(problems)
     )
+
+
+@contextmanager
+def _warnings_only(logger: logging.Logger) -> Iterator[None]:
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def check_published(path: Path, remote: RemoteFile) -> None:
