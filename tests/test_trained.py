@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 
 import bruno
+from bruno.checkpoint import read_about
+from bruno.config import Recipe, from_dict
 from bruno.data import Examples, load_examples
 from bruno.reporting.summaries import summarise
 from bruno.tasks.calibration import GroupCalibration, Groups
@@ -380,6 +382,38 @@ def test_results_are_saved_beside_the_model(trained):
     with np.load(file) as arrays:
         np.testing.assert_array_equal(arrays["inputs"], drawn.inputs.numpy())
         assert arrays["seen"].tolist() == [0, 1, 2]
+
+
+def test_the_results_of_a_model_are_one_page(trained, tmp_path):
+    trained.save_result(summarise(trained.evaluate(sets=4, set_size=3)))
+    path = trained.report()
+    assert path == trained.folder / "report.html"
+    assert "Learning curve" in path.read_text()
+    assert trained.report(tmp_path / "page.html").read_text() == path.read_text()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_model_exports_itself_as_the_command_does(trained, tmp_path, half):
+    path = trained.export(tmp_path / "mine.safetensors", half=half)
+    assert path.read_bytes() == export(trained.folder, tmp_path / "file", half=half).read_bytes()
+    again = bruno.open(path, device="cpu").export(tmp_path / "again", half=half)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_a_model_in_memory_exports_its_recipe_and_the_provenance_of_this_process(trained, tmp_path):
+    new = replace(trained, about=None)
+    about = read_about(new.export(tmp_path / "model"))
+    assert from_dict(Recipe, about["recipe"]) == trained.recipe
+    assert about["provenance"].keys() == trained.about["provenance"].keys()
+    assert replace(new, recipe=None).export(tmp_path / "bare").is_file()
+
+
+def test_an_export_does_not_replace_another_file(trained, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="a model file"):
+        trained.export(tmp_path / "notes")
+    with pytest.raises(ValueError, match="`int8`"):
+        trained.export(tmp_path / "graphs", onnx=True, int8=True)
 
 
 def test_a_summary_needs_the_result_of_a_job():

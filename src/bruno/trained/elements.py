@@ -50,6 +50,7 @@ class TrainedModel:
         data_dir: the folder of published datasets; $BRUNO_DATA if None.
         drawings: whether to normalise line drawings in user files; as in training if None.
         data: the data of the recipe, if they were read in training; read when needed if None.
+        about: the metadata of its file, recipe and provenance; those of this process if None.
     """
 
     model: Bruno
@@ -59,6 +60,7 @@ class TrainedModel:
     data_dir: str | Path | None = None
     drawings: bool | None = None
     data: RecipeData | None = None
+    about: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         data = self.recipe.data.name if self.recipe else "unknown data"

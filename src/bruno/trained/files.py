@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bruno.checkpoint import load_with_metadata, save
+from bruno.checkpoint import load_with_metadata
 from bruno.config import Recipe, from_dict
 from bruno.devices import resolve_device
-from bruno.files import check_regular, check_replaceable
+from bruno.files import check_regular
 from bruno.trained.jobs import Trained
 from bruno.training import Run
 from bruno.weights import pretrained_names, pretrained_path
@@ -35,9 +35,9 @@ def open(
     name, folder, device = _checked_name(path), results_folder(path), resolve_device(device)
     if _is_run(name):
         run = Run(folder)
-        model = run.model(checkpoint, device)
+        model, about = run.model_and_about(checkpoint, device)
         model.source = str(folder.resolve())
-        return Trained(model, run.recipe, folder, data_dir=data_dir, drawings=drawings)
+        return Trained(model, run.recipe, folder, data_dir=data_dir, drawings=drawings, about=about)
     model, about = load_with_metadata(_model_file(name, checkpoint), device=device)
     if _is_pretrained(name):
         model.source = name  # unlike the path, the name is valid in every installation
@@ -49,6 +49,7 @@ def open(
         is_pretrained=_is_pretrained(name),
         data_dir=data_dir,
         drawings=drawings,
+        about=about,
     )
 
 
@@ -71,19 +72,7 @@ def export(
         checkpoint: which checkpoint of a run folder: "last", or "best" on validation.
         onnx: write the functions encode, decode and score as ONNX graphs; see `Trained.export_onnx`.
     """
-    name, out = _checked_name(path), Path(out)
-    if onnx and int8:
-        raise ValueError("`int8` is for model files, not for ONNX graphs. Omit it, or take `half`.")
-    if onnx:
-        open(path, checkpoint=checkpoint, device="cpu").export_onnx(out, half=half)
-        return out
-    check_replaceable(out, rb".{8}\{", "a model file")
-    if _is_run(name):
-        Run(name).export(out, checkpoint, half=half, int8=int8)
-    else:
-        model, about = load_with_metadata(_model_file(name, checkpoint))
-        save(model, out, half=half, int8=int8, about=about)
-    return out
+    return open(path, checkpoint=checkpoint, device="cpu").export(out, half=half, int8=int8, onnx=onnx)
 
 
 def results_folder(path: str | Path) -> Path:

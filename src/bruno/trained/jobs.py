@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from bruno.checkpoint import save
 from bruno.config import to_dict
+from bruno.files import check_replaceable
 from bruno.model import Posterior
 from bruno.onnx import export_onnx
+from bruno.provenance import provenance
+from bruno.reporting.page import report
 from bruno.reporting.results import Result
 from bruno.trained.classification import ClassificationJobs
 from bruno.trained.elements import Source
@@ -46,6 +51,39 @@ class Trained(
         """Write a result to the model's folder; returns the path of its JSON."""
         result = replace(result, model=self.model.fingerprint())
         return result.write(self.folder, config=to_dict(self.recipe or self.model.config), seed=seed)
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write all results of the model, and its learning curve, as one HTML page; returns its path.
+
+        Args:
+            out: the file; report.html in the folder by default.
+        """
+        return report(self.folder, out)
+
+    def export(self, out: str | Path, *, half: bool = False, int8: bool = False, onnx: bool = False) -> Path:
+        """Write the model to one file, with recipe and provenance, or to a folder as ONNX; returns the path.
+
+        Args:
+            out: the file to write, or with `onnx` the folder.
+            half: store the weights of the flow in half precision.
+            int8: store them in 8 bits instead; not for ONNX graphs.
+            onnx: write the functions encode, decode and score as ONNX graphs; see `export_onnx`.
+        """
+        out = Path(out)
+        if onnx and int8:
+            raise ValueError("`int8` is for model files, not for ONNX graphs. Omit it, or take `half`.")
+        if onnx:
+            self.export_onnx(out, half=half)
+            return out
+        check_replaceable(out, rb".{8}\{", "a model file")
+        save(self.model, out, half=half, int8=int8, about=self._about())
+        return out
+
+    def _about(self) -> dict[str, Any]:
+        """The metadata that a file of the model has."""
+        if self.about is not None or self.recipe is None:
+            return self.about or {}
+        return {"recipe": to_dict(self.recipe), "provenance": provenance(self.recipe.train.seed)}
 
     def export_onnx(
         self,

@@ -93,10 +93,16 @@ class Run:
         """The frozen model at the "last" or the "best" checkpoint, with averaged weights if it has them."""
         return self._checkpoints.model(which, device)[0]
 
+    def model_and_about(
+        self, which: str = "last", device: torch.device | str = "cpu"
+    ) -> tuple[Bruno, dict[str, Any]]:
+        """The model at a checkpoint, and its metadata for a file: the recipe, and provenance of training."""
+        model, header = self._checkpoints.model(which, device)
+        return model, {"recipe": to_dict(self.recipe), "provenance": header["provenance"]}
+
     def export(self, path: Path, which: str = "last", *, half: bool = False, int8: bool = False) -> None:
         """Write the model at a checkpoint to a file, with recipe and provenance."""
-        model, header = self._checkpoints.model(which, "cpu")
-        about = {"recipe": to_dict(self.recipe), "provenance": header["provenance"]}
+        model, about = self.model_and_about(which)
         save(model, path, half=half, int8=int8, about=about)
 
     def read_log(self) -> list[dict[str, Any]]:
