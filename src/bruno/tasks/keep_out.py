@@ -122,8 +122,8 @@ def typical_elements(
 
     First, the element with the lowest score given the others is removed repeatedly, until half of the set is
     left. Then, every element whose score given the remaining others is at least the cutoff is put back, until
-    nothing changes (`with_typical`). Sets of fewer than three elements have no majority, so all their elements
-    count.
+    nothing changes (`with_typical`). Sets of fewer than three elements have no majority, so all of their
+    elements count.
 
     Args:
         model: a model of such sets.

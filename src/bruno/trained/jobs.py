@@ -66,7 +66,7 @@ class Trained(
         Args:
             out: the file to write, or with `onnx` the folder.
             half: store the weights of the flow in half precision.
-            int8: store them in 8 bits instead; not for ONNX graphs.
+            int8: store the weights of the flow in 8 bits instead; not for ONNX graphs.
             onnx: write the functions encode, decode and score as ONNX graphs; see `export_onnx`.
         """
         out = Path(out)
@@ -80,7 +80,7 @@ class Trained(
         return out
 
     def _about(self) -> dict[str, Any]:
-        """The metadata that a file of the model has."""
+        """The metadata of a file of the model."""
         if self.about is not None or self.recipe is None:
             return self.about or {}
         return {"recipe": to_dict(self.recipe), "provenance": provenance(self.recipe.train.seed)}
