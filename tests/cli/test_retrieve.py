@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import bruno
-from cli.commandline import picture_of, run, values_of
+from cli.commandline import picture_of, run, values_of, words
 
 pytestmark = pytest.mark.filterwarnings("ignore::bruno.trained.UnfamiliarDataWarning")  # enlarged images
 
@@ -25,7 +25,7 @@ def search(query: str, *arguments: object) -> str:
 
 
 def test_a_collection_is_ranked_and_encoded_once(collection):
-    assert "encoded 60 elements" in search("support/8")
+    assert "encoded 60 of 60 elements" in search("support/8")
     names = values_of("run", "retrieval")["names"]
     assert sum(Path(name).name.startswith("8") for name in names) >= 7
     assert "encoded" not in search("support/8")
@@ -35,17 +35,30 @@ def test_a_collection_is_ranked_and_encoded_once(collection):
     assert picture_of("run", "retrieval").std() > 3
 
 
-def test_a_collection_that_changed_is_encoded_again(collection):
+def test_only_new_and_changed_files_are_encoded(collection):
     search("support/8")
     shutil.copy("queries/8/8-00.png", collection / "8-new.png")
-    assert "encoding again" in search("support/8")
+    assert "encoded 1 of 61 elements" in search("support/8")
     shutil.copy("queries/2/2-00.png", collection / "8-new.png")  # the same name
-    assert "encoding again" in search("support/8")
-    assert "encoding again" in search("support/8", "--invert")
+    assert "encoded 1 of 61 elements" in search("support/8")
+    (collection / "8-new.png").rename(collection / "0-first.png")
+    assert "encoded 1 of 61 elements" in search("support/8")
+    updated = values_of("run", "retrieval")
+    assert "settings of the reader changed; encoding again" in words(search("support/8", "--invert"))
+    assert "settings of the reader changed; encoding again" in words(search("support/8"))
+    whole = values_of("run", "retrieval")
+    assert updated["names"] == whole["names"]
+    assert updated["scores"] == pytest.approx(whole["scores"], abs=1e-3)
+    (collection / "0-first.png").unlink()
+    assert "encoded 0 of 60 elements" in search("support/8")
+
+
+def test_an_index_that_is_not_valid_is_made_again_unless_it_is_named(collection):
+    search("support/8")
     [kept] = Path().glob("collection-*.index")
     whole = kept.read_bytes()
     kept.write_bytes(whole[:100])
-    assert "encoding again" in search("support/8", "--invert")
+    assert "not valid; encoding again" in words(search("support/8"))
     Path("named.index").write_bytes(whole[:100])
     with pytest.raises(ValueError, match=r"named\.index"):
         search("support/8", "--index", "named.index")

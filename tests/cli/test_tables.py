@@ -354,8 +354,12 @@ def test_a_table_is_searched_and_encoded_once(machines):
     Path("query").mkdir(exist_ok=True)
     np.savetxt("query/rows.csv", machines.rows[30, :5], delimiter=",")
     search = ["retrieve", "search", "runs/machines", "--query", "query", "--collection"]
-    assert "encoded 30 elements" in run(*search, "stream.csv")
+    assert "encoded 30 of 30 elements" in run(*search, "stream.csv")
     assert "encoded" not in run(*search, "stream.csv")
+    lines = Path("stream.csv").read_text().splitlines()
+    lines[3] = "," + lines[3].partition(",")[2]
+    Path("holes.csv").write_text("\n".join(lines))
+    assert "encoded 30 of 30 elements" in run(*search, "holes.csv")  # a missing cell
     path = Path("stream.csv").resolve()
     assert "encoded" not in run(*search, path)  # the same table, by another path
     names = values_of("runs/machines", "retrieval")["names"]

@@ -9,9 +9,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from bruno.arrays import ArrayLike, as_tensor
@@ -35,13 +36,17 @@ class Index:
         latents: latents of each element.
         names: name of each element, such as a file or an id.
         fingerprint: fingerprint of the model that encoded it; the latents are useless to other models.
-        source: identifies the state of the collection when it was encoded; any string.
+        source: identifies how the collection was read; any string.
+        files: the files that the elements were read from, with their stamps; empty if there are none.
+        file_of: the place in `files` of the file of each element.
     """
 
     latents: Float[Tensor, "n dim"]
     names: tuple[str, ...]
     fingerprint: str
     source: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+    file_of: Int[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         _check_names(self.names, len(self.latents))
@@ -88,8 +93,16 @@ class Index:
 
     def save(self, path: str | Path) -> None:
         """Write to a file atomically."""
-        header = {"kind": "index", "model": self.fingerprint, "names": self.names, "source": self.source}
-        write(Path(path), {"latents": self.latents}, header)
+        header: dict[str, Any] = {
+            "kind": "index",
+            "model": self.fingerprint,
+            "names": self.names,
+            "source": self.source,
+        }
+        tensors = {"latents": self.latents}
+        if self.file_of is not None:
+            tensors["file_of"], header["files"] = self.file_of, self.files
+        write(Path(path), tensors, header)
 
     @classmethod
     def load(cls, path: str | Path, *, model: Bruno | None = None) -> Index:
@@ -102,7 +115,10 @@ class Index:
             raise ValueError(f"`path` must hold latents (n, dim); {path} does not.")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"`path` must hold the names of its elements; {path} does not.")
-        index = cls(latents, tuple(names), str(header.get("model")), str(header.get("source", "")))
+        files, file_of = _parse_files(path, header.get("files", []), tensors.get("file_of"), len(latents))
+        index = cls(
+            latents, tuple(names), str(header.get("model")), str(header.get("source", "")), files, file_of
+        )
         if model is not None:
             index.check_model(model)
         return index
@@ -114,6 +130,22 @@ class Index:
                 f"`model` must be the one that encoded the index, {self.fingerprint}; got "
                 f"{model.fingerprint()}. Encode the collection again with Index.of."
             )
+
+
+def _parse_files(
+    path: str | Path, files: Any, file_of: Tensor | None, n: int
+) -> tuple[tuple[tuple[str, str], ...], Tensor | None]:
+    """The files of an index and the place of each element's file; raises if they do not fit each other."""
+    if file_of is None:
+        return (), None
+    pairs = isinstance(files, list) and all(
+        isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], str)
+        for one in files
+    )
+    places = file_of.shape == (n,) and file_of.dtype == torch.long
+    if not (pairs and places) or (n and not 0 <= int(file_of.min()) <= int(file_of.max()) < len(files)):
+        raise ValueError(f"`path` must hold the file of each element; {path} does not.")
+    return tuple((name, stamp) for name, stamp in files), file_of
 
 
 def _check_names(names: Sequence[str], n: int) -> None:
@@ -130,10 +162,10 @@ def open_index(
     familiarity: Familiarity | None = None,
     progress: Progress | None = None,
 ) -> tuple[Index, bool]:
-    """The index of a folder or file, and whether it was encoded now.
+    """The index of a folder or file, and whether any of it was encoded now.
 
-    The index is kept in a file and read from there as long as the collection's files and the reader's
-    settings are the same. Names are the paths of the elements, starting with `collection` as given; in the
+    The index is kept in a file. As long as the reader's settings are the same, only new and changed files are
+    encoded. Names are the paths of the elements, starting with `collection` as given; in the
     file they are relative to it, so that a collection may be moved with its index.
 
     Args:
@@ -147,60 +179,127 @@ def open_index(
         progress: called as progress(done, total), first in files read, then in elements encoded.
     """
     collection = Path(collection)
-    folder = collection if collection.is_dir() else collection.parent
-    files = reader.files(collection) if collection.is_dir() else [collection]
-    source = _state_of(reader, files, folder)
+    folder = _folder_of(collection)
+    paths = reader.files(collection) if collection.is_dir() else [collection]
+    files = {str(file.relative_to(folder)): file_stamp(file) for file in paths}
+    source = _settings_of(reader)
     if path is not None and not Path(path).parent.is_dir():
         raise ValueError(f"`path` must be in an existing folder; got {path}.")
     file = _default_path(collection, model) if path is None else Path(path)
+    kept = None
     if file.exists():
         check_regular(file)  # before the collection is encoded, which may take a long time
         kept = _kept(file, model, required=path is not None)
-        if kept and kept.source == source:
-            return _with_folder(kept, folder), False
-        logger.info("%s, the settings of the reader or the index changed: encoding again", collection)
-    index = _encode(model, reader, collection, files, source, familiarity, progress)
+        if kept is None or kept.source != source:
+            reason = "the index is not valid" if kept is None else "the settings of the reader changed"
+            logger.info("%s: %s; encoding again", collection, reason)
+            kept = None
+    known = dict(kept.files) if kept else {}
+    if kept and known == files:
+        return _with_folder(kept, folder), False
+    changed = [name for name, stamp in files.items() if known.get(name) != stamp]
+    skipped = len(reader.skipped)
+    new = _read_files(reader, folder, changed, progress)
+    index = _updated(model, kept, new, files, source, progress)
+    if not len(index):
+        raise ValueError(f"`collection` must hold at least one readable element; got {collection} with none.")
+    _warn_of(collection, reader.skipped[skipped:], new.elements, familiarity)
     try:
         index.save(file)
-        logger.info("encoded %d elements, saved in %s", len(index), file)
+        logger.info("encoded %d of %d elements, saved in %s", len(new.elements), len(index), file)
     except OSError as error:  # ranking does not need the file
         warnings.warn(f"the index of {collection} could not be written: {error}", stacklevel=2)
     return _with_folder(index, folder), True
 
 
-def _encode(
-    model: Bruno,
-    reader: ElementReader,
-    collection: Path,
-    files: Sequence[Path],
-    source: str,
-    familiarity: Familiarity | None,
-    progress: Progress | None,
-) -> Index:
-    """Read and encode all files of a collection; names are relative to its folder."""
-    skipped = len(reader.skipped)
-    elements = collected(_read_files(reader, files, progress))
-    if not elements:
-        raise ValueError(f"`collection` must hold at least one readable element; got {collection} with none.")
-    if new := reader.skipped[skipped:]:
-        warnings.warn(f"skipped {len(new)} unreadable elements of {collection}, first {new[0]}", stacklevel=3)
-    x = torch.stack([element.x for element in elements])
-    if familiarity is not None and (reason := familiarity.check(x)):
+class _Read(NamedTuple):
+    """Elements, and the file of each relative to the folder of the collection."""
+
+    elements: list[Element]
+    files: list[str]
+
+
+def _read_files(
+    reader: ElementReader, folder: Path, files: Sequence[str], progress: Progress | None
+) -> _Read:
+    """Read files of a collection, whose paths and elements are named relative to its folder."""
+    origins = []
+
+    def read() -> Iterator[Element]:
+        for number, file in enumerate(files, start=1):
+            for element in reader.read([folder / file]):
+                origins.append(file)
+                yield element._replace(name=str(Path(element.name).relative_to(folder)))
+            if progress is not None:
+                progress(number, len(files))
+
+    return _Read(collected(read()), origins)
+
+
+def _warn_of(
+    collection: Path, skipped: Sequence[str], elements: Sequence[Element], familiarity: Familiarity | None
+) -> None:
+    """Warn about elements that were skipped, and about images unlike the training data."""
+    if skipped:
+        first = skipped[0]
+        warnings.warn(
+            f"skipped {len(skipped)} unreadable elements of {collection}, first {first}", stacklevel=3
+        )
+    if familiarity is None or not elements:
+        return
+    if reason := familiarity.check(torch.stack([element.x for element in elements])):
         warnings.warn(
             f"{collection} is unlike the training data of the model: {reason}",
             UnfamiliarDataWarning,
             stacklevel=3,
         )
-    folder = collection if collection.is_dir() else collection.parent
-    names = [str(Path(element.name).relative_to(folder)) for element in elements]
-    return Index.of(model, x, names, source=source, progress=progress)
 
 
-def _read_files(reader: ElementReader, files: Sequence[Path], progress: Progress | None) -> Iterator[Element]:
-    for number, file in enumerate(files, start=1):
-        yield from reader.read([file])
-        if progress is not None:
-            progress(number, len(files))
+def _updated(
+    model: Bruno,
+    kept: Index | None,
+    new: _Read,
+    files: dict[str, str],
+    source: str,
+    progress: Progress | None,
+) -> Index:
+    """The kept index without the files that changed, and the new elements, in the order of the files."""
+    place = {name: number for number, name in enumerate(files)}
+    latents = [torch.empty(0, model.dim, dtype=model.process.mean.dtype, device=model.device)]
+    names: list[str] = []
+    places = [torch.empty(0, dtype=torch.long)]
+    if kept is not None and kept.file_of is not None:
+        same = [place[name] if files.get(name) == stamp else -1 for name, stamp in kept.files]
+        file_of = torch.tensor(same)[kept.file_of.cpu()]
+        still = (file_of >= 0).nonzero().flatten()
+        latents.append(kept.latents[still.to(kept.latents.device)])
+        names += [kept.names[i] for i in still.tolist()]
+        places.append(file_of[still])
+    if new.elements:
+        latents.append(Index.of(model, _complete(model, new.elements), progress=progress).latents)
+        names += [element.name for element in new.elements]
+        places.append(torch.tensor([place[file] for file in new.files]))
+    file_of = torch.cat(places)
+    order = file_of.argsort(stable=True)
+    return Index(
+        torch.cat(latents)[order.to(model.device)],
+        tuple(names[i] for i in order.tolist()),
+        model.fingerprint(),
+        source,
+        tuple(files.items()),
+        file_of[order],
+    )
+
+
+def _complete(model: Bruno, elements: Sequence[Element]) -> Tensor:
+    """Elements (n, *shape); missing numbers of a row are imputed from its group, or else from the prior."""
+    sets: dict[str, int] = {}
+    labels = [sets.setdefault(element.group or element.name, len(sets)) for element in elements]
+    return model.impute(torch.stack([element.x for element in elements]), torch.tensor(labels))
+
+
+def _folder_of(collection: Path) -> Path:
+    return collection if collection.is_dir() else collection.parent
 
 
 def _kept(file: Path, model: Bruno, *, required: bool) -> Index | None:
@@ -222,8 +321,7 @@ def _default_path(collection: Path, model: Bruno) -> Path:
     return path.with_name(f"{path.name}-{model.fingerprint()[:8]}.index")
 
 
-def _state_of(reader: ElementReader, files: Sequence[Path], folder: Path) -> str:
-    """A digest that changes if a file or a setting of the reader changes."""
+def _settings_of(reader: ElementReader) -> str:
+    """A digest that changes if a setting of the reader changes."""
     settings = (reader.invert, reader.drawings, reader.skip_bad, reader.group, reader.columns)
-    stamps = [(str(file.relative_to(folder)), file_stamp(file)) for file in files]
-    return hashlib.sha256(repr((settings, stamps)).encode()).hexdigest()
+    return hashlib.sha256(repr(settings).encode()).hexdigest()
