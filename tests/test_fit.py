@@ -16,7 +16,7 @@ import bruno
 from bruno.devices import resolve_device
 from bruno.fit import TrainingInterrupted, with_settings
 from bruno.training import Run
-from bruno.training.pace import ElementCost
+from bruno.training.step_cost import ElementCost
 from bruno.training.trainer import Trainer
 
 MACHINES = Path(__file__).parents[1] / "examples" / "machines.csv"
@@ -238,7 +238,7 @@ def test_the_steps_of_fine_tuning_fit_into_the_time(tiny, tmp_path, monkeypatch)
     assert large.shared
     assert (large.episodes, large.way, large.queries) == (9, 7, 19)  # 1280 elements at most
     monkeypatch.setattr("bruno.finetuning.measure_cost", lambda *_: slow)
-    monkeypatch.setattr("bruno.training.clock.describe_pace", lambda *_: "")  # depends on the real time
+    monkeypatch.setattr("bruno.training.clock.few_steps_warning", lambda *_: "")  # depends on the real time
     small = steps_of(tiny, tmp_path / "small", minutes=0.05)
     assert (small.episodes, small.way, small.queries) == (1, 7, 9)
     assert steps_of(tiny, tmp_path / "wide", minutes=0.01, way=5).way == 5

@@ -14,7 +14,7 @@ import bruno
 SOURCE = Path(bruno.__file__).parent
 # A package has the place of the last module that its __init__ imports.
 LAYOUT = """
-    bruno.threads bruno.opening
+    bruno.threads bruno.lazy_open
     bruno
     bruno.text bruno.limits bruno.provenance bruno.files bruno.signals bruno.devices
     bruno.kinds bruno.arrays
@@ -23,7 +23,7 @@ LAYOUT = """
     bruno.data.synthetic_tiles
     bruno.data.drawings bruno.data.images bruno.data.table_format bruno.data.columns bruno.data.frames
     bruno.data.tables bruno.data.formats bruno.data.cifar
-    bruno.data.sources bruno.data.reader bruno.data.datasets bruno.data.published
+    bruno.data.file_readers bruno.data.reader bruno.data.datasets bruno.data.published
     bruno.data.loading bruno.data
     bruno.flow.bijection bruno.flow.dropout bruno.flow.networks bruno.flow.compression bruno.flow.spline
     bruno.flow.coupling bruno.flow.mixing bruno.flow.realnvp bruno.flow.preprocessing
@@ -34,7 +34,7 @@ LAYOUT = """
     bruno.onnx.formulas bruno.onnx.functions bruno.onnx.export bruno.onnx bruno.page.files
     bruno.page.symbols bruno.page.build bruno.page
     bruno.training.distributed bruno.training.cuda_graph bruno.training.muon bruno.training.schedule
-    bruno.training.objective bruno.training.trainer bruno.training.pace bruno.training.log
+    bruno.training.objective bruno.training.trainer bruno.training.step_cost bruno.training.log
     bruno.training.checkpoints bruno.training.clock bruno.training.run bruno.training
     bruno.reporting bruno.reporting.results bruno.reporting.images
     bruno.reporting.figure bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines
@@ -46,13 +46,13 @@ LAYOUT = """
     bruno.tasks.classification
     bruno.tasks.references bruno.tasks.set_scores bruno.tasks.explanation bruno.tasks.generation
     bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.stream_summary
-    bruno.tasks.attribution bruno.tasks.planted bruno.tasks.planted_outliers bruno.tasks.anomaly_benchmark
-    bruno.tasks.familiarity bruno.tasks.index
+    bruno.tasks.attribution bruno.tasks.planted_faults bruno.tasks.planted_outliers
+    bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.index
     bruno.tasks.retrieval bruno.tasks.analysis bruno.tasks.stability bruno.tasks bruno.streams.encoder
-    bruno.streams.evidence bruno.streams.densities bruno.streams.elements bruno.streams.codec
+    bruno.streams.evidence bruno.streams.densities bruno.streams.fast_densities bruno.streams.codec
     bruno.streams.store bruno.streams.rows bruno.streams.sets bruno.streams.window bruno.streams.judgements
     bruno.streams.updates bruno.streams bruno.recipe_data
-    bruno.trained.elements bruno.trained.data bruno.trained.calibration
+    bruno.trained.base bruno.trained.data bruno.trained.calibration
     bruno.trained.evaluation bruno.trained.sample_files bruno.trained.generation
     bruno.trained.classification bruno.trained.states
     bruno.trained.explanation bruno.trained.outliers bruno.trained.watch bruno.trained.detection
@@ -68,8 +68,8 @@ LAYOUT = """
     bruno.reporting.summaries.retrieval
     bruno.reporting.summaries.analysis bruno.reporting.summaries bruno.demo
     bruno.serving.settings bruno.serving.steps bruno.serving.batching bruno.serving.sets bruno.serving.jobs
-    bruno.serving.elements bruno.serving.metrics bruno.serving.service bruno.serving.schemas
-    bruno.serving.guard bruno.serving.http bruno.serving.documentation bruno.serving.pages
+    bruno.serving.decoding bruno.serving.metrics bruno.serving.service bruno.serving.schemas
+    bruno.serving.guard bruno.serving.http bruno.serving.documentation bruno.serving.static
     bruno.serving.routes bruno.serving.app bruno.serving.server bruno.serving
     bruno.cli bruno.cli.options bruno.cli.output
     bruno.cli.anomaly bruno.cli.calibrate bruno.cli.classify bruno.cli.data bruno.cli.page bruno.cli.demo

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 import bruno.threads  # noqa: F401  # before torch is imported
-from bruno import opening
+from bruno import lazy_open
 
 if TYPE_CHECKING:
     from bruno.checkpoint import load, save
@@ -105,7 +105,7 @@ def _open_when_needed(source: str, **options: Any) -> Any:
     return __getattr__("open")(source, **options)
 
 
-opening.opener = _open_when_needed
+lazy_open.opener = _open_when_needed
 
 
 def __dir__() -> list[str]:

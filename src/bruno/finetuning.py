@@ -29,7 +29,7 @@ from bruno.trained import Trained
 from bruno.trained import open as open_trained
 from bruno.training import LogEntry, Run
 from bruno.training.distributed import broadcast, rank_and_processes
-from bruno.training.pace import MOST_ELEMENTS, affordable_elements, measure_cost, with_elements
+from bruno.training.step_cost import MOST_ELEMENTS, affordable_elements, measure_cost, with_elements
 
 _log = logging.getLogger(__name__)
 

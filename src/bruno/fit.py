@@ -36,7 +36,7 @@ from bruno.recipe_data import (
 from bruno.tasks import measure_bits_per_dim
 from bruno.trained import Trained
 from bruno.training import LogEntry, Run, Trainer
-from bruno.training.pace import suitable_steps
+from bruno.training.step_cost import suitable_steps
 
 _log = logging.getLogger(__name__)
 

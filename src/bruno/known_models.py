@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from bruno import opening
+from bruno import lazy_open
 
 _OPENED = 4  # models opened for posteriors are cached, so that a worker opens a model only once
 
@@ -95,7 +95,7 @@ def find(fingerprint: str, dim: int, source: str | None, device: str) -> Any:
 def _open(source: str, fingerprint: str, device: str) -> Any:
     usable = device == "cpu" or torch.cuda.is_available()
     for checkpoint in ("last", "best") if Path(source).is_dir() else ("last",):
-        model = opening.opener(source, checkpoint=checkpoint, device=device if usable else "cpu").model
+        model = lazy_open.opener(source, checkpoint=checkpoint, device=device if usable else "cpu").model
         if model.fingerprint() == fingerprint:
             return model
     raise ValueError(f"{source} now holds another model, {model.fingerprint()}")

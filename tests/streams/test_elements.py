@@ -8,7 +8,7 @@ import torch
 from streams.keyed import DIM, detector, machines, small_model, stream, trained
 
 from bruno import Bruno, Evidence, FlowConfig, ModelConfig
-from bruno.streams.elements import FastDensities, densities_of
+from bruno.streams.fast_densities import FastDensities, densities_of
 from bruno.tasks.keep_out import ElementDensities
 from bruno.trained.watch import Judged
 

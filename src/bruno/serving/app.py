@@ -19,10 +19,10 @@ from bruno.serving import schemas
 from bruno.serving.documentation import documentation_page, documented_request
 from bruno.serving.guard import Guard, check_hosts
 from bruno.serving.http import failure
-from bruno.serving.pages import page_routes
 from bruno.serving.routes import Routes
 from bruno.serving.service import Models, Service
 from bruno.serving.settings import Limits, RequestError
+from bruno.serving.static import page_routes
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from torch import Tensor
 
 from bruno.serving import schemas
-from bruno.serving.elements import check_number_of
+from bruno.serving.decoding import check_number_of
 from bruno.serving.http import PNG, answer, as_base64, checked_id, key_and_digest, parse, picture, query_of
 from bruno.serving.jobs import Given, ServedModel
 from bruno.serving.service import Service

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from bruno.serving.batching import Batcher
-from bruno.serving.elements import read_images, read_rows
+from bruno.serving.decoding import read_images, read_rows
 from bruno.serving.jobs import ServedModel
 from bruno.serving.metrics import Metrics
 from bruno.serving.settings import Limits, RequestError

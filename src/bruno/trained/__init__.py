@@ -1,7 +1,7 @@
 """Trained models with their recipes, data and jobs. `bruno.open` returns one; every command works on one."""
 
 from bruno.tasks.familiarity import UnfamiliarDataWarning
-from bruno.trained.elements import Elements
+from bruno.trained.base import Elements
 from bruno.trained.evaluation import Evaluation
 from bruno.trained.files import export, open, results_folder
 from bruno.trained.jobs import Trained

@@ -24,8 +24,8 @@ from bruno.tasks.classification import (
     with_p_values,
 )
 from bruno.tasks.episodes import FewShotProtocol
+from bruno.trained.base import Source
 from bruno.trained.calibration import CalibrationJobs
-from bruno.trained.elements import Source
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from bruno.data import Examples, is_available, load_examples, load_path
 from bruno.data.datasets import SPLITS
 from bruno.kinds import Images
 from bruno.recipe_data import RecipeData, imputed, is_path, warn_of_skipped
-from bruno.trained.elements import TrainedModel
+from bruno.trained.base import TrainedModel
 
 _log = logging.getLogger(__name__)
 _NAMED_CLASSES = 10  # the name of a result has at most this many of the chosen classes

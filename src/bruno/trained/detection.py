@@ -22,9 +22,9 @@ from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.progress import Progress
 from bruno.tasks.stream_summary import StreamSummary
+from bruno.trained.base import Source, warn_of_unreadable
 from bruno.trained.calibration import CalibrationJobs, report_basis
 from bruno.trained.data import available_set_size
-from bruno.trained.elements import Source, warn_of_unreadable
 from bruno.trained.explanation import explain_outliers
 from bruno.trained.outliers import Outliers
 from bruno.trained.states import WatchState

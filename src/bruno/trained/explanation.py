@@ -17,8 +17,8 @@ from bruno.tasks.explanation import Explanation, explain
 from bruno.tasks.progress import Progress
 from bruno.tasks.set_scores import Criterion
 from bruno.tasks.stream_summary import StreamSummary
+from bruno.trained.base import Source
 from bruno.trained.calibration import CalibrationJobs
-from bruno.trained.elements import Source
 
 _MAX_EXPLAINED = 20  # outliers of a batch; those with the lowest scores are explained
 

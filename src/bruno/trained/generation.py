@@ -27,8 +27,8 @@ from bruno.tasks.generation import (
     spread_by_repeats,
 )
 from bruno.tasks.specks import SpeckResult, measure_specks
+from bruno.trained.base import Source
 from bruno.trained.data import TrainedData
-from bruno.trained.elements import Source
 from bruno.trained.sample_files import FirstSamples, write_parts
 
 _log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from bruno.onnx import export_onnx
 from bruno.provenance import provenance
 from bruno.reporting.page import report
 from bruno.reporting.results import Result
+from bruno.trained.base import Source
 from bruno.trained.classification import ClassificationJobs
-from bruno.trained.elements import Source
 from bruno.trained.evaluation import EvaluationJobs
 from bruno.trained.explanation import ExplanationJobs
 from bruno.trained.generation import GenerationJobs

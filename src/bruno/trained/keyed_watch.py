@@ -15,8 +15,8 @@ from typing import Any, TextIO, cast
 import torch
 
 from bruno.data import Element, ElementReader
+from bruno.data.file_readers import Place
 from bruno.data.reader import Placed
-from bruno.data.sources import Place
 from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.streams.judgements import Judgements
@@ -24,8 +24,8 @@ from bruno.streams.store import MEMORY, Mark, Store
 from bruno.tasks.anomaly import Detector, Judgement
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.stream_summary import StreamSummary
+from bruno.trained.base import Source, are_paths, warn_of_unreadable
 from bruno.trained.detection import DetectionJobs
-from bruno.trained.elements import Source, are_paths, warn_of_unreadable
 from bruno.trained.explanation import StreamExplainer
 from bruno.trained.keyed import COMMIT_ROWS, COMMIT_SECONDS, KeyedDetector
 from bruno.trained.outliers import Outliers

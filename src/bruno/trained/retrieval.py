@@ -15,8 +15,8 @@ from bruno.kinds import Kind
 from bruno.tasks import Progress
 from bruno.tasks.index import open_index
 from bruno.tasks.retrieval import RetrievalResult, measure_retrieval, rank
+from bruno.trained.base import Source
 from bruno.trained.data import TrainedData
-from bruno.trained.elements import Source
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from bruno.tasks.calibration import Groups, fixed_cutoffs
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
 from bruno.tasks.few_shot import FewShotComparison, FewShotResult, compare_few_shot
-from bruno.tasks.planted import PlantedFaults, measure_planted_faults
+from bruno.tasks.planted_faults import PlantedFaults, measure_planted_faults
 from bruno.tasks.planted_outliers import PlantedOutliers, measure_planted_outliers
 from bruno.trained.data import TrainedData
 from bruno.training import Run

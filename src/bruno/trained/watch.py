@@ -17,13 +17,13 @@ from bruno.data.reader import collected
 from bruno.files import check_regular
 from bruno.model import Posterior
 from bruno.signals import StopSignal
-from bruno.streams.elements import densities_of
+from bruno.streams.fast_densities import densities_of
 from bruno.tasks.anomaly import Detector, Judgement
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.tasks.stream_summary import StreamSummary
+from bruno.trained.base import Source, are_paths, warn_of_unreadable
 from bruno.trained.data import TrainedData
-from bruno.trained.elements import Source, are_paths, warn_of_unreadable
 from bruno.trained.explanation import StreamExplainer
 from bruno.trained.outliers import Outliers
 from bruno.trained.states import KeptOut, SetState, WatchState

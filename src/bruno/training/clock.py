@@ -12,7 +12,7 @@ import torch
 
 from bruno.training.distributed import broadcast
 from bruno.training.log import LogEntry
-from bruno.training.pace import describe_pace
+from bruno.training.step_cost import few_steps_warning
 from bruno.training.trainer import Step, Trainer
 
 _STEADY = 3  # the time of a step is known after this many log entries
@@ -77,7 +77,7 @@ class Clock:
         if self._judged or compiled or not known:
             return ""
         self._judged, fastest = True, min(self._step_seconds)
-        return describe_pace(self._trainer.config, self._trainer.index + self._left() / fastest, fastest)
+        return few_steps_warning(self._trainer.config, self._trainer.index + self._left() / fastest, fastest)
 
     def _spent(self) -> float:
         """Seconds of training so far, including earlier parts of the run."""

@@ -6,10 +6,10 @@ from tiny import MODEL, SETS, TRAIN, FakeClock, digits, trainer
 from bruno import Bruno
 from bruno.config import TrainConfig
 from bruno.training.clock import Clock
-from bruno.training.pace import (
+from bruno.training.step_cost import (
     ElementCost,
     affordable_elements,
-    describe_pace,
+    few_steps_warning,
     measure_cost,
     suitable_steps,
     with_elements,
@@ -67,8 +67,8 @@ def test_the_cost_of_an_element_is_its_share_of_the_time_and_of_the_activations(
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_run_with_too_few_steps_is_given_settings_that_allow_enough(config):
     config = evolve(config, minutes=4.0)
-    assert describe_pace(config, 100, 2.4) == ""
-    note = describe_pace(config, 40, 6.0)
+    assert few_steps_warning(config, 100, 2.4) == ""
+    note = few_steps_warning(config, 40, 6.0)
     assert "4 minutes" in note
     assert "40 steps" in note
     assert "10 minutes" in note

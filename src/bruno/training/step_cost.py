@@ -95,7 +95,7 @@ def with_elements(config: TrainConfig, most: int, fixed: Collection[str] = ()) -
     return config
 
 
-def describe_pace(config: TrainConfig, steps: float, step_seconds: float) -> str:
+def few_steps_warning(config: TrainConfig, steps: float, step_seconds: float) -> str:
     """A warning if a timed run has too few steps, with settings that give it enough; otherwise empty.
 
     Args:

@@ -7,7 +7,7 @@ from tasks.machines import machine_model, machines
 
 from bruno import Bruno
 from bruno.data import Examples
-from bruno.tasks.planted import FAULTS, RobustDistance, _with_faults, measure_planted_faults
+from bruno.tasks.planted_faults import FAULTS, RobustDistance, _with_faults, measure_planted_faults
 
 
 @pytest.fixture(scope="module")

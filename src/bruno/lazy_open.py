@@ -1,0 +1,11 @@
+"""The function that opens a model, for modules that it is itself built on.
+
+The package sets `opener` to `bruno.open`, which is imported at its first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+opener: Callable[..., Any]
