@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from bruno.arrays import NumpyResult, as_tensor, image_to_array, to_numpy
-from bruno.kinds import Images
+from bruno.kinds import Images, Rows
 
 NUMBERS = st.one_of(
     arrays.integer_dtypes(endianness="?"),
@@ -131,3 +131,17 @@ def test_results_convert_to_arrays_by_field():
     np.testing.assert_array_equal(found["scores"], [2, 2])
     assert found["names"] == ("a", "b")
     assert to_numpy(3) == 3
+
+
+def test_whole_numbers_of_a_list_are_numbers_of_rows():
+    rows = [[1, 2], [3, 4]]
+    parts = (rows, tuple(rows), [np.array(row) for row in rows], [torch.tensor(row) for row in rows])
+    for given_rows in parts:
+        found = as_tensor(given_rows, kind=Rows((2,)))
+        assert found.dtype == torch.double
+        assert found.tolist() == rows
+        assert (
+            as_tensor(given_rows).dtype == as_tensor(given_rows, kind=Images((1, 2, 2))).dtype == torch.long
+        )
+    assert as_tensor(np.array(rows), kind=Rows((2,))).dtype == torch.long  # rejected with a hint by models
+    assert as_tensor([True, False], kind=Rows((2,))).dtype == torch.bool

@@ -353,6 +353,16 @@ def test_initialising_from_data_happens_once():
     assert model.fingerprint() == before
 
 
+def test_a_list_of_whole_numbers_is_a_row():
+    model = Bruno.from_config(MODELS["vector of 7"])
+    row = list(range(7))
+    expected = model.encode(torch.tensor(row, dtype=torch.double))
+    torch.testing.assert_close(model.encode(row), expected)
+    torch.testing.assert_close(
+        model.condition([row, row]).score([row]), model.condition([row, row]).score(np.array([row], float))
+    )
+
+
 def with_settings(**settings) -> Bruno:
     """A model with the same weights for any settings."""
     config = ModelConfig((1, 4, 4), flow=FlowConfig("dense", couplings=2, units=8))
@@ -398,6 +408,8 @@ class TestMistakes:
             Bruno.from_config(MODELS["8×8"]).encode(torch.zeros(1, 8, 8, dtype=torch.bool))
         with pytest.raises(TypeError, match=r"`x` must be floating point .*; got torch.int64"):
             Bruno.from_config(MODELS["vector of 7"]).encode(torch.zeros(7, dtype=torch.long))
+        with pytest.raises(TypeError, match=r"got torch.int64. Use x.astype\(float\)"):
+            Bruno.from_config(MODELS["vector of 7"]).encode(np.zeros(7, int))
         with pytest.raises(TypeError, match=r"`n` must be a whole number; got 2.5"):
             Bruno.from_config(MODELS["vector of 7"]).prior().sample(2.5)
         assert len(Bruno.from_config(MODELS["vector of 7"]).prior().sample(torch.tensor(3)).x) == 3

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bruno.kinds import Images, Kind, rescale_levels
+from bruno.kinds import Images, Kind, Rows, rescale_levels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,13 +32,13 @@ def as_tensor(
 
     A tensor is returned as it is, on its own device. Everything else goes to `device`: numpy arrays of any
     strides and byte order, objects with ``__array__``, numbers, PIL images, and lists or tuples of all of
-    these, which are stacked along a new first axis.
+    these, which are stacked along a new first axis. Whole numbers of a list become float64 for rows.
 
     Args:
         x: the values.
         name: the argument to name in an error.
         device: where to put the result, unless `x` is a tensor.
-        kind: the elements that PIL images are converted to: number of channels, size and levels.
+        kind: the elements that are expected. PIL images are converted to its channels, size and levels.
 
     >>> as_tensor(np.arange(6).reshape(2, 3)[::-1])
     tensor([[3, 4, 5],
@@ -52,13 +52,42 @@ def as_tensor(
         return _pil_image_as_tensor(x, name, kind).to(device)
     if isinstance(x, list | tuple) and not x:
         raise ValueError(f"`{name}` must hold at least one element; got an empty {type(x).__name__}.")
-    if isinstance(x, list | tuple) and any(not isinstance(part, int | float) for part in x):
-        return _stacked([as_tensor(part, name, device=device, kind=kind) for part in x], name)
-    if isinstance(x, list | tuple | int | float) or hasattr(x, "__array__"):
+    if isinstance(x, list | tuple):
+        tensor = _list_as_tensor(x, name, device, kind)
+        return tensor.double() if isinstance(kind, Rows) and _is_whole(tensor) else tensor
+    if isinstance(x, int | float) or hasattr(x, "__array__"):
         return torch.from_numpy(_numeric(np.asarray(x), name, type(x).__name__)).to(device)
     raise TypeError(
         f"`{name}` must be a tensor, a numpy array, a PIL image or a list of these; got {type(x).__name__}."
     )
+
+
+def as_real_tensor(x: ArrayLike, name: str = "x", *, device: torch.device | str | None = None) -> Tensor:
+    """`as_tensor` of real numbers: whole numbers of a list become float64, other integers are rejected."""
+    tensor = as_tensor(x, name, device=device)
+    if isinstance(x, list | tuple) and _is_whole(tensor):
+        return tensor.double()
+    if not tensor.is_floating_point():
+        raise TypeError(f"`{name}` must be floating point; got {tensor.dtype}.{_conversion_hint(x, name)}")
+    return tensor
+
+
+def check_element_type(x: Tensor, kind: Kind, given: ArrayLike, name: str = "x") -> None:
+    """Raise unless elements, a tensor of what was given, are numbers, and real ones if they are rows."""
+    if x.dtype == torch.bool or x.is_complex():
+        raise TypeError(f"`{name}` must be integers or floating point; got {x.dtype}.")
+    if not x.is_floating_point() and not kind.is_images:
+        raise TypeError(
+            f"`{name}` must be floating point for a model of rows; got {x.dtype}."
+            f"{_conversion_hint(given, name)}"
+        )
+
+
+def _conversion_hint(x: ArrayLike, name: str) -> str:
+    """How to convert integers to real numbers, as the end of an error; empty for a list."""
+    if isinstance(x, Tensor):
+        return f" Use {name}.double()."
+    return f" Use {name}.astype(float)." if hasattr(x, "astype") else ""
 
 
 def to_numpy(value: Any) -> Any:
@@ -97,6 +126,17 @@ def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool)
     return array[None] if grey else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
+def image_as_tensor(
+    image: Image, size: int | tuple[int, int] | None, grey: bool, levels: int, name: str = "image"
+) -> Tensor:
+    """The pixels of a PIL image, (channels, height, width), as integers below `levels`: `image_to_array`."""
+    try:
+        array = image_to_array(image, size, grey)
+    except ValueError as error:
+        raise ValueError(f"`{name}` must be an image with 8 or 16 bits; got {image!r}: {error}.") from error
+    return rescale_levels(torch.from_numpy(array.copy()), 256, levels)
+
+
 def is_pil_image(x: Any) -> TypeGuard[Image]:
     """Whether `x` is a PIL image. Does not import PIL."""
     pil = sys.modules.get("PIL.Image")
@@ -106,11 +146,19 @@ def is_pil_image(x: Any) -> TypeGuard[Image]:
 def _pil_image_as_tensor(image: Image, name: str, kind: Kind | None) -> Tensor:
     if not isinstance(kind, Images):
         raise TypeError(f"`{name}` must not be a PIL image where images are not expected; got {image!r}.")
-    try:
-        array = image_to_array(image, kind.size, kind.is_grey)
-    except ValueError as error:
-        raise ValueError(f"`{name}` must be an image with 8 or 16 bits; got {image!r}: {error}.") from error
-    return rescale_levels(torch.from_numpy(array.copy()), 256, kind.levels)
+    return image_as_tensor(image, kind.size, kind.is_grey, kind.levels, name)
+
+
+def _list_as_tensor(
+    x: Sequence[Any], name: str, device: torch.device | str | None, kind: Kind | None
+) -> Tensor:
+    if any(not isinstance(part, int | float) for part in x):
+        return _stacked([as_tensor(part, name, device=device, kind=kind) for part in x], name)
+    return torch.from_numpy(_numeric(np.asarray(x), name, type(x).__name__)).to(device)
+
+
+def _is_whole(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def _stacked(parts: list[Tensor], name: str) -> Tensor:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
 from bruno import known_models
-from bruno.arrays import ArrayLike, Arrays, as_tensor
+from bruno.arrays import ArrayLike, Arrays, as_tensor, check_element_type
 from bruno.checks import check_count
 from bruno.components import build_flow, build_preprocessing, build_process, check_size
 from bruno.config import ModelConfig
@@ -309,7 +309,7 @@ class Bruno(nn.Module):
 
         Unless `move`, a tensor stays on its device.
         """
-        x = as_tensor(x, device=self.device, kind=self.kind)
+        given, x = x, as_tensor(x, device=self.device, kind=self.kind)
         axes = len(self.shape)
         if x.shape[x.ndim - axes :] != self.shape or x.ndim < axes:
             hint = ""
@@ -321,13 +321,7 @@ class Bruno(nn.Module):
                 f"`x` must hold at least one element; got shape {tuple(x.shape)}. "
                 "A set without elements is model.prior()."
             )
-        if x.dtype == torch.bool or x.is_complex():
-            raise TypeError(f"`x` must be integers or floating point; got {x.dtype}.")
-        if not x.is_floating_point() and not self.kind.is_images:
-            raise TypeError(
-                f"`x` must be floating point for a model of rows; got {x.dtype}. Use x.double(), or "
-                "x.astype(float) for an array."
-            )
+        check_element_type(x, self.kind, given)
         return x.to(self.device) if move else x
 
     def batch_of(self, x: Tensor) -> torch.Size:

@@ -2,6 +2,7 @@ import contextlib
 import functools
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -231,8 +232,17 @@ class TestMistakes:
             Evidence.of(z.index_put((torch.tensor(2), torch.tensor(1)), torch.tensor(torch.nan).double()))
         with pytest.raises(ValueError, match=r"got -?inf"):
             Evidence.of(z).add(z / 0)
-        with pytest.raises(TypeError, match=r"floating point; got torch.int64. Use z.float\(\)"):
+        with pytest.raises(TypeError, match=r"floating point; got torch.int64. Use z.double\(\)"):
             Evidence.of(torch.ones(3, 2, dtype=torch.long))
+        with pytest.raises(TypeError, match=r"floating point; got torch.int64. Use z.astype\(float\)"):
+            Evidence.of(np.ones((3, 2), int))
+        with pytest.raises(TypeError, match=r"floating point; got torch.bool.$"):
+            Evidence.of([[True, False]])
+
+    def test_whole_numbers_of_a_list_are_real_numbers(self):
+        evidence = Evidence.of([[1, 2], [3, 4]])
+        assert evidence.mean.tolist() == [2.0, 3.0]
+        assert evidence.add([5, 6]).mean.tolist() == [3.0, 4.0]
         with pytest.raises(ValueError, match=r"at least one observation; got shape \(0, 3\)"):
             Evidence.of(torch.zeros(0, 3))
 

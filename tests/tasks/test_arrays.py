@@ -66,6 +66,10 @@ def test_sets_and_rows_can_be_arrays(tiny_model):
     found = classify(model, [rows[:3], rows[3:6].tolist()], rows[6:])
     assert found.probabilities.shape == (2, 2)
     assert isinstance(found.queries, torch.Tensor)
+    support, queries = [[[1, 2, 3]], [[4, 5, 6]]], [[1, 2, 3]]
+    whole = classify(model, support, queries)
+    real = classify(model, list(torch.tensor(support).double()), torch.tensor(queries).double())
+    torch.testing.assert_close(whole.probabilities, real.probabilities)
 
 
 TARGET, SCORE = torch.tensor([True, False, True, False]), torch.tensor([0.4, 0.1, 0.9, 0.8])

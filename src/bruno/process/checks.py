@@ -7,16 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bruno.arrays import ArrayLike, as_tensor
+from bruno.arrays import ArrayLike, as_real_tensor
 
 
 def check_observations(
     z: ArrayLike, dim: int | None = None, name: str = "z", *, device: torch.device | None = None
 ) -> Tensor:
     """`z` as a floating-point tensor of shape (*batch, n, dim) with n ≥ 1; arrays go to `device`."""
-    z = as_tensor(z, name, device=device)
-    if not z.is_floating_point():
-        raise TypeError(f"`{name}` must be floating point; got {z.dtype}. Use {name}.float().")
+    z = as_real_tensor(z, name, device=device)
     if z.ndim < 2:
         raise ValueError(
             f"`{name}` must have shape (*batch, n, dim); got {tuple(z.shape)}. "

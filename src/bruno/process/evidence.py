@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bruno.arrays import Arrays, as_tensor
+from bruno.arrays import Arrays, as_real_tensor
 from bruno.checks import check_whole
 from bruno.process.checks import check_devices, check_finite, check_observations, check_type, widened
 
@@ -241,7 +241,7 @@ class Evidence:
 
     def _as_sets(self, z: Tensor | Arrays) -> Tensor:
         """Observations as sets; one observation becomes a set of one. Batch axes must match this evidence."""
-        z, axes = as_tensor(z, "z", device=self.mean.device), self.mean.ndim
+        z, axes = as_real_tensor(z, "z", device=self.mean.device), self.mean.ndim
         if z.ndim == axes:
             z = z.unsqueeze(-2)
         if z.ndim != axes + 1 or z.shape[-1] != self.dim or z.shape[:-2] != self.batch_shape:

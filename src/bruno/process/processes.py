@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bruno.arrays import Arrays, as_tensor
+from bruno.arrays import Arrays, as_real_tensor, as_tensor
 from bruno.checks import check_whole
 from bruno.process.checks import (
     check_devices,
@@ -142,7 +142,7 @@ class ExchangeableProcess(nn.Module):
 
         The first step of `step_log_prob`, with the same arguments.
         """
-        z = as_tensor(z, "z", device=self.mean.device)
+        z = as_real_tensor(z, "z", device=self.mean.device)
         if not z.ndim:
             raise ValueError(f"`z` must end in {self.dim} dimensions; got one number.")
         z = z.unsqueeze(-2)
