@@ -432,9 +432,9 @@ def test_grey_images_need_no_channel_axis(trained, unseen):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.full((2, 1, 8, 8), 17), r"`x` .*16.*got 17"),
-        (np.full((2, 1, 8, 8), -1), r"`x` .*got -1"),
-        (np.full((2, 1, 8, 8), np.nan), r"`x` .*got nan"),
+        (np.full((2, 1, 8, 8), 17), r"`source` .*16.*got 17"),
+        (np.full((2, 1, 8, 8), -1), r"`source` .*got -1"),
+        (np.full((2, 1, 8, 8), np.nan), r"`source` .*got nan"),
         (np.ones((2, 1, 8, 8), bool), r"`source` .*got torch.bool"),
         (np.zeros((2, 3, 8, 8), int), r"`source` .*\(n, 1, 8, 8\); got \(2, 3, 8, 8\)"),
     ],

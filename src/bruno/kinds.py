@@ -40,7 +40,7 @@ class Images:
         """Whether the images have one channel."""
         return self.shape[0] == 1
 
-    def check(self, x: Tensor) -> None:
+    def check(self, x: Tensor, name: str = "x") -> None:
         """Raise unless integers are levels and dequantised pixels lie on [0, levels].
 
         Warns about floating-point images that look like integers or like values from 0 to 1. Reads the
@@ -50,19 +50,19 @@ class Images:
         top = self.levels - (not x.is_floating_point())
         if not (low >= 0 and high <= top):  # also rejects NaN
             wrong = low if not low >= 0 else high
-            raise ValueError(f"`x` must be from 0 to {top} for this model; got {wrong:g}.")
+            raise ValueError(f"`{name}` must be from 0 to {top} for this model; got {wrong:g}.")
         if self.levels == 2 or not x.is_floating_point():
             return
         if high > 1 and bool((x == x.floor()).all()):
             warnings.warn(
-                "`x` is floating point and is taken as dequantised pixels, but all values are whole numbers. "
-                "Pass levels as integers: x.byte().",
+                f"`{name}` is floating point and is taken as dequantised pixels, but all values are whole "
+                f"numbers. Pass levels as integers: {name}.byte().",
                 stacklevel=4,
             )
         if 0 < high <= 1:
             warnings.warn(
-                f"`x` is taken as dequantised pixels from 0 to {self.levels}, but no value is above 1. "
-                f"Convert brightness from 0 to 1 to levels: (x * {self.levels - 1}).round().byte().",
+                f"`{name}` is taken as dequantised pixels from 0 to {self.levels}, but no value is above 1. "
+                f"Convert brightness from 0 to 1 to levels: ({name} * {self.levels - 1}).round().byte().",
                 stacklevel=4,
             )
 
@@ -85,12 +85,12 @@ class Rows:
     plural: ClassVar[str] = "rows"
     features: ClassVar[str] = "columns"
 
-    def check(self, x: Tensor) -> None:
+    def check(self, x: Tensor, name: str = "x") -> None:
         """Raise unless all values are finite; waits for the device."""
         for value in (x.min().item(), x.max().item()):
             if not math.isfinite(value):
-                hint = " Impute missing numbers: model.impute(x)." * math.isnan(value)
-                raise ValueError(f"`x` must be finite; got {value}.{hint}")
+                hint = f" Impute missing numbers: model.impute({name})." * math.isnan(value)
+                raise ValueError(f"`{name}` must be finite; got {value}.{hint}")
 
 
 Kind: TypeAlias = Images | Rows

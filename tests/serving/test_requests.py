@@ -94,6 +94,14 @@ def test_images_that_do_not_fit_are_refused(client, element):
     assert answer.status_code in (413, 422), answer.text
 
 
+def test_an_error_names_the_element_of_the_request(client):
+    answer = client.post("/score?model=images", json={"elements": [BAD_IMAGES[0], [[256] * SIZE] * SIZE]})
+    assert "`elements[0]`" in answer.json()["error"]
+    for pixels in ([[256] * SIZE] * SIZE, [[0] * SIZE]):
+        answer = client.post("/score?model=images", json={"elements": [pixels]})
+        assert "`elements[0]` must" in answer.json()["error"]
+
+
 def gif() -> bytes:
     import io
 

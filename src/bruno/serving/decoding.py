@@ -54,9 +54,9 @@ def read_rows(model: Bruno, given: Sequence[Any], limits: Limits, name: str) -> 
         raise RequestError(422, f"`{name}` must be rows of {model.dim} numbers; got {_shortened(given[0])}.")
     rows = rows.astype(np.float64)
     try:
-        complete_rows(rows, model.imputer is not None)
+        complete_rows(rows, model.imputer is not None, name)
     except ValueError as error:
-        raise RequestError(422, str(error).replace("`x`", f"`{name}`")) from error
+        raise RequestError(422, str(error)) from error
     return torch.from_numpy(rows)
 
 
@@ -117,10 +117,9 @@ def _image(trained: Trained, given: Any, limits: Limits, name: str) -> Tensor:
             f"{_shortened(given)}.",
         )
     try:
-        return trained.convert(pixels)
+        return trained.convert(pixels, name=name)
     except (ValueError, TypeError) as error:
-        problem = str(error).replace("`source`", f"`{name}`").replace("`x`", f"`{name}`")
-        raise RequestError(422, problem) from error
+        raise RequestError(422, str(error)) from error
 
 
 def _png(trained: Trained, content: bytes, limits: Limits, name: str) -> Tensor:

@@ -42,8 +42,10 @@ def checked_keys(keys: Sequence[Any] | NDArray[Any]) -> list[str]:
     return names
 
 
-def complete_rows(rows: Float[np.ndarray, "n dim"], missing: bool) -> Bool[np.ndarray, " n"] | None:
-    """Which rows have no missing numbers; None if no row has. Raises unless all numbers can be used."""
+def complete_rows(
+    rows: Float[np.ndarray, "n dim"], missing: bool, name: str = "x"
+) -> Bool[np.ndarray, " n"] | None:
+    """Which rows have all their numbers; None if all have. Raises unless all numbers can be used."""
     if np.maximum.reduce(np.abs(rows), None, initial=0.0) <= MAX_NUMBER:  # never true of NaN
         return None
     with np.errstate(invalid="ignore"):
@@ -53,8 +55,8 @@ def complete_rows(rows: Float[np.ndarray, "n dim"], missing: bool) -> Bool[np.nd
     if not fine.all():
         row, column = (int(place[0]) for place in np.nonzero(~fine))
         raise ValueError(
-            f"`x` must be finite and below {MAX_NUMBER:.1e}; row {row + 1} has {rows[row, column]} in column "
-            f"{column + 1}."
+            f"`{name}` must be finite and below {MAX_NUMBER:.1e}; row {row + 1} has {rows[row, column]} in "
+            f"column {column + 1}."
         )
     return np.asarray(~holes.any(1))
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bruno.arrays import ArrayLike, as_tensor, image_to_array, is_pil_image
+from bruno.arrays import ArrayLike, as_tensor, check_element_type, image_to_array, is_pil_image
 from bruno.config import Recipe
 from bruno.data import Element, ElementReader
 from bruno.data.frames import is_frame
@@ -155,34 +155,37 @@ class TrainedModel:
         invert: bool | None = None,
         skip_bad: bool = False,
         impute: bool = True,
+        name: str = "source",
     ) -> Elements:
         """Elements from files and folders, from a reader, or from frames, arrays, tensors and PIL images.
 
         Warns about files that were skipped, and about images unlike those of training. By default, files and
         PIL images are normalised as drawings or inverted, as in training; arrays and tensors are not changed.
         Missing numbers of rows are imputed from the rows of the same group, or of the whole source if it has
-        no groups; without `impute` they stay NaN.
+        no groups; without `impute` they stay NaN. Errors call the argument `name`.
         """
-        elements = self._read(source, invert, skip_bad)
+        elements = self._read(source, invert, skip_bad, name)
         self.warn_if_unfamiliar(elements.x)
         if not impute or elements.x.ndim != 2:
             return elements
         _, labels = np.unique(elements.groups, return_inverse=True)
         return elements._replace(x=self.model.impute(elements.x, labels))
 
-    def _read(self, source: Source | Iterable[Element], invert: bool | None, skip_bad: bool) -> Elements:
-        """As `read`, but does not warn about unfamiliar images, and does not impute."""
+    def _read(
+        self, source: Source | Iterable[Element], invert: bool | None, skip_bad: bool, name: str = "source"
+    ) -> Elements:
+        """`read` without the comparison with training."""
         source = list(source) if isinstance(source, Iterator) else source
         if are_paths(source) or is_frame(source):
             reader = self.reader(invert=invert, skip_bad=skip_bad)
             read = collected(self._opened(source, reader))
             if not read:
-                raise ValueError(f"`source` must have at least one readable element; got {source}.")
+                raise ValueError(f"`{name}` must have at least one readable element; got {source}.")
             warn_of_unreadable(reader)
         elif isinstance(source, list) and source and isinstance(source[0], Element):
             read = source
         else:
-            x = self.convert(cast(ArrayLike, source), invert=invert)
+            x = self.convert(cast(ArrayLike, source), invert=invert, name=name)
             return Elements(x, tuple(map(str, range(1, len(x) + 1))), ("",) * len(x))
         names, xs, groups = zip(*read, strict=True)
         return Elements(torch.stack(xs).cpu(), names, groups)
@@ -194,25 +197,24 @@ class TrainedModel:
             return reader.read_frame(source)
         return reader.read([source] if isinstance(source, str | Path) else source)
 
-    def convert(self, source: ArrayLike, *, invert: bool | None = None) -> Tensor:
+    def convert(self, source: ArrayLike, *, invert: bool | None = None, name: str = "source") -> Tensor:
         """Elements (n, *shape) on the CPU from an array of one or several, or from PIL images.
 
-        As `read`, but does not warn about unfamiliar images.
+        As `read`, but without a comparison with training. Errors call the argument `name`.
         """
         shape, kind = self.model.shape, self.model.kind
         first = source[0] if isinstance(source, list | tuple) and source else source
         if is_pil_image(first) and self.normalises:
             return self._normalised(source if isinstance(source, list | tuple) else [source], invert)
-        x = as_tensor(source, "source", kind=kind).cpu()
+        x = as_tensor(source, name, kind=kind).cpu()
         if kind.is_images and shape[0] == 1 and x.ndim in (2, 3) and x.shape[-2:] == shape[1:]:
             x = x if tuple(x.shape) == shape else x.unsqueeze(-3)  # grey images without a channel axis
         x = x.unsqueeze(0) if tuple(x.shape) == shape else x
         if x.shape[1:] != shape or not len(x):
             wanted = ", ".join(map(str, shape))
-            raise ValueError(f"`source` must have shape (n, {wanted}); got {tuple(x.shape)}.")
-        if x.dtype == torch.bool or x.is_complex():
-            raise TypeError(f"`source` must be integers or floating point; got {x.dtype}.")
-        kind.check(x.nan_to_num(nan=0.0) if self.model.imputer is not None else x)
+            raise ValueError(f"`{name}` must have shape (n, {wanted}); got {tuple(x.shape)}.")
+        check_element_type(x, kind, source, name)
+        kind.check(x.nan_to_num(nan=0.0) if self.model.imputer is not None else x, name)
         inverted = invert or (is_pil_image(first) and self._inverts(invert))
         return kind.levels - 1 - x if inverted and kind.is_images else x
 
