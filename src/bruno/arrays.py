@@ -17,7 +17,7 @@ from bruno.kinds import Images, Kind, Rows, rescale_levels
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    ArrayLike: TypeAlias = Tensor | NDArray[Any] | Image | Sequence[Any]
+    ArrayLike: TypeAlias = Tensor | NDArray[Any] | Image | Sequence[Any] | float
 else:  # `as_tensor` reports a wrong type itself
     ArrayLike: TypeAlias = object
 

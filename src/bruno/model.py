@@ -159,7 +159,7 @@ class Bruno(nn.Module):
             labels: the set of each row; by default all are one set.
             generator: draw the numbers from their distribution; by default, they are its means.
         """
-        x = as_tensor(x, device=self.device)
+        x = as_tensor(x, device=self.device, kind=self.kind)
         if not self.kind.is_images and x.shape[1:] != self.shape:
             raise ValueError(f"`x` must be rows (n, {self.dim}); got shape {tuple(x.shape)}.")
         if self.kind.is_images or not bool(x.isnan().any()):
@@ -241,9 +241,9 @@ class Bruno(nn.Module):
         z, log_det = self.encode(self._complete_sets(x, validate), generator, validate=validate)
         return self.process.step_log_prob(z, validate=validate) + log_det
 
-    def bits_per_dim(self, log_prob: Tensor) -> Tensor:
+    def bits_per_dim(self, log_prob: Tensor | Arrays) -> Tensor:
         """−log₂ p per dimension: bits/dim."""
-        return -log_prob / (self.dim * math.log(2))
+        return -as_tensor(log_prob, "log_prob", device=self.device) / (self.dim * math.log(2))
 
     def prior(self) -> Posterior:
         """The posterior given no elements."""

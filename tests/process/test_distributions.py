@@ -61,6 +61,13 @@ class TestEveryPredictive:
         x = torch.tensor(0.7)
         torch.testing.assert_close(exp.log_prob(x.exp()), distribution.log_prob(x) - x)
 
+    def test_densities_of_arrays_and_lists_are_those_of_tensors(self, distribution):
+        values = torch.tensor([-1.0, 0.0, 2.0])
+        expected = distribution.log_prob(values)
+        for given in (values.numpy(), values.tolist(), list(values), [-1, 0, 2]):
+            torch.testing.assert_close(distribution.log_prob(given), expected, check_dtype=False)
+        torch.testing.assert_close(distribution.log_prob(2.0), expected[2], check_dtype=False)
+
     def test_samples_carry_gradients(self, distribution):
         scale = torch.tensor(2.0, requires_grad=True)
         arguments = [

@@ -122,8 +122,25 @@ def test_sets_of_different_sizes_share_a_batch():
     assert_same(joined.add(more)[1], Evidence.of(torch.cat([b, more[1]])))
 
 
+FIELDS = ("count", "mean", "scatter")
+
+
 def _fields(evidence: Evidence) -> tuple[torch.Tensor, ...]:
     return evidence.count, evidence.mean, evidence.scatter
+
+
+def test_may_be_given_as_arrays_lists_and_numbers():
+    evidence = Evidence.of(observations())
+    arrays = {name: part.numpy() for name, part in zip(FIELDS, _fields(evidence), strict=True)}
+    lists = {name: part.tolist() for name, part in arrays.items()}
+    for parts in (arrays, lists):
+        for other in (Evidence(**parts), Evidence.checked(evidence.dim, **parts)):
+            assert_same(other, evidence)
+            assert_same(other + evidence, evidence + evidence)
+            assert_same(other.to("cpu") - evidence, Evidence.empty(evidence.dim))
+    assert_same(Evidence(2, [0, 1], [2, 4]) + Evidence.empty(2), Evidence.checked(2, 2, [0, 1], [2.0, 4.0]))
+    with pytest.raises(TypeError, match=r"`mean` must .*got ndarray of <U1"):
+        Evidence(np.array(2), np.array(["a"]), np.ones(1))
 
 
 def test_is_immutable():

@@ -1,5 +1,8 @@
 """Tasks accept numpy arrays, lists and PIL images, and give the same results as for tensors."""
 
+import inspect
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +11,16 @@ import pytest
 import torch
 from PIL import Image
 
+import bruno.tasks
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.tasks.analysis import toy_comparison
 from bruno.tasks.anomaly import Detector, judge_batch, leave_one_out_scores, online_scores
 from bruno.tasks.classification import best_temperature, classify
+from bruno.tasks.explanation import explain
+from bruno.tasks.familiarity import Familiarity
 from bruno.tasks.generation import samples_by_prefix, spread_by_repeats
 from bruno.tasks.index import Index
+from bruno.tasks.keep_out import Cutoffs, typical_elements
 from bruno.tasks.metrics import (
     average_precision,
     calibration_error,
@@ -45,6 +52,10 @@ TASKS: dict[str, Callable[[Bruno, Any], Any]] = {
     "index": lambda model, x: Index.of(model, x).latents,
     "ranking": lambda model, x: rank(Index.of(model, IMAGES), model, x).scores,
     "prefixes": lambda model, x: samples_by_prefix(model, x, 1, temperature=0.0).samples.x,
+    "explanation": lambda model, x: explain(model.condition(IMAGES), x, permutations=4).contributions,
+    "specks": lambda model, x: has_speck(x),
+    "imputation": Bruno.impute,
+    "bits/dim": lambda model, x: model.bits_per_dim(model.log_prob(x).tolist()),
     "repeats": lambda model, x: spread_by_repeats(model, x, (1,), samples=2, temperature=0.0).samples.x,
 }
 
@@ -55,6 +66,44 @@ def test_arrays_give_the_results_of_tensors(tiny_model, task, conversion):
     expected = TASKS[task](tiny_model, IMAGES)
     found = TASKS[task](tiny_model, CONVERSIONS[conversion](IMAGES))
     torch.testing.assert_close(found, expected)
+
+
+LATENTS = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.numpy, list, torch.Tensor.tolist])
+def test_typical_latents_are_found_in_arrays(tiny_model, convert):
+    cutoffs, usable = Cutoffs((-math.inf,)), LATENTS[..., 0] < 1
+    expected = typical_elements(tiny_model, LATENTS, cutoffs, usable)
+    assert torch.equal(typical_elements(tiny_model, convert(LATENTS), cutoffs, convert(usable)), expected)
+    assert not expected.all()
+
+
+def test_every_public_task_takes_arrays_wherever_it_takes_tensors():
+    functions = [getattr(bruno.tasks, name) for name in bruno.tasks.__all__]
+    functions = [one for one in functions if inspect.isfunction(one)]
+    functions += [Familiarity.check, Familiarity.too_bright, Index.of, Detector.watch, Detector.after_typical]
+    taken = 0
+    for function in functions:
+        for argument in inspect.signature(function).parameters.values():
+            kind = str(argument.annotation)
+            if "Callable" not in kind and re.search("Tensor|Array|Numbers", kind):
+                assert re.search("Array|Numbers", kind), f"{function.__qualname__}, {argument.name}: {kind}"
+                taken += 1
+    assert taken > 15
+
+
+def test_specks_of_pil_images_are_those_of_their_pixels():
+    pixels = torch.zeros(3, 1, 6, 5, dtype=torch.uint8)
+    pixels[1, 0, 3, 3] = 255
+    pixels[2, 0, 1:4, 1:4] = 255
+    images = [Image.fromarray(image[0].numpy()) for image in pixels]
+    for given in (images, [image.convert("RGB") for image in images], tuple(images)):
+        assert has_speck(given).tolist() == has_speck(pixels).tolist() == [False, True, False]
+        assert has_speck([given], levels=2).tolist() == [[False, True, False]]
+    assert bool(has_speck(images[1]))
+    with pytest.raises(ValueError, match=r"`images` .*one shape; got \(3, 6, 5\) and \(3, 5, 6\)"):
+        has_speck([images[0], images[0].rotate(90, expand=True)])
 
 
 def test_sets_and_rows_can_be_arrays(tiny_model):

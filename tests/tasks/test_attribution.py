@@ -30,6 +30,17 @@ def test_the_column_of_a_spike_is_named_with_its_value_and_mean(model, sensor):
     assert found.gain > 0
 
 
+def test_a_row_may_be_an_array_or_a_list(model):
+    rows = machines(2, 21, seed=0).elements[:21].clone()
+    posterior = model.condition(rows[:20])
+    expected = unusual_column(posterior, rows[20])
+    for row in (rows[20].numpy(), rows[20].tolist()):
+        assert unusual_column(posterior, row) == expected
+    assert unusual_column(posterior, [1] * len(SENSORS)) == unusual_column(posterior, [1.0] * len(SENSORS))
+    with pytest.raises(ValueError, match=r"`x` must be one row .*got shape \(1, "):
+        unusual_column(posterior, rows[20:].numpy())
+
+
 def test_a_model_that_does_not_impute_names_no_column():
     rows = machines(2, 20, seed=0).elements[:20]
     model = machine_model()

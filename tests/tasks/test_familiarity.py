@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import bruno
 from bruno import Bruno, FlowConfig, ModelConfig
@@ -33,6 +34,18 @@ def test_training_images_are_familiar(familiarity, images):
     assert familiarity.check(images) == ""
     assert familiarity.check(images.view(4, 50, 1, 8, 8)) == ""
     assert familiarity.check(images[0]) == ""
+
+
+def test_arrays_lists_and_pil_images_are_checked_like_tensors(familiarity, images):
+    dark, mixed = images[:20], images[:20].clone()
+    mixed[3] = 255
+    for x in (dark, mixed, 255 - dark):
+        forms = (x.numpy(), list(x), list(x.numpy()), [Image.fromarray(image[0].numpy()) for image in x])
+        for form in (*forms, x.tolist()):
+            assert familiarity.check(form) == familiarity.check(x)
+            assert familiarity.too_bright(form) == familiarity.too_bright(x)
+    with pytest.raises(ValueError, match=r"`images` .*got \(8, 8\)"):
+        familiarity.check(images[0, 0].numpy())
 
 
 def test_inverted_images_are_unfamiliar_by_their_brightness(familiarity, images):

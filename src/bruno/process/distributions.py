@@ -11,6 +11,8 @@ from torch import Generator, Size, Tensor
 from torch import distributions as td
 from torch.distributions.utils import broadcast_all
 
+from bruno.arrays import Arrays, as_tensor
+
 # Stirling's series from here on, lgamma below: either way the error is below 1e-12.
 _SERIES_FROM = 1e3
 
@@ -96,7 +98,8 @@ class StudentT(td.StudentT):
         df, loc, scale = (part.expand(Size(batch_shape)) for part in (self.df, self.loc, self.scale))
         return StudentT(df, loc, scale, validate_args=False)
 
-    def log_prob(self, value: Tensor) -> Tensor:  # noqa: D102
+    def log_prob(self, value: Tensor | Arrays) -> Tensor:  # noqa: D102
+        value = as_tensor(value, "value", device=self.loc.device)
         if self._validate_args:
             self._validate_sample(value)
         standardised = (value - self.loc) / self.scale
@@ -141,15 +144,12 @@ class StudentT(td.StudentT):
 class Normal(td.Normal):
     """`torch.distributions.Normal` with a generator for its samples."""
 
-    def rsample(
-        self,
-        sample_shape: Sequence[int] = Size(),
-        *,
-        generator: Generator | None = None,
-        common: bool = False,
-    ) -> Tensor:
-        """Differentiable samples, reproducible with a generator; `common` as in `StudentT.rsample`."""
-        shape = _shape_of_noise(self, sample_shape, common)
+    def log_prob(self, value: Tensor | Arrays) -> Tensor:  # noqa: D102
+        return super().log_prob(as_tensor(value, "value", device=self.loc.device))  # type: ignore[no-any-return]
+
+    def rsample(self, sample_shape: Sequence[int] = Size(), *, generator: Generator | None = None) -> Tensor:
+        """Differentiable samples, reproducible with a generator."""
+        shape = self._extended_shape(Size(sample_shape))
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device, generator=generator)
         return self.loc + self.scale * noise
 

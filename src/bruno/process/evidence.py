@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bruno.arrays import Arrays, as_real_tensor
+from bruno.arrays import Arrays, as_real_tensor, as_tensor
 from bruno.checks import check_whole
+from bruno.kinds import Rows
 from bruno.process.checks import check_devices, check_finite, check_observations, check_type, widened
 
 # Tolerance between removed and added observations: an element that is encoded again, in another batch,
@@ -20,7 +21,7 @@ from bruno.process.checks import check_devices, check_finite, check_observations
 _TOLERANCE = 1e-4
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Evidence:
     """The sufficient statistic of a set under every exchangeable process of this package.
 
@@ -33,6 +34,8 @@ class Evidence:
     grouping of the observations make no difference. It does not depend on the process that uses it. It is
     float64 for data of any type: a few vectors cost nothing, and removing an observation leaves an error of
     only 1e-16 of its square.
+
+    numpy arrays, lists and numbers that are given are converted to tensors.
 
     Attributes:
         count: number of observations of each set of the batch.
@@ -53,6 +56,18 @@ class Evidence:
     count: Int[Tensor, "*batch"]
     mean: Float[Tensor, "*batch dim"]
     scatter: Float[Tensor, "*batch dim"]
+
+    def __init__(
+        self,
+        count: Int[Tensor, "*batch"] | Arrays | int,
+        mean: Float[Tensor, "*batch dim"] | Arrays,
+        scatter: Float[Tensor, "*batch dim"] | Arrays,
+    ) -> None:
+        if not (isinstance(count, Tensor) and isinstance(mean, Tensor) and isinstance(scatter, Tensor)):
+            count, mean, scatter = _as_tensors(count, mean, scatter)
+        object.__setattr__(self, "count", count)
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "scatter", scatter)
 
     @classmethod
     def empty(
@@ -118,8 +133,11 @@ class Evidence:
         return self.mean.shape[:-1]
 
     @classmethod
-    def checked(cls, dim: int, count: Tensor, mean: Tensor, scatter: Tensor) -> Evidence:
-        """The evidence in these tensors; raises ValueError unless sets of `dim` dimensions can have it."""
+    def checked(
+        cls, dim: int, count: Tensor | Arrays | int, mean: Tensor | Arrays, scatter: Tensor | Arrays
+    ) -> Evidence:
+        """The evidence in these values; raises ValueError unless sets of `dim` dimensions can have it."""
+        count, mean, scatter = _as_tensors(count, mean, scatter)
         if count.is_floating_point() or count.is_complex() or count.dtype == torch.bool:
             raise ValueError(f"`count` must be whole numbers; got {count.dtype}.")
         for name, values in (("mean", mean), ("scatter", scatter)):
@@ -255,6 +273,17 @@ class Evidence:
     def _check_dim(self, other: Evidence) -> None:
         if self.dim != other.dim:
             raise ValueError(f"`evidence` must have {self.dim} dimensions like this one; got {other.dim}.")
+
+
+def _as_tensors(
+    count: Tensor | Arrays | int, mean: Tensor | Arrays, scatter: Tensor | Arrays
+) -> tuple[Tensor, Tensor, Tensor]:
+    real = Rows(())  # whole numbers of a list are a mean, too
+    return (
+        as_tensor(count, "count"),
+        as_tensor(mean, "mean", kind=real),
+        as_tensor(scatter, "scatter", kind=real),
+    )
 
 
 def _checked(z: Tensor | Arrays, validate: bool) -> Tensor:

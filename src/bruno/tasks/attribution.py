@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bruno.arrays import Arrays
 from bruno.model import Posterior
 
 
@@ -28,7 +29,7 @@ class UnusualColumn(NamedTuple):
 
 
 @torch.no_grad()
-def unusual_column(posterior: Posterior, x: Float[Tensor, " dim"]) -> UnusualColumn | None:
+def unusual_column(posterior: Posterior, x: Float[Tensor, " dim"] | Arrays) -> UnusualColumn | None:
     """The most unusual column of a row without missing numbers; None if the model does not impute.
 
     Each number is compared with its mean given the other columns of the row (`Posterior.impute`). A number
@@ -37,7 +38,9 @@ def unusual_column(posterior: Posterior, x: Float[Tensor, " dim"]) -> UnusualCol
     model = posterior.model
     if model.imputer is None or not bool(model.imputer.fitted):
         return None
-    row = x.to(model.device)
+    row = model.as_elements(x)
+    if row.ndim != 1:
+        raise ValueError(f"`x` must be one row ({model.dim},); got shape {tuple(row.shape)}.")
     without = row.repeat(model.dim, 1)
     without.fill_diagonal_(torch.nan)
     replaced = posterior.impute(without)

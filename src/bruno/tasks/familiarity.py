@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Generator, Tensor
 
+from bruno.arrays import ArrayLike, as_tensor
 from bruno.data.augmentation import downsample
 from bruno.flow.preprocessing import Gaussianise
 from bruno.model import Bruno
@@ -31,7 +32,7 @@ class Familiarity:
     def __init__(self, model: Bruno) -> None:
         self.model = model
 
-    def check(self, images: Tensor) -> str:
+    def check(self, images: ArrayLike) -> str:
         """Why images (*batch, channels, height, width) of any size are unfamiliar, or "".
 
         Images are unfamiliar if their mean brightness is far from that of training, if they are on average
@@ -39,23 +40,32 @@ class Familiarity:
         """
         if not self.model.kind.is_images:
             return ""
-        images = images.reshape(-1, *images.shape[-3:])
+        images = self._batch(images)
         return self._other_brightness(images) or self._unlikely(images) or self.too_bright(images)
 
-    def too_bright(self, images: Tensor) -> str:
-        """Why an image, or one of several, is far too bright, or ""; such an image often shows white paper.
+    def too_bright(self, images: ArrayLike) -> str:
+        """Why an image, or one of several, is far too bright, or "". Most likely it shows white paper.
 
         A single image that is dark or unlikely is not reported.
         """
         if (learnt := self._training_brightness) is None:
             return ""
-        images = images.reshape(-1, *images.shape[-3:])
+        images = self._batch(images)
         means = images.mean((1, 2, 3), dtype=torch.double) / self.model.levels
         places = (means > learnt * _FACTOR).nonzero().flatten().tolist()
         if not places:
             return ""
         which = f"{len(places)} of {len(images)}, first number {places[0] + 1}, have " * (len(images) > 1)
         return f"{which}brightness {means[places[0]]:.0%}, training images {learnt:.0%} on average"
+
+    def _batch(self, images: ArrayLike) -> Tensor:
+        """Images as a tensor with one axis for the batch."""
+        x = as_tensor(images, "images", device=self.model.device, kind=self.model.kind)
+        if x.ndim < 3 or not x.numel():
+            raise ValueError(
+                f"`images` must have shape (*batch, channels, height, width); got {tuple(x.shape)}."
+            )
+        return x.reshape(-1, *x.shape[-3:])
 
     @cached_property
     def _training_brightness(self) -> float | None:

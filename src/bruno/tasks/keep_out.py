@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
+from bruno.arrays import Arrays, as_real_tensor, as_tensor
 from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
 
@@ -113,9 +114,9 @@ def shortfall(log_prob: Float[Tensor, "*batch"], reference: float) -> Float[Tens
 
 def typical_elements(
     model: Bruno,
-    z: Float[Tensor, "*batch n dim"],
+    z: Float[Tensor, "*batch n dim"] | Arrays,
     cutoffs: Cutoffs,
-    usable: Bool[Tensor, "*batch n"] | None = None,
+    usable: Bool[Tensor, "*batch n"] | Arrays | None = None,
     scores: Callable[[Tensor], Tensor] | None = None,
 ) -> Bool[Tensor, "*batch n"]:
     """Which elements of complete sets are typical of their set, even if outliers resemble each other.
@@ -132,7 +133,10 @@ def typical_elements(
         usable: elements that may count; all by default.
         scores: a faster function from the elements inside to `scores_within`.
     """
-    usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
+    z = as_real_tensor(z, "z", device=model.device)
+    if usable is None:
+        usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device)
+    usable = as_tensor(usable, "usable", device=z.device)
     if scores is None:
         scores = partial(scores_within, model, z, prior=model.process.log_prob(z))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Integer
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from bruno.arrays import Arrays, NumpyResult, as_tensor
+from bruno.arrays import ArrayLike, NumpyResult, as_tensor, image_as_tensor, is_pil_image
 from bruno.checks import check_count
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
@@ -110,7 +111,7 @@ def measure_specks(
 
 
 def has_speck(
-    images: Integer[Tensor, "*batch channels height width"] | Arrays, levels: int = 256
+    images: Integer[Tensor, "*batch channels height width"] | ArrayLike, levels: int = 256
 ) -> Bool[Tensor, "*batch"]:
     """Whether an image has a connected component of one or two bright pixels, 8-connected.
 
@@ -118,13 +119,20 @@ def has_speck(
     one if no other pixel of its 3 × 3 patch is bright. Two bright pixels are a component if the patch of each
     contains only these two.
     """
-    images = as_tensor(images, "images")
+    images = as_tensor(_with_pixels(images, levels), "images")
     bright = (images > _BRIGHT * (levels - 1) // 255).any(-3, keepdim=True)
     bright = bright.reshape(-1, *bright.shape[-3:]).float()
     around = _patch_sum(bright)
     one_neighbour = bright * (around == 2)
     specks = bright * (around == 1) + one_neighbour * (_patch_sum(one_neighbour) == 2)
     return (specks > 0).flatten(1).any(1).reshape(images.shape[:-3])
+
+
+def _with_pixels(images: Any, levels: int) -> Any:
+    """The images, with PIL images as tensors of their own size and three channels, equal in grey ones."""
+    if isinstance(images, list | tuple):
+        return [_with_pixels(part, levels) for part in images]
+    return image_as_tensor(images, None, False, levels, "images") if is_pil_image(images) else images
 
 
 def _patch_sum(x: Tensor) -> Tensor:
