@@ -363,6 +363,23 @@ def test_a_collection_is_ranked_for_a_query_in_any_form(trained, unseen, form, t
     assert sum(int(Path(name).stem) >= 20 for name in found.names) >= 6
 
 
+@pytest.mark.parametrize("form", ["tensor", "array", "list", "images"])
+def test_a_collection_in_memory_is_ranked_like_one_in_files(trained, unseen, form, tmp_path):
+    x, query = torch.cat([some(unseen, name, 5, 15) for name in UNSEEN]), some(unseen, "8", 0, 5)
+    written(x, tmp_path / "collection")
+    expected = trained.retrieve(query, tmp_path / "collection", top=10)
+    found = trained.retrieve(query, FORMS[form](x, tmp_path), top=10)
+    assert found.names == tuple(str(int(Path(name).stem) + 1) for name in expected.names)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-4)
+    assert torch.equal(found.found, expected.found)
+    assert found.collection == 30
+    assert len(list(tmp_path.glob("*.index"))) == 1  # of the folder
+    paths = trained.retrieve(query, sorted((tmp_path / "collection").iterdir()), top=10)
+    assert paths.names == expected.names
+    with pytest.raises(ValueError, match=r"`index` must be omitted .*got here"):
+        trained.retrieve(query, x, index="here")
+
+
 def test_an_inspection_shows_the_gain_from_conditioning(trained):
     found = trained.inspect(sets=6)
     assert found.positions.gain[0] == 0
@@ -449,7 +466,9 @@ def test_arrays_that_the_model_cannot_take_are_rejected_when_read(trained, value
     ("call", "message"),
     [
         (lambda t, x: t.retrieve(x, "folder", top=0), r"`top` .*got 0"),
-        (lambda t, x: t.retrieve(x, [x]), r"`collection` .*got list"),
+        (lambda t, x: t.retrieve(x, [x]), r"`collection` .*got \(1, 3, 1, 8, 8\)"),
+        (lambda t, x: t.retrieve(x, None), r"`collection` .*got NoneType"),
+        (lambda t, x: t.retrieve(None, x), r"`query` .*got NoneType"),
         (lambda t, x: t.classify(x, x), r"`support` .*got Tensor"),
         (lambda t, x: t.sample(x, prefixes=3), r"`prefixes` .*got 3"),
         (lambda t, x: t.evaluate(split="tst"), r"`split` .*got 'tst'"),

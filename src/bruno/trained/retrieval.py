@@ -13,7 +13,7 @@ from bruno.arrays import NumpyResult
 from bruno.checks import check_whole
 from bruno.kinds import Kind
 from bruno.tasks import Progress
-from bruno.tasks.index import open_index
+from bruno.tasks.index import Index, open_index
 from bruno.tasks.retrieval import RetrievalResult, measure_retrieval, rank
 from bruno.trained.base import Source
 from bruno.trained.data import TrainedData
@@ -54,7 +54,7 @@ class RetrievalJobs(TrainedData):
     def retrieve(
         self,
         query: Source,
-        collection: str | Path,
+        collection: Source,
         *,
         index: str | Path | None = None,
         top: int = 40,
@@ -62,29 +62,37 @@ class RetrievalJobs(TrainedData):
         skip_bad: bool = False,
         progress: Progress | None = None,
     ) -> Retrieved:
-        """Rank a collection, encoded once, by log p(x | query) − log p(x).
+        """Rank a collection by log p(x | query) − log p(x).
 
         Args:
             query: a few examples: files, folders, arrays.
-            collection: a folder of images, or a CSV.
-            index: file for the encoded collection; by default beside it.
+            collection: the path of a folder of images or of a CSV, which is encoded once; or elements in
+                memory, such as arrays, which are encoded each time and named by their positions from 1.
+            index: file for an encoded folder or CSV; by default beside it.
             top: number of elements to return.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.
             progress: called as progress(done, total).
         """
-        if not isinstance(collection, str | Path):
-            raise TypeError(f"`collection` must be a folder or a CSV; got {type(collection).__name__}.")
         check_whole("top", top)
-        examples = self.read(query, invert=invert, skip_bad=skip_bad).x
+        examples = self.read(query, invert=invert, skip_bad=skip_bad, name="query").x
         reader = self.reader(invert=invert, skip_bad=skip_bad)
-        encoded, encoded_now = open_index(
-            self.model, reader, collection, index, familiarity=self.familiarity, progress=progress
-        )
+        elements, encoded_now = None, True
+        if isinstance(collection, str | Path):
+            encoded, encoded_now = open_index(
+                self.model, reader, collection, index, familiarity=self.familiarity, progress=progress
+            )
+        elif index is not None:
+            raise ValueError(f"`index` must be omitted for a collection that is not a path; got {index}.")
+        else:
+            elements, names, _ = self.read(collection, invert=invert, skip_bad=skip_bad, name="collection")
+            encoded = Index.of(self.model, elements, names, progress=progress)
         ranking = rank(encoded, self.model, examples.to(self.device))
         best = ranking.order[:top].tolist()
         names, found = tuple(encoded.names[i] for i in best), None
-        if self.model.kind.is_images:
+        if self.model.kind.is_images and elements is not None:
+            found = elements[best]
+        elif self.model.kind.is_images:
             found = torch.stack([element.x for element in reader.read(names)])
             if not encoded_now:  # encoding checks the whole collection
                 self.warn_if_unfamiliar(found, what="the images found are")
