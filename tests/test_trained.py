@@ -380,6 +380,18 @@ def test_a_collection_in_memory_is_ranked_like_one_in_files(trained, unseen, for
         trained.retrieve(query, x, index="here")
 
 
+@pytest.mark.parametrize("form", ["tensor", "array", "images", "paths"])
+def test_support_may_be_a_list_of_classes(trained, unseen, form, tmp_path):
+    support = {name: some(unseen, name, 0, 5) for name in UNSEEN}
+    queries = some(unseen, "5", 5, 11)
+    expected = trained.classify(queries, support)
+    listed = [FORMS[form](x, tmp_path / name) for name, x in support.items()]
+    for given in (listed, tuple(listed)):
+        found = trained.classify(queries, given)
+        assert found.classes == ("0", "1", "2")
+        torch.testing.assert_close(found.probabilities, expected.probabilities)
+
+
 def test_an_inspection_shows_the_gain_from_conditioning(trained):
     found = trained.inspect(sets=6)
     assert found.positions.gain[0] == 0
@@ -470,6 +482,8 @@ def test_arrays_that_the_model_cannot_take_are_rejected_when_read(trained, value
         (lambda t, x: t.retrieve(x, None), r"`collection` .*got NoneType"),
         (lambda t, x: t.retrieve(None, x), r"`query` .*got NoneType"),
         (lambda t, x: t.classify(x, x), r"`support` .*got Tensor"),
+        (lambda t, x: t.classify(x, [x, x[:0]]), r"`support\[1\]` .*got \(0, 1, 8, 8\)"),
+        (lambda t, x: t.classify(x + 99, [x, x]), r"`queries` .*from 0 to 16"),
         (lambda t, x: t.sample(x, prefixes=3), r"`prefixes` .*got 3"),
         (lambda t, x: t.evaluate(split="tst"), r"`split` .*got 'tst'"),
         (lambda t, x: t.evaluate(split="tst", data="drawn"), r"`split` .*got 'tst'"),

@@ -39,7 +39,7 @@ class ClassificationJobs(CalibrationJobs):
     def classify(
         self,
         queries: Source,
-        support: str | Path | Mapping[str, Source],
+        support: str | Path | Mapping[str, Source] | Sequence[Source],
         *,
         prior: Sequence[float] | None = None,
         temperature: float | None = None,
@@ -55,7 +55,8 @@ class ClassificationJobs(CalibrationJobs):
 
         Args:
             queries: elements to classify: files, folders, arrays.
-            support: examples of each class by its name, or a folder of class folders, or a CSV.
+            support: examples of each class by its name, or in a list, which names classes by position from 0;
+                or a folder of class folders, or a CSV.
             prior: probability of each class, in any unit; uniform by default.
             temperature: divides the log-probabilities. By default, it is fitted to the groups of the model's
                 calibration; it is 1 if there is no calibration, or if the calibration keeps only scores.
@@ -89,15 +90,20 @@ class ClassificationJobs(CalibrationJobs):
         return found if calibration is None else with_p_values(found, calibration, none_rate or _NONE_RATE)
 
     def _support(
-        self, support: str | Path | Mapping[str, Source], reading: dict[str, Any]
+        self, support: str | Path | Mapping[str, Source] | Sequence[Source], reading: dict[str, Any]
     ) -> dict[str, Tensor]:
+        if isinstance(support, list | tuple):
+            support = dict(zip(map(str, range(len(support))), support, strict=True))
         if isinstance(support, Mapping):
-            sets = {str(name): self._read(some, **reading).x for name, some in support.items()}
+            sets = {
+                str(name): self._read(some, name=f"support[{name}]", **reading).x
+                for name, some in support.items()
+            }
             return {name: self.model.impute(x) for name, x in sets.items()}
         if not isinstance(support, str | Path):
             raise TypeError(
-                "`support` must be examples by class name, or the path of class folders or a CSV; got "
-                f"{type(support).__name__}."
+                "`support` must be examples by class name, a list with the examples of each class, or the "
+                f"path of class folders or a CSV; got {type(support).__name__}."
             )
         path = Path(support)
         if path.is_file():
