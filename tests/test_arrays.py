@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -131,6 +132,28 @@ def test_results_convert_to_arrays_by_field():
     np.testing.assert_array_equal(found["scores"], [2, 2])
     assert found["names"] == ("a", "b")
     assert to_numpy(3) == 3
+
+
+def test_results_in_results_named_tuples_and_dictionaries_are_converted():
+    class Pair(NamedTuple):
+        x: torch.Tensor
+        name: str
+
+    @dataclass(frozen=True)
+    class Outcome(NumpyResult):
+        by_name: dict
+        parts: tuple
+
+    @dataclass(frozen=True)
+    class Score(NumpyResult):
+        score: torch.Tensor
+
+    score = Score(torch.ones(2, requires_grad=True))
+    found = Outcome({"a": score}, (Pair(torch.zeros(1), "b"), 3)).numpy()
+    np.testing.assert_array_equal(found["by_name"]["a"]["score"], [1, 1])
+    assert isinstance(found["parts"][0]["x"], np.ndarray)
+    assert found["parts"][0]["name"] == "b"
+    assert found["parts"][1] == 3
 
 
 def test_whole_numbers_of_a_list_are_numbers_of_rows():

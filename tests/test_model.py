@@ -353,6 +353,16 @@ def test_initialising_from_data_happens_once():
     assert model.fingerprint() == before
 
 
+def test_latents_convert_to_arrays():
+    encoded = Bruno.from_config(MODELS["vector of 7"]).encode(torch.randn(3, 7))
+    found = encoded.numpy()
+    assert list(found) == ["z", "log_det"]
+    np.testing.assert_array_equal(found["z"], encoded.z.detach())
+    z, log_det = encoded
+    assert z is encoded.z
+    assert log_det is encoded.log_det
+
+
 def test_a_list_of_whole_numbers_is_a_row():
     model = Bruno.from_config(MODELS["vector of 7"])
     row = list(range(7))

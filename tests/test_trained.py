@@ -392,6 +392,32 @@ def test_support_may_be_a_list_of_classes(trained, unseen, form, tmp_path):
         torch.testing.assert_close(found.probabilities, expected.probabilities)
 
 
+def test_results_of_jobs_convert_to_arrays(trained, unseen):
+    x = contaminated(unseen)
+    read = trained.read(x)
+    np.testing.assert_array_equal(read.numpy()["x"], x)
+    assert read.numpy()["names"] == read.names
+    judged = trained.judge_batch(x, threshold=0.0)
+    found = judged.numpy()["summary"]
+    judgements = [judgement for _, judgement in judged.summary.latest]
+    assert found["names"] == read.names
+    assert found["score"].tolist() == [one.score for one in judgements]
+    assert found["outlier"].tolist() == [one.outlier for one in judgements]
+    assert np.isnan(found["p"]).all()  # without a calibration
+    bits = trained.evaluate(sets=4, set_size=3)
+    assert bits.numpy()["bits"]["mean"] == bits.bits.mean
+    few = trained.few_shot(trials=2, shots=(1,), rotations=False)
+    assert few.numpy()["comparison"]["model"][0]["accuracy"] == few.comparison.model[0].accuracy
+    retrieved = trained.measure_retrieval(shots=(1,), queries=2)
+    assert retrieved.numpy()["results"][0]["qualities"]["BRUNO"]["precision"] == (
+        retrieved.results[0].qualities["BRUNO"].precision
+    )
+    specks = trained.measure_specks(samples=2)
+    assert isinstance(specks.numpy()["result"]["images"], np.ndarray)
+    inspected = trained.inspect(sets=2)
+    assert inspected.numpy()["positions"]["gain"] == inspected.positions.gain
+
+
 def test_an_inspection_shows_the_gain_from_conditioning(trained):
     found = trained.inspect(sets=6)
     assert found.positions.gain[0] == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -91,21 +91,33 @@ def _conversion_hint(x: ArrayLike, name: str) -> str:
 
 
 def to_numpy(value: Any) -> Any:
-    """Tensors as numpy arrays, detached and on the CPU; results as dictionaries; other values as they are."""
+    """Tensors as numpy arrays, detached and on the CPU; results as dictionaries; other values as they are.
+
+    Tensors and results in tuples and dictionaries are converted, too. A named tuple becomes a dictionary.
+    """
     if isinstance(value, NumpyResult):
         return value.numpy()
-    if type(value) is tuple:
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return fields_to_numpy(value)
+    if isinstance(value, tuple):
         return tuple(map(to_numpy, value))
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 
+def fields_to_numpy(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`to_numpy` of each field of a result, by name."""
+    return {name: to_numpy(value) for name, value in fields.items()}
+
+
 class NumpyResult:
-    """Mixin for result dataclasses with tensor fields."""
+    """Mixin for dataclasses with tensors, or with results that have tensors."""
 
     def numpy(self) -> dict[str, Any]:
         """The fields by name, tensors as numpy arrays: detached and on the CPU."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return {field.name: to_numpy(getattr(self, field.name)) for field in fields}
+        return fields_to_numpy({field.name: getattr(self, field.name) for field in fields})
 
 
 def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
 from bruno import known_models
-from bruno.arrays import ArrayLike, Arrays, as_tensor, check_element_type
+from bruno.arrays import ArrayLike, Arrays, as_tensor, check_element_type, fields_to_numpy
 from bruno.checks import check_count
 from bruno.components import build_flow, build_preprocessing, build_process, check_size
 from bruno.config import ModelConfig
@@ -31,6 +31,10 @@ class Encoded(NamedTuple):
 
     z: Float[Tensor, "*batch dim"]
     log_det: Float[Tensor, "*batch"]
+
+    def numpy(self) -> dict[str, Any]:
+        """The fields by name as numpy arrays: detached and on the CPU."""
+        return fields_to_numpy(self._asdict())
 
 
 class Bruno(nn.Module):

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from bruno.arrays import to_numpy
 from bruno.data import Examples
 from bruno.data.examples import concatenate, rescale_levels
 
@@ -183,3 +184,13 @@ def test_classes_that_do_not_exist_are_named(keep):
     examples = Examples(torch.zeros(2, 3), [0, 1], ("a", "b"))
     with pytest.raises(ValueError, match=rf"`keep` .*from 0 to 1; got {keep[-1]}"):
         examples.of_classes(keep)
+
+
+def test_examples_convert_to_arrays():
+    examples = Examples([[1.0, 2.0], [3.0, 4.0]], [1, 0], ("a", "b"))
+    found = to_numpy(examples)
+    np.testing.assert_array_equal(found["elements"], [[1, 2], [3, 4]])
+    assert found["labels"].tolist() == [1, 0]
+    assert found["names"] == ("a", "b")
+    again = Examples(**found)
+    assert torch.equal(again.elements, examples.elements)

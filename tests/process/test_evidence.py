@@ -143,6 +143,14 @@ def test_may_be_given_as_arrays_lists_and_numbers():
         Evidence(np.array(2), np.array(["a"]), np.ones(1))
 
 
+def test_converts_to_arrays():
+    evidence = Evidence.of(observations(batch=(4,)))
+    found = evidence.numpy()
+    assert list(found) == list(FIELDS)
+    assert all(isinstance(part, np.ndarray) for part in found.values())
+    assert_same(Evidence(**found), evidence)
+
+
 def test_is_immutable():
     evidence = Evidence.of(observations())
     with pytest.raises(AttributeError):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from bruno.arrays import ArrayLike, as_tensor, image_to_array
+from bruno.arrays import ArrayLike, NumpyResult, as_tensor, image_to_array
 from bruno.data.archives import read_arrays, reason
 from bruno.files import atomic_write
 from bruno.kinds import rescale_levels
@@ -32,7 +32,7 @@ _FIELDS = (
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Examples:
+class Examples(NumpyResult):
     """Elements and their classes: images, uint8 (n, channels, height, width), or rows, float (n, dim).
 
     Args:

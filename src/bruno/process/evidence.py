@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bruno.arrays import Arrays, as_real_tensor, as_tensor
+from bruno.arrays import Arrays, NumpyResult, as_real_tensor, as_tensor
 from bruno.checks import check_whole
 from bruno.kinds import Rows
 from bruno.process.checks import check_devices, check_finite, check_observations, check_type, widened
@@ -22,7 +22,7 @@ _TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Evidence:
+class Evidence(NumpyResult):
     """The sufficient statistic of a set under every exchangeable process of this package.
 
     For one dimension of a set z_1..z_n::

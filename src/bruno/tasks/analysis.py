@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from bruno.arrays import Arrays, as_tensor
+from bruno.arrays import Arrays, NumpyResult, as_tensor
 from bruno.checks import check_count
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
@@ -25,8 +25,8 @@ _THRESHOLDS = tuple(10 ** (i / 20 - 4) for i in range(80))  # 1e-4 … 0.89, eve
 
 
 @dataclass(frozen=True)
-class DimensionsByCorrelation:
-    """The number of latent dimensions that carry information about a set.
+class DimensionsByCorrelation(NumpyResult):
+    """How many latent dimensions carry information about a set.
 
     Attributes:
         thresholds: correlations.
@@ -48,7 +48,7 @@ def dimensions_by_correlation(
 
 
 @dataclass(frozen=True)
-class CorrelationAndDof:
+class CorrelationAndDof(NumpyResult):
     """Parameters of a process, one entry for each latent dimension, the most correlated first.
 
     Attributes:
@@ -79,7 +79,7 @@ def correlation_and_dof(model: Bruno) -> CorrelationAndDof:
 
 
 @dataclass(frozen=True)
-class Predictions:
+class Predictions(NumpyResult):
     """Predictions of a process along a sequence; entry i, from 0, is made after i observations.
 
     Attributes:
@@ -96,7 +96,7 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class ToyComparison:
+class ToyComparison(NumpyResult):
     """A Gaussian process and Student-t processes with the same mean, v and r, on the same observations."""
 
     observations: tuple[float, ...]
@@ -155,8 +155,8 @@ def _predictions(process: ExchangeableProcess, z: Float[Tensor, "n 1"], dof: flo
 
 
 @dataclass(frozen=True)
-class LogProbByPosition:
-    """Predictive log-probability of the elements of a set; entry i is given the first i elements.
+class LogProbByPosition(NumpyResult):
+    """How well a model predicts the elements of a set; entry i is after i elements.
 
     Attributes:
         log_prob: log p(x_{i+1} | x_1..x_i) in nats for a whole element, a mean over sets.
@@ -206,7 +206,7 @@ def log_prob_by_position(
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(NumpyResult):
     """All analyses of one model.
 
     Attributes:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from bruno import limits
+from bruno.arrays import NumpyResult
 from bruno.checks import check_count
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
@@ -28,7 +29,7 @@ _NEIGHBOURS = 10  # of LocalOutlierFactor; its default of 20 is as many as a sma
 
 
 @dataclass(frozen=True)
-class DetectionQuality:
+class DetectionQuality(NumpyResult):
     """How well a score separates outliers from inliers; standard errors are from a bootstrap over sets.
 
     Attributes:
@@ -47,7 +48,7 @@ class DetectionQuality:
 
 
 @dataclass(frozen=True)
-class Contamination:
+class Contamination(NumpyResult):
     """All methods on the same sets, in which an element is of another class with probability `rate`.
 
     Attributes:

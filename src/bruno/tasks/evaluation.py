@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from bruno.arrays import NumpyResult
 from bruno.checks import check_count
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
@@ -19,7 +20,7 @@ _SETS = 200  # minimum number of sets, over all classes
 
 
 @dataclass(frozen=True)
-class BitsPerDim:
+class BitsPerDim(NumpyResult):
     """Bits/dim on sets drawn from some classes.
 
     Attributes:

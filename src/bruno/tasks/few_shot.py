@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from bruno.arrays import NumpyResult
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
@@ -20,7 +21,7 @@ from bruno.tasks.scorers import Matching, ModelScorer, PixelScorer, Scorer, View
 
 
 @dataclass(frozen=True)
-class FewShotResult:
+class FewShotResult(NumpyResult):
     """Accuracy at n-shot k-way classification.
 
     Attributes:
@@ -48,7 +49,7 @@ class FewShotResult:
 
 
 @dataclass(frozen=True)
-class FewShotComparison:
+class FewShotComparison(NumpyResult):
     """A model and the nearest-neighbour baseline on the same episodes.
 
     Attributes:

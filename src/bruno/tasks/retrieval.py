@@ -67,8 +67,8 @@ def _log_prob(model: Bruno, z: Float[Tensor, "n dim"], query: Evidence | None = 
 
 
 @dataclass(frozen=True)
-class RetrievalQuality:
-    """Quality of a score at retrieving the rest of a class: means over queries, with standard errors.
+class RetrievalQuality(NumpyResult):
+    """How well a score finds the rest of a class: means over queries, with standard errors.
 
     Attributes:
         precision: by k, the fraction of the query's class among the best k.
@@ -84,7 +84,7 @@ class RetrievalQuality:
 
 
 @dataclass(frozen=True)
-class RetrievalResult:
+class RetrievalResult(NumpyResult):
     """All methods on the same queries.
 
     Attributes:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from bruno.arrays import NumpyResult
 from bruno.model import Posterior
 from bruno.tasks.anomaly import Judgement
+
+# The fields of a judgement that have an array, and its type.
+_JUDGED: dict[str, type] = {
+    "score": float,
+    "seen": int,
+    "threshold": float,
+    "outlier": bool,
+    "out_of_distribution": bool,
+    "p": float,
+    "p_within": float,
+}
 
 
 class JudgedElement(NamedTuple):
@@ -56,7 +70,7 @@ class GroupSummary(NamedTuple):
         )
 
 
-class StreamSummary:
+class StreamSummary(NumpyResult):
     """The judgements of a stream of any length, or of a batch, collected in bounded memory.
 
     Attributes:
@@ -101,6 +115,19 @@ class StreamSummary:
             self._inliers.append(element)
             self._inliers.sort(key=lambda one: -one.judgement.score)
             del self._inliers[self._extremes :]
+
+    def numpy(self) -> dict[str, Any]:
+        """An array for each field of the judgements in `latest`, NaN where it is not known.
+
+        Also the names and sets of these elements, and the count of all elements.
+        """
+        judgements = [judgement for _, judgement in self.latest]
+        arrays: dict[str, NDArray[Any]] = {
+            field: np.array([getattr(judgement, field) for judgement in judgements], dtype)
+            for field, dtype in _JUDGED.items()
+        }
+        names = tuple(name for name, _ in self.latest)
+        return {"count": self.count, "names": names, "groups": tuple(self.latest_groups), **arrays}
 
     @property
     def latest_positions(self) -> list[int]:

@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bruno.arrays import ArrayLike, as_tensor, check_element_type, image_to_array, is_pil_image
+from bruno.arrays import (
+    ArrayLike,
+    as_tensor,
+    check_element_type,
+    fields_to_numpy,
+    image_to_array,
+    is_pil_image,
+)
 from bruno.config import Recipe
 from bruno.data import Element, ElementReader
 from bruno.data.frames import is_frame
@@ -36,6 +43,10 @@ class Elements(NamedTuple):
     x: Tensor
     names: tuple[str, ...]
     groups: tuple[str, ...]
+
+    def numpy(self) -> dict[str, Any]:
+        """The fields by name, the elements as a numpy array."""
+        return fields_to_numpy(self._asdict())
 
 
 @dataclass(frozen=True, eq=False)

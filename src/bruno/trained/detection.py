@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from bruno.arrays import NumpyResult
 from bruno.data import Element, SetSampler
 from bruno.data.columns import consecutive_sets
 from bruno.data.reader import ElementReader, collected
@@ -43,8 +44,8 @@ _SYNTHETIC_LENGTH, _SYNTHETIC_OUTLIERS = 80, 0.1  # elements of a synthetic stre
 
 
 @dataclass(frozen=True, eq=False)
-class BatchJudgement:
-    """The judgements of a batch, in its order; each element is judged given the other elements of its set.
+class BatchJudgement(NumpyResult):
+    """The judgements of a batch, each element given all others of its set, in the order of the batch.
 
     Attributes:
         summary: the judgements.
@@ -70,8 +71,8 @@ class BatchJudgement:
 
 
 @dataclass(frozen=True)
-class AnomalyEvaluation:
-    """Metrics of outlier detection, and the name of the data they were measured on."""
+class AnomalyEvaluation(NumpyResult):
+    """How well outliers are found, and the name of the data it was measured on."""
 
     data: str
     contaminations: tuple[Contamination, ...]

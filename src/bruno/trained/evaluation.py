@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bruno.arrays import NumpyResult
 from bruno.data import SetSampler
 from bruno.tasks import Progress
 from bruno.tasks.analysis import Inspection, inspect_model
@@ -19,7 +20,7 @@ _SET_SIZE = 20  # elements in each set that is measured
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NumpyResult):
     """Bits/dim, and the name of the data they were measured on."""
 
     data: str
@@ -27,7 +28,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class FewShotEvaluation:
+class FewShotEvaluation(NumpyResult):
     """Few-shot accuracy, and the name of the data it was measured on."""
 
     data: str

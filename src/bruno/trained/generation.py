@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from bruno.arrays import NumpyResult
 from bruno.data import Examples, SetSampler
 from bruno.files import inside
 from bruno.model import Samples
@@ -37,8 +38,8 @@ _SAMPLES_FOR_VARIANCE = 100  # at least, over all repeated elements
 
 
 @dataclass(frozen=True)
-class SpeckEvaluation:
-    """The fraction of samples with a speck, and the name of the data that they were conditioned on."""
+class SpeckEvaluation(NumpyResult):
+    """The share of samples with a speck, and the name of the data they were conditioned on."""
 
     data: str
     result: SpeckResult

@@ -41,8 +41,8 @@ class Retrieved(NumpyResult):
 
 
 @dataclass(frozen=True)
-class RetrievalEvaluation:
-    """Metrics of retrieval, and the name of the data they were measured on."""
+class RetrievalEvaluation(NumpyResult):
+    """How well the rest of a class is found, and the name of the data it was measured on."""
 
     data: str
     results: tuple[RetrievalResult, ...]
