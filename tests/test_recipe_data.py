@@ -93,6 +93,18 @@ def test_an_unknown_split_is_an_error(name, images):
         RecipeData(recipe("digits" if name == "digits" else str(images))).split("training")
 
 
+def test_errors_name_the_settings_of_a_recipe(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("machine,a\nm1,1.5\nm1,2.5\n")
+    for wrong, message in (
+        (recipe("nowhere"), r"^`data` .*'nowhere'. Set it \(--set data.name=PATH"),
+        (recipe("digits", format="semicolon"), r"^`format` .*digits, .*'semicolon'"),
+        (recipe(str(table), format="pipes"), r"t.csv: `format` .*got 'pipes'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RecipeData(wrong).split("all")
+
+
 def test_the_unseen_split_is_one_that_no_training_used():
     train, trainval = load_recipe("digits"), recipe("digits", split="trainval")
     assert unseen_split(train) == "validation"

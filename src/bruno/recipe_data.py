@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bruno.checks import check_choice
 from bruno.config import DataConfig, Recipe
-from bruno.data import DATASETS, Examples, load_examples
+from bruno.data import DATASETS, Examples, check_source, load_examples
 from bruno.data.columns import BLOCK
 from bruno.data.datasets import SPLITS, split_by_class, split_dataset
 from bruno.data.frames import read_frame
@@ -94,6 +94,7 @@ class RecipeData:
             return self._examples[original]
         data = self.recipe.data
         drawings = data.drawings and is_path(data.name)  # known datasets are read as published
+        check_source(data.name, data.group, data.columns, data.format)
         examples = load_examples(
             data.name,
             "all",

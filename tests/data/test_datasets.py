@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from image_files import FILES, as_folder, as_idx, as_zip, picture
 
 import bruno.data
-from bruno.data import DATASETS, Examples, MissingDataError, dataset_status, load_examples, locate
+from bruno.data import DATASETS, Examples, MissingDataError, load_examples, load_path, locate
 from bruno.data.datasets import OMNIGLOT_FIRST, SPLITS, RemoteFile, split_by_class
 from bruno.data.published import fetch
 
@@ -235,8 +235,16 @@ def test_missing_data_and_bad_arguments_are_named(tmp_path):
     with pytest.raises(MissingDataError, match=rf"images_background.zip .*put it at {tmp_path}"):
         load_examples("omniglot", data_dir=tmp_path, download=False)
     assert locate("omniglot", tmp_path)["omniglot/images_background.zip"] is None
-    with pytest.raises(ValueError, match=r"`data` .*digits, .*'nowhere'"):
+    with pytest.raises(ValueError, match=r"^`name` .*digits, .*'nowhere'\.$"):
         load_examples("nowhere")
+    with pytest.raises(ValueError, match=r"^`path` must be an existing path; got 'nowhere'\.$"):
+        load_path("nowhere")
+    with pytest.raises(ValueError, match=r"^`table_format` .*digits, .*'semicolon'"):
+        load_examples("digits", table_format="semicolon")
+    table = tmp_path / "t.csv"
+    table.write_text("machine,a\nm1,1.5\nm1,2.5\n")
+    with pytest.raises(ValueError, match=r"t.csv: `table_format` .*got 'pipes'"):
+        load_examples(str(table), table_format="pipes")
     with pytest.raises(ValueError, match=r"`size` .*digits.*; got 16"):
         load_examples("digits", size=16)
     with pytest.raises(ValueError, match=r"`split` .*train.*; got 'dev'"):

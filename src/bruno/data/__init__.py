@@ -2,7 +2,7 @@
 
 from bruno.data.datasets import DATASETS
 from bruno.data.examples import Examples
-from bruno.data.loading import load_examples, load_path
+from bruno.data.loading import check_source, load_examples, load_path
 from bruno.data.published import (
     DatasetStatus,
     MissingDataError,
@@ -24,7 +24,7 @@ __all__ = [
     "Examples",
     "MissingDataError",
     "SetSampler",
-    "dataset_status",
+    "check_source",
     "expected_path",
     "is_available",
     "load_examples",

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -26,9 +27,22 @@ from bruno.data.published import (
     locate_compact,
     locate_local_form,
 )
+from bruno.data.table_format import TableFormat
 from bruno.data.tables import is_table, read_table
 from bruno.files import check_regular
 
+
+class Arguments(NamedTuple):
+    """What a caller calls the data and the format of a table, and how to set the data: to name in errors."""
+
+    data: str
+    table_format: str = "table_format"
+    way_out: str = ""
+
+
+_OF_A_RECIPE = Arguments(
+    "data", "format", " Set it (--set data.name=PATH to train, --data PATH for other commands)."
+)
 _FORMAT = 6  # version of the cached files and of how files are parsed: increase it to ignore older caches
 
 
@@ -73,10 +87,10 @@ def load_examples(
     if not name:
         raise ValueError(f"`name` must be one of {', '.join(DATASETS)}, or a path; got {name!r}.")
     check_choice("split", split, SPLITS)
+    check_source(name, group, columns, table_format, Arguments("name"))
     if name in DATASETS:
         if size:
             raise ValueError(f"`size` must be omitted for {name}, which has a fixed size; got {size}.")
-        _check_not_a_table(name, group, columns, table_format)
         part = _named(name, split, data_dir, download, original)
         return _normalised(part, invert) if drawings else part
     examples = load_path(
@@ -131,13 +145,7 @@ def load_path(
     is as fast to read as the cache.
     """
     path = Path(path)
-    if not path.exists():
-        raise ValueError(
-            f"`data` must be one of {', '.join(DATASETS)}, or an existing path; got {str(path)!r}. "
-            "Set it (--set data.name=PATH to train, --data PATH for other commands)."
-        )
-    if not path.is_dir():
-        check_regular(path)
+    check_source(path, group, columns, table_format, Arguments("path"))
     kind = path.suffix.lower()
     if kind == ".npz":
         return read_npz(path, size=size, grey=grey, missing=missing, drawings=drawings, invert=invert)
@@ -155,7 +163,6 @@ def load_path(
                 missing=missing,
             ),
         )
-    _check_not_a_table(str(path), group, columns, table_format)
     return _cached(
         f"{path.resolve()} {size} {grey} {skip_bad}" + f" drawings {invert}" * drawings,
         file_stamp(path),
@@ -163,12 +170,38 @@ def load_path(
     )
 
 
-def _check_not_a_table(name: str, group: str, columns: Sequence[str], table_format: str) -> None:
-    """Raise if an argument that describes a table is given for other data."""
-    given = {"group": group, "columns": tuple(columns), "format": table_format}
+def check_source(
+    data: str | Path,
+    group: str = "",
+    columns: Sequence[str] = (),
+    table_format: str = "",
+    arguments: Arguments = _OF_A_RECIPE,
+) -> None:
+    """Raise unless data are a known dataset or an existing path, and a table if they are described as one.
+
+    Errors name the arguments as the caller calls them; by default, these are the settings of a recipe.
+    """
+    path = Path(data)
+    if data not in DATASETS:
+        if not path.exists():
+            known = f"one of {', '.join(DATASETS)}, or " * isinstance(data, str)
+            raise ValueError(
+                f"`{arguments.data}` must be {known}an existing path; got {str(data)!r}.{arguments.way_out}"
+            )
+        if not path.is_dir():
+            check_regular(path)
+        if path.suffix.lower() == ".npz":
+            return
+        if is_table(path) and not path.is_dir():
+            try:
+                TableFormat.parse(table_format, arguments.table_format)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
+            return
+    given = {"group": group, "columns": tuple(columns), arguments.table_format: table_format}
     for argument, value in given.items():
         if value:
-            raise ValueError(f"`{argument}` must be omitted for {name}, which is not a table; got {value!r}.")
+            raise ValueError(f"`{argument}` must be omitted for {data}, which is not a table; got {value!r}.")
 
 
 def _normalised(examples: Examples, invert: bool | None) -> Examples:

@@ -65,8 +65,8 @@ class TableFormat:
     header: bool = True
 
     @staticmethod
-    def parse(words: str) -> dict[str, Any]:
-        """The parts of a format that the words name, ready for ``replace``.
+    def parse(words: str, argument: str = "format") -> dict[str, Any]:
+        """The parts of a format that the words name, ready for ``replace``. Errors name the `argument`.
 
         >>> TableFormat.parse("semicolon decimal-comma")
         {'delimiter': ';', 'decimal': ','}
@@ -76,12 +76,14 @@ class TableFormat:
             if word not in _WORDS:
                 near = difflib.get_close_matches(word, _WORDS, 1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"The words are {', '.join(_WORDS)}."
-                raise ValueError(f"`format` must be words such as 'semicolon'; got {word!r}. {hint}")
+                raise ValueError(f"`{argument}` must be words such as 'semicolon'; got {word!r}. {hint}")
             name, value = _WORDS[word]
             if parts.setdefault(name, value) != value:
-                raise ValueError(f"`format` must have one word for the {name}; got {words!r}.")
+                raise ValueError(f"`{argument}` must have one word for the {name}; got {words!r}.")
         if {"decimal", "thousands"} <= parts.keys() and parts["decimal"] == parts["thousands"]:
-            raise ValueError(f"`format` must have different decimal and thousands separators; got {words!r}.")
+            raise ValueError(
+                f"`{argument}` must have different decimal and thousands separators; got {words!r}."
+            )
         return parts
 
     def __str__(self) -> str:

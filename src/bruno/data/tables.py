@@ -155,7 +155,7 @@ def _read_text(
     pyarrow, if it is installed, parses large tables. A table that it rejects is parsed again in Python, which
     reports the line and the column of the problem, or skips the line if `skip_bad`.
     """
-    content, fixed = _read_bytes(path), TableFormat.parse(table_format)
+    content, fixed = _read_bytes(path), TableFormat.parse(table_format, "table_format")
     text, encoding = decode(content, fixed.get("encoding", ""))
     sample, wanted = _sample_lines(text), {*columns, *([group] if group else [])}
     preferred = TableFormat(**TableFormat.parse(prefer)) if prefer else None

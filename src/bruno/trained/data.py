@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from bruno.checks import check_choice
-from bruno.data import Examples, is_available, load_examples, load_path
+from bruno.data import Examples, check_source, is_available, load_examples, load_path
 from bruno.data.datasets import SPLITS
 from bruno.kinds import Images
 from bruno.recipe_data import RecipeData, imputed, is_path, warn_of_skipped
@@ -135,6 +135,7 @@ class TrainedData(TrainedModel):
             split = "all"  # the model has seen none of them
         if not data:
             raise ValueError(f"`data` must be a dataset or a path; got {data!r}.")
+        check_source(data)
         if is_path(data):
             examples = self._user_examples(Path(data), invert)
         else:
