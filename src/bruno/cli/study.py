@@ -33,34 +33,19 @@ def study(
     from bruno.tasks import stability_studies
 
     check_number("--steps", steps, 1)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"`--out` must be a folder; {out} is a file.")
-    device = resolve_device(device)
-    flow, train = (
-        (stability.FULL_FLOW, stability.FULL_TRAIN)
-        if full_size
-        else (stability.STUDY_FLOW, stability.STUDY_TRAIN)
-    )
-    # All are loaded before the first is trained on: training takes minutes.
-    names = data.split(",")
-    for name in names:
-        bruno.data.check_source(name)
-    datasets = {name: bruno.data.load_examples(name, data_dir=data_dir) for name in names}
-    for data_name, examples in datasets.items():
-        name = Path(data_name).stem
-        with progress_bar("steps") as progress:
-            curves = stability.stability_study(
-                examples,
-                steps=steps,
-                seeds=(seed,),
-                flow=flow,
-                train=train,
-                device=device,
-                folder=out / f"curves-{name}",
-                progress=progress,
-            )
-        study = stability.StabilityStudy(name, steps, tuple(curves), flow, train)
-        result = summarise(study)
-        path = result.write(out, config=study.config, seed=seed)
-        print_result(result)
-        console.print(f"written: {path}", soft_wrap=True)
+    with progress_bar("steps") as progress:
+        studies = stability_studies(
+            data.split(","),
+            out,
+            steps=steps,
+            full_size=full_size,
+            data_dir=data_dir,
+            device=device,
+            seed=seed,
+            progress=progress,
+        )
+        for one in studies:
+            result = summarise(one)
+            path = result.write(out, config=one.config, seed=seed)
+            print_result(result)
+            console.print(f"written: {path}", soft_wrap=True)

@@ -25,6 +25,7 @@ __all__ = [
     "MissingDataError",
     "SetSampler",
     "check_source",
+    "dataset_status",
     "expected_path",
     "is_available",
     "load_examples",

@@ -147,9 +147,15 @@ class Normal(td.Normal):
     def log_prob(self, value: Tensor | Arrays) -> Tensor:  # noqa: D102
         return super().log_prob(as_tensor(value, "value", device=self.loc.device))  # type: ignore[no-any-return]
 
-    def rsample(self, sample_shape: Sequence[int] = Size(), *, generator: Generator | None = None) -> Tensor:
-        """Differentiable samples, reproducible with a generator."""
-        shape = self._extended_shape(Size(sample_shape))
+    def rsample(
+        self,
+        sample_shape: Sequence[int] = Size(),
+        *,
+        generator: Generator | None = None,
+        common: bool = False,
+    ) -> Tensor:
+        """Differentiable samples, reproducible with a generator; `common` as in `StudentT.rsample`."""
+        shape = _shape_of_noise(self, sample_shape, common)
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device, generator=generator)
         return self.loc + self.scale * noise
 

@@ -14,7 +14,7 @@ from attrs import evolve
 from torch import Generator, Tensor
 
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig, TrainConfig, to_dict
-from bruno.data import Examples, load_examples
+from bruno.data import Examples, check_source, load_examples
 from bruno.data.sampling import SetSampler
 from bruno.devices import resolve_device
 from bruno.files import atomic_write
@@ -202,6 +202,8 @@ def stability_studies(
     device = resolve_device(device)
     flow, train = (FULL_FLOW, FULL_TRAIN) if full_size else (STUDY_FLOW, STUDY_TRAIN)
     # All are loaded before the first is trained on: training takes minutes.
+    for name in data:
+        check_source(name)
     loaded = {name: load_examples(name, data_dir=data_dir) for name in data}
     for number, (path, examples) in enumerate(loaded.items()):
         name = Path(path).stem
