@@ -13,12 +13,14 @@ from bruno import Evidence, GaussianProcess, StudentTProcess
 def compare(process, *evidence: Evidence) -> None:
     """Compare densities and gradients of a compiled process with those of the process itself."""
     z = torch.randn(3, 6, 4, dtype=torch.double, requires_grad=True)
-    compiled = torch.compile(process.step_log_prob, backend="aot_eager", fullgraph=True)
-    expected, result = process.step_log_prob(z, *evidence), compiled(z, *evidence)
-    torch.testing.assert_close(result, expected)
-    inputs = (z, *process.parameters())
-    grads = torch.autograd.grad(expected.square().sum(), inputs)
-    torch.testing.assert_close(torch.autograd.grad(result.square().sum(), inputs), grads)
+    each = [one.unsqueeze() for one in evidence]
+    for density, given in ((process.step_log_prob, evidence), (process.log_prob, each)):
+        compiled = torch.compile(density, backend="aot_eager", fullgraph=True)
+        expected, result = density(z, *given), compiled(z, *given)
+        torch.testing.assert_close(result, expected)
+        inputs = (z, *process.parameters())
+        grads = torch.autograd.grad(expected.square().sum(), inputs)
+        torch.testing.assert_close(torch.autograd.grad(result.square().sum(), inputs), grads)
 
 
 torch.manual_seed(0)

@@ -76,6 +76,38 @@ def test_leaving_one_out_is_accurate(dof, correlation, variance):
         assert error[worst] < TOLERANCE, f"{kind}, element {worst}: {row[worst]}, exact {exact[worst]}"
 
 
+@pytest.mark.parametrize("offset", [0.0, 30.0, 1e4])
+@pytest.mark.parametrize("correlation", [0.1, 0.9, 0.999, 0.999999])
+@pytest.mark.parametrize("dof", [2.1, 10.0, 1e3, 1e6, math.inf])
+def test_elements_given_evidence_are_accurate(dof, correlation, offset):
+    """log p(z | evidence) in float32 is the step density in float64, to the last bits of float32."""
+    settings = {"correlation": correlation}
+    process = GaussianProcess(1, **settings) if dof == math.inf else StudentTProcess(1, dof=dof, **settings)
+    wide = copy.deepcopy(process).double()
+    std = math.sqrt(1 - correlation)
+    distances = std * torch.tensor([0.0, 0.1, 1.0, -3.0, 30.0])
+    z = torch.cat([offset + distances, torch.tensor([0.0, -offset])]).unsqueeze(-1)
+    for n in (0, 1, 20, 500, 10**6):
+        mean, scatter = (torch.full((1,), x).double() for x in (offset + 0.3 * std, n * std**2))
+        evidence = Evidence(torch.tensor(n), mean, scatter) if n else Evidence.empty(1)
+        exact = wide.step_log_prob(z.unsqueeze(-2).double(), evidence).squeeze(-1)
+        error = (process.log_prob(z, evidence) - exact).abs() / (1 + exact.abs())
+        assert error.max() < 1.5e-6, n
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_gradients_given_evidence_are_accurate(name):
+    process = PROCESSES[name](3, correlation=[0.1, 0.99, 0.99999])
+    z, earlier = 30 + 0.01 * torch.randn(8, 3), 30 + 0.01 * torch.randn(5, 3)
+    found = []
+    for dtype in (torch.float32, torch.double):
+        inputs = z.to(dtype).requires_grad_(), earlier.to(dtype).requires_grad_()
+        loss = process.to(dtype).log_prob(inputs[0], Evidence.of(inputs[1])).sum()
+        found.append(torch.autograd.grad(loss, (*inputs, *process.parameters())))
+    for grad, exact in zip(*found, strict=True):
+        assert (grad - exact).norm() < 1e-5 * exact.norm()
+
+
 def test_steps_are_accurate_where_the_papers_recurrence_is_not():
     """beta in float32 at n = 500, c = 0.999: the paper's recurrence even loses the sign."""
     process = StudentTProcess(1, correlation=0.999)
@@ -97,7 +129,7 @@ def test_steps_are_accurate_where_the_papers_recurrence_is_not():
 def test_finite_input_never_gives_nan(name, scale):
     process = PROCESSES[name](3)
     z = (torch.randn(4, 30, 3) * scale).clamp(-3e38, 3e38)
-    for method in ("step_log_prob", "joint_log_prob", "leave_one_out_log_prob"):
+    for method in ("step_log_prob", "log_prob", "joint_log_prob", "leave_one_out_log_prob"):
         assert not getattr(process, method)(z).isnan().any(), method
 
 

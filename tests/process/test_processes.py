@@ -102,7 +102,7 @@ class TestLaws:
         process, z = varied(name), sets(2)
         mask = process.correlated(0.4)
         assert 0 < mask.sum() < 5
-        for method in ("step_log_prob", "joint_log_prob", "leave_one_out_log_prob"):
+        for method in ("step_log_prob", "log_prob", "joint_log_prob", "leave_one_out_log_prob"):
             terms = by_dimension(process, z, method)
             chosen = getattr(process, method)(z, dimensions=mask)
             torch.testing.assert_close(chosen, terms[..., mask].sum(-1))
@@ -149,7 +149,9 @@ class TestLaws:
 
 @every_process
 class TestGradients:
-    @pytest.mark.parametrize("method", ["step_log_prob", "joint_log_prob", "leave_one_out_log_prob"])
+    @pytest.mark.parametrize(
+        "method", ["step_log_prob", "log_prob", "joint_log_prob", "leave_one_out_log_prob"]
+    )
     @pytest.mark.parametrize("n", [1, 6])
     def test_of_data_and_parameters(self, name, method, n):
         process, z = varied(name, dim=3), sets(2, n=n, dim=3).requires_grad_()
@@ -164,8 +166,9 @@ class TestGradients:
     def test_of_evidence(self, name):
         process, z, earlier = varied(name, dim=3), sets(2, n=4, dim=3), sets(2, n=3, dim=3).requires_grad_()
         assert torch.autograd.gradcheck(lambda e: process.step_log_prob(z, Evidence.of(e)), earlier)
+        assert torch.autograd.gradcheck(lambda e: process.log_prob(z, Evidence.of(e).unsqueeze()), earlier)
 
-    @pytest.mark.parametrize("method", ["step_log_prob", "joint_log_prob"])
+    @pytest.mark.parametrize("method", ["step_log_prob", "log_prob", "joint_log_prob"])
     def test_of_gradients(self, name, method):
         process, z = varied(name, dim=2), sets(2, n=3, dim=2).requires_grad_()
         assert torch.autograd.gradgradcheck(getattr(process, method), z)
@@ -424,12 +427,14 @@ def test_a_process_needs_a_dimension():
 
 @every_process
 def test_torch_func_transforms_give_the_same_result(name):
-    process, z = varied(name), sets(3)
-    plain = process.step_log_prob(z)
-    torch.testing.assert_close(torch.vmap(process.step_log_prob)(z), plain)
-    slope = torch.func.grad(lambda some: process.step_log_prob(some).sum())(z)
-    z.requires_grad_(True)
-    torch.testing.assert_close(slope, torch.autograd.grad(process.step_log_prob(z).sum(), z)[0])
+    process = varied(name)
+    for density in (process.step_log_prob, process.log_prob):
+        z = sets(3)
+        plain = density(z)
+        torch.testing.assert_close(torch.vmap(density)(z), plain)
+        slope = torch.func.grad(lambda some, density=density: density(some).sum())(z)
+        z.requires_grad_(True)
+        torch.testing.assert_close(slope, torch.autograd.grad(density(z).sum(), z)[0])
 
 
 @every_process
@@ -438,3 +443,39 @@ def test_single_elements_are_first_steps(name):
     torch.testing.assert_close(process.log_prob(z)[..., 0], process.step_log_prob(z)[..., 0])
     given = process.step_log_prob(z[:, 7:8], Evidence.of(z[:, :7]))
     torch.testing.assert_close(process.log_prob(z[:, 7], Evidence.of(z[:, :7])), given.squeeze(-1))
+
+
+@every_process
+@pytest.mark.parametrize("counts", ["one count", "different counts"])
+@pytest.mark.parametrize(
+    ("elements", "given"),
+    [
+        ((7,), ()),
+        ((7, 1), (3,)),
+        ((), (7,)),
+        ((7,), (7,)),
+        ((2, 7), (2, 1)),
+        ((1, 7), (1, 1)),
+        ((3, 1), (2, 1, 7)),
+    ],
+    ids=str,
+)
+def test_elements_are_scored_in_blocks(name, elements, given, counts, monkeypatch):
+    process, z = varied(name), sets(n=21)[: max(1, torch.Size(elements).numel())].view(*elements, 5)
+    evidence = Evidence.of(sets(*given, n=4))
+    if counts == "different counts":
+        count = 1 + torch.arange(evidence.count.numel()).view(given)
+        evidence = Evidence(count, evidence.mean, evidence.scatter)
+    steps = process.step_log_prob(z.unsqueeze(-2), evidence).squeeze(-1)
+    torch.testing.assert_close(process.log_prob(z, evidence), steps)
+    for numbers in (1, 60):
+        monkeypatch.setattr("bruno.process.element_density._NUMBERS_IN_A_BLOCK", numbers)
+        with torch.no_grad():
+            torch.testing.assert_close(process.log_prob(z, evidence), steps.detach())
+
+
+@every_process
+def test_equal_elements_have_equal_densities_in_any_batch(name):
+    process, element, evidence = PROCESSES[name](100), torch.randn(100), Evidence.of(torch.randn(5, 100))
+    batch = process.log_prob(element.expand(33, 100), evidence)
+    assert torch.equal(batch, process.log_prob(element, evidence).expand(33))

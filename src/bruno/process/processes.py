@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,7 +22,8 @@ from bruno.process.checks import (
     widened,
 )
 from bruno.process.coefficients import Parameters
-from bruno.process.distributions import Normal, StudentT, log_gamma_step
+from bruno.process.distributions import Normal, StudentT, log_gamma_half_step, log_gamma_step
+from bruno.process.element_density import Prediction, element_log_prob
 from bruno.process.evidence import Evidence
 from bruno.process.step_density import Start, step_log_prob
 
@@ -140,14 +142,13 @@ class ExchangeableProcess(nn.Module):
     ) -> Float[Tensor, "*any"]:
         """log p(z | evidence) of single elements, each the next one of its set; log p(z) without evidence.
 
-        The first step of `step_log_prob`, with the same arguments.
+        The first step of `step_log_prob`, with the same arguments: q elements (q, 1, dim) given k sets are
+        (q, k). Without gradients the memory does not grow with q·k·dim.
         """
         z = as_real_tensor(z, "z", device=self.mean.device)
         if not z.ndim:
             raise ValueError(f"`z` must end in {self.dim} dimensions; got one number.")
-        z = z.unsqueeze(-2)
-        steps = self.step_log_prob(z, evidence, dimensions=dimensions, validate=validate)
-        return steps.squeeze(-1)
+        return self._guarded(self._first_step, z.unsqueeze(-2), evidence, dimensions, validate)
 
     def joint_log_prob(
         self,
@@ -220,6 +221,30 @@ class ExchangeableProcess(nn.Module):
         density = self._predictive(others, torch.double).log_prob(z.double())
         return (density @ weight.double()).to(z.dtype)
 
+    def _first_step(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Float[Tensor, "*any"]:
+        if evidence is None:
+            evidence = Evidence.empty(self.dim, device=z.device)
+        parameters = self._parameters_in_double()
+        predict = partial(self._prediction, parameters=parameters, weight=weight)
+        inputs = (z, evidence.mean, evidence.scatter, *parameters)
+        differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+        return element_log_prob(z.squeeze(-2), evidence, predict, differentiated=differentiated)
+
+    def _prediction(self, evidence: Evidence, parameters: Parameters, weight: Tensor) -> Prediction:
+        """The next element of each set, in the type of `weight`, that of each dimension in the sum."""
+        location, square = self._location_and_variance(evidence, parameters)
+        excess, wide, dtype = parameters.excess, weight.double(), weight.dtype
+        if excess is None:
+            constant, power = -0.5 * (2 * math.pi * square).log(), wide
+        else:
+            dof = 2 + excess + _column(evidence.count)
+            square = square * (excess + self._quadratic_form(evidence, parameters))
+            constant = log_gamma_half_step(dof / 2) - 0.5 * (math.pi * square).log()
+            power = (dof + 1) * wide
+        constant = (constant * wide).sum(-1)
+        inv_scale, constant, power = (part.to(dtype) for part in (square.rsqrt(), constant, power))
+        return Prediction(location, inv_scale, constant, power, is_student=excess is not None)
+
     def _steps(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Float[Tensor, "*batch n"]:
         parameters = self._parameters_in_double()
         if evidence is None:
@@ -252,13 +277,13 @@ class ExchangeableProcess(nn.Module):
     def _variance_in_double(self) -> Tensor:
         return self.raw_variance.double().clamp(-_MAX_LOG_VARIANCE, _MAX_LOG_VARIANCE).exp()
 
-    def _location_and_scale(self, evidence: Evidence, parameters: Parameters) -> tuple[Tensor, Tensor]:
-        """Location and sqrt(k) of the next element: mean and deviation of the Gaussian process."""
+    def _location_and_variance(self, evidence: Evidence, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        """Location and k of the next element: mean and variance of the Gaussian process."""
         _, r, e, _ = parameters
         count = _column(evidence.count)
         w = e + count * r
         location = parameters.mean + count * r / w * (evidence.mean - parameters.mean)
-        return location, (e * (w + r) / w).sqrt().expand(location.shape)
+        return location, e * (w + r) / w
 
     def _quadratic_form(self, evidence: Evidence, parameters: Parameters) -> Float[Tensor, "*batch dim"]:
         """beta = M2/e + N·(z̄ − m0)²/w: a sum of non-negative terms."""
@@ -325,8 +350,8 @@ class GaussianProcess(ExchangeableProcess):
     """
 
     def _predictive(self, evidence: Evidence, dtype: torch.dtype) -> Normal:
-        location, scale = self._location_and_scale(evidence, self._parameters_in_double())
-        return Normal(location.to(dtype), scale.to(dtype), validate_args=False)
+        location, k = self._location_and_variance(evidence, self._parameters_in_double())
+        return Normal(location.to(dtype), k.sqrt().to(dtype), validate_args=False)
 
     def _joint(self, evidence: Evidence) -> Tensor:
         parameters = self._parameters_in_double()
@@ -389,10 +414,10 @@ class StudentTProcess(ExchangeableProcess):
 
     def _predictive(self, evidence: Evidence, dtype: torch.dtype) -> StudentT:
         parameters = self._parameters_in_double()
-        location, scale = self._location_and_scale(evidence, parameters)
+        location, k = self._location_and_variance(evidence, parameters)
         excess = self._excess_in_double()
-        dof = (2 + excess + _column(evidence.count)).expand(location.shape)
-        scale = scale * ((excess + self._quadratic_form(evidence, parameters)) / dof).sqrt()
+        dof = 2 + excess + _column(evidence.count)
+        scale = k.sqrt() * ((excess + self._quadratic_form(evidence, parameters)) / dof).sqrt()
         return StudentT(dof.to(dtype), location.to(dtype), scale.to(dtype), validate_args=False)
 
     def _joint(self, evidence: Evidence) -> Tensor:

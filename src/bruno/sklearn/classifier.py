@@ -21,8 +21,6 @@ from bruno.process import Evidence
 from bruno.sklearn.base import Array, SetEstimator
 from bruno.sklearn.sample import RowSample, extended
 from bruno.tasks.classification import best_temperature
-from bruno.tasks.keep_out import log_prob_given
-from bruno.tasks.scorers import part_size
 from bruno.tasks.set_scores import SetScorer, grouped_evidence
 from bruno.trained import Trained
 
@@ -217,12 +215,11 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         self, z: Float[Tensor, "n dim"], evidence: Evidence, own: Int[Tensor, " n"] | None = None
     ) -> Float[Tensor, "n classes"]:
         """log p(z | examples) of all classes; a row of class `own` is first removed from its class."""
-        size = part_size(len(evidence.count) * self.model_.dim, z.device)
-        parts = [log_prob_given(self.model_, some.unsqueeze(1), evidence) for some in z.split(size)]
-        found = torch.cat(parts).double()
+        process = self.model_.process
+        found = process.log_prob(z.unsqueeze(1), evidence).double()
         if own is not None:
             single = Evidence(torch.ones_like(own), z.double(), torch.zeros_like(z, dtype=torch.double))
-            alone = log_prob_given(self.model_, z, evidence[own] - single).double()
+            alone = process.log_prob(z, evidence[own] - single).double()
             found[torch.arange(len(z), device=z.device), own] = alone
         return found
 

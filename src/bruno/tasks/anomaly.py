@@ -18,6 +18,7 @@ from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Encoded, Posterior
 from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
+from bruno.tasks.evaluation import steps_and_prior
 from bruno.tasks.keep_out import (
     START,
     Cutoffs,
@@ -52,7 +53,8 @@ def leave_one_out_scores(model: Bruno, x: ArrayLike) -> Float[Tensor, "*batch n"
 
 def online_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:
     """`online_scores` of encoded sets: the Jacobians cancel."""
-    return model.process.step_log_prob(z) - model.process.log_prob(z)
+    steps, prior = steps_and_prior(model.process, z)
+    return steps - prior
 
 
 def leave_one_out_from_latents(model: Bruno, z: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n"]:

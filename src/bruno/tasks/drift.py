@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bruno.model import Bruno
 from bruno.process import Evidence
-from bruno.tasks.keep_out import log_prob_given
 
 RANKS = 128  # elements that a new one is ranked among
 _BETS = (-1.9, 0.0, 1.9)  # slopes of the bets on p-values; negative ones bet on low p-values
@@ -60,17 +59,16 @@ class WithinSet:
         """The p-value of a new element: the rank of its score among those of the sample."""
         if not len(self.sample):
             return WithinPValue(1.0, self._random())
-        prior = Evidence.empty(model.dim, device=z.device)
-        density = log_prob_given(model, z, self.evidence)
-        score = density - log_prob_given(model, z, prior)
+        density = model.process.log_prob(z, self.evidence)
+        score = density - model.process.log_prob(z)
         one = Evidence(
             torch.ones(len(self.sample), dtype=torch.long, device=z.device),
             self.sample.double(),
             torch.zeros_like(self.sample, dtype=torch.double),
         )
         others = self.evidence.add(z).reshape(1) - one
-        densities = log_prob_given(model, self.sample, others)
-        scores = densities - log_prob_given(model, self.sample, prior)
+        densities = model.process.log_prob(self.sample, others)
+        scores = densities - model.process.log_prob(self.sample)
         below, ties = int((densities < density).sum()), int((densities == density).sum())
         count = len(self.sample) + 1
         p = (1 + int((scores <= score).sum())) / count

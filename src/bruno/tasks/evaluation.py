@@ -13,6 +13,7 @@ from bruno.arrays import NumpyResult
 from bruno.checks import check_count
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
+from bruno.process import ExchangeableProcess
 from bruno.tasks.metrics import mean_and_error
 from bruno.tasks.progress import Progress
 
@@ -47,8 +48,16 @@ def conditional_and_prior(
     """log p(x_i | x_1..x_{i−1}) and log p(x_i) for sets (*batch, n, *shape), for all i at once."""
     z, log_det = model.encode(x, generator)
     # Not validated: a flow that overflows during training gets non-finite bits/dim, not an error.
-    steps, alone = (p(z, validate=False) for p in (model.process.step_log_prob, model.process.log_prob))
+    steps, alone = steps_and_prior(model.process, z, validate=False)
     return steps + log_det, alone + log_det
+
+
+def steps_and_prior(
+    process: ExchangeableProcess, z: Float[Tensor, "*batch n dim"], *, validate: bool = True
+) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch n"]]:
+    """log p(z_i | z_1..z_{i−1}) and log p(z_i) of encoded sets; for the first element they are the same."""
+    steps, alone = (density(z, validate=validate) for density in (process.step_log_prob, process.log_prob))
+    return torch.cat([alone[..., :1], steps[..., 1:]], -1), alone
 
 
 @torch.no_grad()

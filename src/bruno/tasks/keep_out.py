@@ -14,6 +14,7 @@ from torch import Tensor
 from bruno.arrays import Arrays, as_real_tensor, as_tensor
 from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
+from bruno.tasks.evaluation import steps_and_prior
 
 START = 20  # elements at the beginning of a stream that are reconsidered together
 RECONSIDERED = {2, 3, 4, 5, 6, 7, 8, 10, 12, 16, START}  # positions at which they are reconsidered
@@ -68,13 +69,8 @@ def scores_within(
     all_inside = evidence_within(z, inside).unsqueeze()
     own = torch.where(inside.unsqueeze(-1), z.double(), all_inside.mean)  # nothing to remove outside
     others = all_inside - Evidence(inside.long(), own, torch.zeros_like(own))
-    return log_prob_given(model, z, others) - (model.process.log_prob(z) if prior is None else prior)
-
-
-def log_prob_given(model: Bruno, z: Float[Tensor, "*batch dim"], evidence: Evidence) -> Float[Tensor, "*any"]:
-    """log p(z | evidence) as from the process, several times faster where elements share their evidence."""
-    found = model.process.predictive(evidence).log_prob(z).sum(-1)
-    return found if bool(found.isfinite().all()) else model.process.log_prob(z, evidence)
+    given = model.process.log_prob(z, others)
+    return given - (model.process.log_prob(z) if prior is None else prior)
 
 
 class ElementDensities:
@@ -93,7 +89,7 @@ class ElementDensities:
 
     def given(self, z: Float[Tensor, " dim"], evidence: Evidence) -> Float[Tensor, ""]:
         """log p(z | evidence)."""
-        return log_prob_given(self.model, z, evidence)
+        return self.model.process.log_prob(z, evidence)
 
     def scores_of(self, z: Float[Tensor, "n dim"]) -> Callable[[Tensor], Tensor]:
         """A function from the mask of elements that are inside to `scores_within`, for the set z."""
@@ -245,7 +241,7 @@ class StreamEvidence:
         self, model: Bruno, z: Float[Tensor, "*batch dim"], prior: Float[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
         """log p(z | evidence) − log p(z) of the next element of each stream; `prior` is log p(z)."""
-        return log_prob_given(model, z, self.evidence) - prior
+        return model.process.log_prob(z, self.evidence) - prior
 
     def add(
         self,
@@ -308,7 +304,8 @@ def stream_scores(
     """Scores of encoded sets as streams: each element given those before it that count, the first 0."""
     usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
     if cutoffs is None and bool(usable.all()):
-        return model.process.step_log_prob(z) - model.process.log_prob(z)
+        steps, prior = steps_and_prior(model.process, z)
+        return steps - prior
     state = StreamEvidence.empty(z.shape[-1], z.shape[:-2], z.device)
     scores, prior = [], model.process.log_prob(z)
     for i in range(z.shape[-2]):
@@ -332,7 +329,7 @@ def scores_of_the_rest(
     found = torch.full((*z.shape[:-1], n), math.nan, dtype=prior.dtype, device=z.device)
     state = StreamEvidence.empty(z.shape[-1], z.shape[:-2], z.device)
     for i in range(n):
-        rest = log_prob_given(model, z[..., i:, :], state.evidence.unsqueeze()) - prior[..., i:]
+        rest = model.process.log_prob(z[..., i:, :], state.evidence.unsqueeze()) - prior[..., i:]
         found[..., i, i:] = rest
         state = state.add(model, z[..., i, :], rest[..., 0], cutoffs, usable[..., i])
     return found

@@ -19,7 +19,6 @@ from bruno.process import Evidence
 from bruno.tasks.index import Index
 from bruno.tasks.metrics import average_precision, mean_and_error, precision_at_k
 from bruno.tasks.progress import Progress
-from bruno.tasks.scorers import part_size
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +54,9 @@ def rank(index: Index, model: Bruno, query: ArrayLike) -> Ranking:
             f"got shape {tuple(query.shape)}. A single element is query.unsqueeze(0)."
         )
     index.check_model(model)
-    given_query = _log_prob(model, index.latents, Evidence.of(model.latents(query)))
-    scores = given_query - _log_prob(model, index.latents)
+    z, evidence = index.latents, Evidence.of(model.latents(query))
+    scores = model.process.log_prob(z, evidence) - model.process.log_prob(z)
     return Ranking(scores.argsort(descending=True, stable=True), scores)
-
-
-def _log_prob(model: Bruno, z: Float[Tensor, "n dim"], query: Evidence | None = None) -> Float[Tensor, " n"]:
-    """log p(z_i | query) for every element of a collection; log p(z_i) without a query."""
-    parts = z.split(part_size(model.dim, z.device))
-    return torch.cat([model.process.log_prob(part, query) for part in parts])
 
 
 @dataclass(frozen=True)
@@ -136,10 +129,10 @@ def measure_retrieval(
     sizes = _collection_sizes(examples, queries, shots, at, rotations)
     characters = len(examples.names)
     examples = with_rotations(examples) if rotations else examples
-    z = Index.of(model, examples, progress=progress).latents
+    z, process = Index.of(model, examples, progress=progress).latents, model.process
     labels = examples.labels.to(z.device)
     raw = model.normalised(examples.elements.to(z.device)).flatten(1).to(z.dtype)
-    spaces, prior = {model.kind.features: raw, "latents": z}, _log_prob(model, z)
+    spaces, prior = {model.kind.features: raw, "latents": z}, process.log_prob(z)
     rows: dict[int, dict[str, list[list[float]]]] = {shot: {} for shot in shots}
     chances: dict[int, list[float]] = {shot: [] for shot in shots}
     for _ in range(queries):
@@ -148,7 +141,7 @@ def measure_retrieval(
         ranked = of_class | (labels % characters != label % characters)
         for shot, by_method in rows.items():
             chosen = members[:shot]
-            fits = {"BRUNO": _log_prob(model, z, Evidence.of(z[chosen])) - prior, **_nearness(spaces, chosen)}
+            fits = {"BRUNO": process.log_prob(z, Evidence.of(z[chosen])) - prior, **_nearness(spaces, chosen)}
             rest = ranked.index_fill(0, chosen, False)
             target = of_class[rest].cpu()
             chances[shot].append(target.double().mean().item())

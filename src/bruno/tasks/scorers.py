@@ -36,10 +36,8 @@ class ModelScorer:
         self, support: Float[Tensor, "episodes way shot dim"], query: Float[Tensor, "episodes dim"]
     ) -> Float[Tensor, "episodes way"]:
         """log p(query | support) without the Jacobian, which is the same for all supports of a query."""
-        way = support.shape[1]
-        evidence = Evidence.of(support.flatten(0, 1), validate=False)
-        pairs = query.repeat_interleave(way, 0)
-        return self.model.process.log_prob(pairs, evidence, dimensions=self.dimensions).view(-1, way)
+        classes = Evidence.of(support, validate=False)
+        return self.model.process.log_prob(query.unsqueeze(1), classes, dimensions=self.dimensions)
 
 
 class ViewScorer(ModelScorer):

@@ -22,7 +22,6 @@ from bruno.tasks.batch_criteria import SetScale
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.keep_out import (
     evidence_within,
-    log_prob_given,
     majority,
     scores_within,
     shortfall,
@@ -122,7 +121,7 @@ class SetScorer:
     @torch.no_grad()
     def scores(self, encoded: Encoded, evidence: Evidence) -> Float[Tensor, "*batch"]:
         """Scores of encoded elements given evidence; the batches broadcast."""
-        return log_prob_given(self.model, encoded.z, evidence) - self._subtracted(encoded)
+        return self.model.process.log_prob(encoded.z, evidence) - self._subtracted(encoded)
 
     def _subtracted(self, encoded: Encoded) -> Float[Tensor, "*batch"]:
         """The term that is subtracted from log p(z | set): −log |det| for the density, else log p(z)."""
