@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from image_files import FILES, as_folder, as_idx, as_zip, picture
 
 import bruno.data
-from bruno.data import DATASETS, Examples, MissingDataError, load_examples, load_path, locate
+from bruno.data import (
+    DATASETS,
+    Examples,
+    MissingDataError,
+    dataset_status,
+    load_examples,
+    load_path,
+    locate,
+)
 from bruno.data.datasets import OMNIGLOT_FIRST, SPLITS, RemoteFile, split_by_class
 from bruno.data.published import fetch
 
