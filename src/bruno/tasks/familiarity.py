@@ -55,8 +55,8 @@ class Familiarity:
         places = (means > learnt * _FACTOR).nonzero().flatten().tolist()
         if not places:
             return ""
-        which = f"{len(places)} of {len(images)}, first number {places[0] + 1}, have " * (len(images) > 1)
-        return f"{which}brightness {means[places[0]]:.0%}, training images {learnt:.0%} on average"
+        which = f"{len(places)} of {len(images)}, such as number {places[0] + 1}, " * (len(images) > 1)
+        return f"{which}with a brightness of {means[places[0]]:.0%}, in training {learnt:.0%} on average"
 
     def _batch(self, images: ArrayLike) -> Tensor:
         """Images as a tensor with one axis for the batch."""

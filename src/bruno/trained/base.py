@@ -249,9 +249,14 @@ class TrainedModel:
         """Warn if images are unlike those of training, as predictions for them are still confident."""
         for some in images:
             if reason := self.familiarity.check(some):
+                advice = (
+                    f"Check whether the images must be inverted ({remedy}), their contrast and their scale."
+                )
+                if self.normalises:  # polarity, contrast and scale are normalised, too
+                    advice = "The model takes single line drawings; other images need a model of their own."
                 warnings.warn(
-                    f"{what} unlike those of training: {reason}. Predictions will be confident nevertheless. "
-                    f"Check whether the images must be inverted ({remedy}), their contrast and their scale.",
+                    f"{what} unlike those of training: {reason}. Predictions for them are confident, and "
+                    f"often wrong. {advice}",
                     UnfamiliarDataWarning,
                     stacklevel=3,
                 )
