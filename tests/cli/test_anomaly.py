@@ -248,6 +248,24 @@ def test_class_folders_of_images_are_sets(stream):
     assert not values_of("run", "anomaly-batch").get("groups")
 
 
+def test_json_lines_of_a_batch_are_those_of_a_stream_and_all_of_standard_output(stream, capsys):
+    files = sorted(stream.iterdir())
+    batch = ["anomaly", "batch", "run", *files, "--threshold", "10", "--json", "--explain"]
+    ended = run_main(capsys, *batch)
+    assert "1 of 11 are outliers" in words(ended.errors)
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    assert [line["element"] for line in lines] == [str(file) for file in files]
+    judgement = {"score", "seen", "threshold", "outlier", "out_of_distribution", "p", "basis", "p_within"}
+    assert all(set(line) >= {"element", "group", *judgement} for line in lines)
+    (odd,) = [line for line in lines if line["outlier"]]
+    assert odd["element"].endswith("outlier.png")
+    explained = values_of("run", "explanation")
+    assert list(odd["contributions"].values()) == explained["contributions"][0]
+    values = values_of("run", "anomaly-batch")
+    assert values["outlier"] == [line["outlier"] for line in lines]
+    assert values["out_of_distribution"] == [line["out_of_distribution"] for line in lines]
+
+
 def test_patches_of_an_outlier_are_explained(stream, pictures):
     run("anomaly", "batch", "run", stream, "--threshold", "10", "--explain")
     values = values_of("run", "explanation")
@@ -275,7 +293,7 @@ def test_a_batch_has_at_least_two_elements(in_digits):
         run("anomaly", "batch", "run", "queries/5/5-00.png", "--threshold", "0")
 
 
-@pytest.mark.parametrize("option", ["--within", "--state=x", "--typical=support/5", "--json"])
+@pytest.mark.parametrize("option", ["--within", "--state=x", "--typical=support/5"])
 def test_a_batch_has_no_options_of_a_stream(in_digits, option):
     assert option.partition("=")[0] in run("anomaly", "batch", "run", "queries/2", option, code=2)
 

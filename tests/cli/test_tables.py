@@ -104,7 +104,8 @@ def test_out_of_distribution_rows_are_outliers_and_excluded_from_the_evidence(ma
     found = "3 of 32 are outliers, 2 of them out-of-distribution and excluded from the evidence"
     assert found in words(output)
     values = values_of("runs/machines", name)
-    assert (values["outliers"], values["out_of_distribution"]) == (3, 2)
+    assert (values["outliers"], values["out_of_distribution_count"]) == (3, 2)
+    assert (sum(values["outlier"]), sum(values["out_of_distribution"])) == (3, 2)
 
 
 def test_outliers_are_shown_with_their_unusual_column_and_on_the_page(machines, pictures):
@@ -230,6 +231,17 @@ def test_a_batch_reports_the_basis_that_its_p_values_have(calibrated):
     assert set(values_of(calibrated, "anomaly-batch")["basis"]) == {"estimated"}
     output = words(run(*batch, "some.csv", "--false-discovery-rate", "0.1"))
     assert "p-values for a false-discovery rate of 10 % are estimated" in output
+
+
+def test_what_a_false_discovery_rate_flags_is_in_the_results(calibrated):
+    run("anomaly", "batch", calibrated, "machines.csv", "--false-discovery-rate", "0.9")
+    values = values_of(calibrated, "anomaly-batch")
+    batch = bruno.open(calibrated, device="cpu").judge_batch("machines.csv", false_discovery_rate=0.9)
+    assert [one.name for one in batch.judgements] == values["names"]
+    assert [one.group for one in batch.judgements] == values["sets"]
+    assert [one.judgement.outlier for one in batch.judgements] == values["outlier"]
+    assert sum(values["outlier"]) == values["outliers"] > 24
+    assert len(batch.outliers.elements) == 24
 
 
 def test_a_table_is_calibrated_on_the_sets_that_it_was_not_trained_on(machines):

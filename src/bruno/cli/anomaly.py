@@ -227,33 +227,35 @@ def batch(
     decisions: DecisionOptions,
     sets: SetOptions,
     files: ReadingOptions,
+    report: ReportOptions,
     elements: Annotated[list[str] | None, typer.Argument(metavar="ELEMENTS", help=_SOURCES)] = None,
     false_discovery_rate: Annotated[
         float | None,
         typer.Option(help="Expected fraction of clean elements among the flagged ones, in each set."),
     ] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Explain which columns, or patches, make an element an outlier.")
-    ] = False,
 ) -> None:
     """Flag outliers in a complete batch: each element is scored given all others of its set."""
     if false_discovery_rate is not None:
         given = {"--rate": decisions.rate, "--threshold": decisions.threshold}
         reject("`--false-discovery-rate` decides what is flagged;", given)
-    trained = model.open()
-    with progress_bar("elements to calibrate on") as progress:
-        outcome = trained.judge_batch(
-            _elements(trained, elements, files, sets, model.seed),
-            false_discovery_rate=false_discovery_rate,
-            explain=explain,
-            seed=model.seed,
-            progress=progress,
-            **decisions.decision,
-            **sets.sets,
-            **files.reading,
-        )
-    explained = [outcome.explanation] if outcome.explanation is not None else []
-    show_all(trained, [outcome, outcome.outliers, *explained], model.seed)
+    with to_stderr(report.as_json):
+        trained = model.open()
+        with progress_bar("elements to calibrate on") as progress:
+            outcome = trained.judge_batch(
+                _elements(trained, elements, files, sets, model.seed),
+                false_discovery_rate=false_discovery_rate,
+                explain=report.explain,
+                seed=model.seed,
+                progress=progress,
+                **decisions.decision,
+                **sets.sets,
+                **files.reading,
+            )
+        explained = [outcome.explanation] if outcome.explanation is not None else []
+        show_all(trained, [outcome, outcome.outliers, *explained], model.seed)
+        if report.as_json:
+            for one in outcome.judgements:
+                _print_json(*one)
 
 
 def accept(
@@ -329,13 +331,8 @@ def _lines() -> Any:
 
 
 def _print(name: str, group: str, judgement: Judgement, as_json: bool) -> None:
-    from dataclasses import asdict
-
     if as_json:
-        values = asdict(judgement)
-        if judgement.contributions is None:
-            del values["contributions"]
-        print(json.dumps({"element": name, "group": group, **values}), flush=True)
+        _print_json(name, group, judgement)
         return
     from bruno.reporting.summaries import p_value, verdict
 
@@ -344,3 +341,13 @@ def _print(name: str, group: str, judgement: Judgement, as_json: bool) -> None:
         lowest = sorted(judgement.contributions.items(), key=lambda one: one[1])[:_NAMED]
         line += ": " + ", ".join(f"{feature} {value:+.2f}" for feature, value in lowest)
     console.print(line, highlight=False, soft_wrap=True)
+
+
+def _print_json(name: str, group: str, judgement: Judgement) -> None:
+    """Print the judgement of an element as one JSON object on one line."""
+    from dataclasses import asdict
+
+    values = asdict(judgement)
+    if judgement.contributions is None:
+        del values["contributions"]
+    print(json.dumps({"element": name, "group": group, **values}), flush=True)

@@ -59,6 +59,11 @@ class Explanation(NumpyResult):
         return [[(self.features[i], value) for i, value in zip(*row, strict=True)] for row in rows]
 
     @property
+    def by_feature(self) -> list[dict[str, float]]:
+        """For each element, the contribution of each feature by its name."""
+        return [dict(zip(self.features, row, strict=True)) for row in self.contributions.tolist()]
+
+    @property
     def maps(self) -> Float[Tensor, "n down across"]:
         """The contributions of patches as maps of the images."""
         if not self.grid:

@@ -51,6 +51,14 @@ class JudgedElement(NamedTuple):
         return not judgement.out_of_distribution, 1.0 if judgement.p is None else judgement.p, judgement.score
 
 
+class NamedJudgement(NamedTuple):
+    """The name of an element, the set it belongs to, and its judgement."""
+
+    name: str
+    group: str
+    judgement: Judgement
+
+
 class GroupSummary(NamedTuple):
     """Number of elements, outliers and out-of-distribution elements of a set, and its lowest p-value."""
 

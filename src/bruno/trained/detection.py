@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,11 +22,11 @@ from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.progress import Progress
-from bruno.tasks.stream_summary import StreamSummary
+from bruno.tasks.stream_summary import NamedJudgement, StreamSummary
 from bruno.trained.base import Source, warn_of_unreadable
 from bruno.trained.calibration import CalibrationJobs, report_basis
 from bruno.trained.data import available_set_size
-from bruno.trained.explanation import explain_outliers
+from bruno.trained.explanation import explain_outliers, lowest_outliers
 from bruno.trained.outliers import Outliers
 from bruno.trained.states import WatchState
 from bruno.trained.watch import Watch, calibration_command, grouped_elements
@@ -65,8 +65,14 @@ class BatchJudgement(NumpyResult):
     explanation: Explanation | None = None
 
     @property
+    def judgements(self) -> list[NamedJudgement]:
+        """The judgements of all elements, in the order of the batch, with names and groups."""
+        named = zip(self.summary.latest, self.summary.latest_groups, strict=True)
+        return [NamedJudgement(name, group, judgement) for (name, judgement), group in named]
+
+    @property
     def outliers(self) -> Outliers:
-        """The most unusual elements, with the columns that explain them."""
+        """The most unusual outliers, at most 24, with the columns that explain them; see `judgements`."""
         return Outliers.of("anomaly-batch", self.summary, self.kind)
 
 
@@ -154,7 +160,8 @@ class DetectionJobs(CalibrationJobs):
             threshold: flag scores below this instead of calibrating.
             count_all: condition on every other element; by default, outliers are excluded from the evidence.
             false_discovery_rate: flag by Benjamini–Hochberg at this rate, in each set, instead of `rate`.
-            explain: explain the scores of outliers, given the elements of their sets that are not flagged.
+            explain: explain the scores of outliers, given the elements of their sets that are not flagged; at
+                most 20, those with the lowest scores.
             data: calibrate on this instead of the calibration that is kept with the model.
             one_set: judge all elements as one set, even if the model was trained on several.
             group: the group column, if it has another name than in training.
@@ -176,9 +183,12 @@ class DetectionJobs(CalibrationJobs):
         judged = self._judge_sets(
             elements, sets, found, threshold or 0.0, rate, count_all, false_discovery_rate
         )
+        explanation = self._explained(elements, judged, sets, found, seed) if explain else None
+        if explanation is not None:
+            for i, parts in zip(lowest_outliers(judged), explanation.by_feature, strict=True):
+                judged[i] = replace(judged[i], contributions=parts)
         summary = self._batch_summary(elements, judged, one_set)
         asked = rate if found and false_discovery_rate is None else None
-        explanation = self._explained(elements, judged, sets, found, seed) if explain else None
         criterion = found.criterion if found else "score"
         advice = calibration_command(self, batch)
         return BatchJudgement(summary, self.kind, asked, advice, criterion, explanation)

@@ -86,8 +86,7 @@ class StreamExplainer:
 
     def contributions(self, given: Posterior, x: Tensor) -> list[dict[str, float]]:
         """The contributions to the scores of elements (n, *shape), given a batch of n sets."""
-        found = self._explain(given, x)
-        return [dict(zip(found.features, row, strict=True)) for row in found.contributions.tolist()]
+        return self._explain(given, x).by_feature
 
     def most_unusual(self, summary: StreamSummary) -> Explanation | None:
         """Explain the most unusual elements of a summary; None if there are none."""
@@ -118,8 +117,7 @@ def explain_outliers(
     At most 20 are explained, those with the lowest scores; None if there are none.
     """
     own = {i: members for members in sets for i in members}
-    flagged = sorted((i for i, one in judged.items() if one.outlier), key=lambda i: judged[i].score)
-    flagged = flagged[:_MAX_EXPLAINED]
+    flagged = lowest_outliers(judged)
     if not flagged:
         return None
     given = {id(own[i]): _evidence(model, elements, judged, own[i]) for i in flagged}
@@ -127,6 +125,12 @@ def explain_outliers(
     x = torch.stack([elements[i].x for i in flagged]).to(model.device)
     names = [elements[i].name for i in flagged]
     return explain(posterior, x, reference=reference, features=columns, names=names, seed=seed)
+
+
+def lowest_outliers(judged: Mapping[int, Judgement]) -> list[int]:
+    """Positions of the outliers that `explain_outliers` explains, in its order."""
+    flagged = (i for i, one in judged.items() if one.outlier)
+    return sorted(flagged, key=lambda i: judged[i].score)[:_MAX_EXPLAINED]
 
 
 def _evidence(
