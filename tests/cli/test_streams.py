@@ -237,6 +237,25 @@ def test_an_alarm_is_accepted_by_the_name_of_the_row(stream):
         assert judge.store.latest_kept_out(9) == []
 
 
+@pytest.mark.parametrize("option", ["--store", "--state"])
+def test_an_alarm_is_accepted_by_the_name_in_the_table(stream, option):
+    watch = ["anomaly", "watch", "run", "--threshold", "-5", option, "s"]
+    for folder in ("data", "more"):
+        Path(folder).mkdir()
+        shutil.copy("stream.csv", folder)
+        assert "│ stream.csv, line 72 " in run(*watch, f"{folder}/stream.csv")
+    accept = ["anomaly", "accept", "run", option, "s"]
+    with pytest.raises(ValueError, match=r"NAMES .*; got 'stream.csv, line 72', which is of ") as error:
+        run(*accept, "stream.csv, line 72")
+    assert "'data/stream.csv, line 72'" in str(error.value)
+    assert "'more/stream.csv, line 72'" in str(error.value)
+    assert "accepted 1; 1 other" in run(*accept, "more/stream.csv, line 72")
+    for wrong in ("line 72", "am.csv, line 72", "stream.csv, line 7", "more/stream.csv, line 72"):
+        with pytest.raises(ValueError, match=rf"NAMES .*'data/stream.csv, line 72'; got '{wrong}'"):
+            run(*accept, wrong)
+    assert "accepted 1; 0 other" in run(*accept, "stream.csv, line 72")
+
+
 # --- bad input -------------------------------------------------------------------------------------------
 
 

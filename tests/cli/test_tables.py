@@ -288,7 +288,7 @@ def test_an_accepted_alarm_is_added_to_its_set(machines):
     before = int(bruno.load("state", model=model).evidence.count)
     run("anomaly", "accept", "runs/machines", "stream.csv, line 27", "--state", "state")
     assert int(bruno.load("state", model=model).evidence.count) == before + 1
-    with pytest.raises(ValueError, match=r"`names` .*got 'stream.csv, line 27'"):
+    with pytest.raises(ValueError, match=r"NAMES .*got 'stream.csv, line 27'"):
         run("anomaly", "accept", "runs/machines", "stream.csv, line 27", "--state", "state")
 
 

@@ -227,14 +227,14 @@ def test_an_accepted_element_counts(tmp_path, window):
         after = judge.posterior("a").evidence
         torch.testing.assert_close(after.mean, expected.mean)
         assert after.count == expected.count
-        with pytest.raises(ValueError, match=r"`ids` .*'a/26'"):
+        with pytest.raises(ValueError, match=r"`names` .*'a/26'"):
             judge.accept("a/26")
 
 
 def test_elements_are_accepted_by_their_own_ids():
     judge = made()
     outlier_after(judge, ids=[f"row {i}" for i in range(26)])
-    with pytest.raises(ValueError, match=r"`ids` .*'row 25'; got 'row 26'"):
+    with pytest.raises(ValueError, match=r"`names` .*'row 25'; got 'row 26'"):
         judge.accept("row 25", "row 26")
     assert judge.posterior("a").evidence.count == 25  # nothing was accepted
     judge.accept("row 25")

@@ -260,7 +260,9 @@ def batch(
 
 def accept(
     model: ModelOptions,
-    names: Annotated[list[str], typer.Argument(metavar="NAMES", help="Elements, as the stream named them.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAMES", help="Elements, as the stream or the table named them.")
+    ],
     state: Annotated[
         Path | None, typer.Option(help="The file that `bruno anomaly watch --state` saved.")
     ] = None,
@@ -273,11 +275,14 @@ def accept(
     if (state is None) == (store is None):
         raise ValueError("`--state` or `--store` must name the states; give one of them.")
     trained = model.open()
-    if store is not None:
-        left = trained.accept_in_store(names, store)
-    else:
-        assert state is not None
-        left = len(trained.accept(names, state).kept_out)
+    try:
+        if store is not None:
+            left = trained.accept_in_store(names, store)
+        else:
+            assert state is not None
+            left = len(trained.accept(names, state).kept_out)
+    except ValueError as error:
+        raise ValueError(str(error).replace("`names`", "NAMES")) from error
     console.print(f"accepted {len(names)}; {left} other elements do not count", soft_wrap=True)
 
 

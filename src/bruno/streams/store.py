@@ -226,6 +226,16 @@ class Store:
             row = self._db.execute(query, (_blob(id),)).fetchone()
         return None if row is None else (row[0], KeptOut(_text(row[1]), _text(row[2]), bytes(row[3])))
 
+    def kept_out_ending(self, end: str, count: int) -> list[str]:
+        """The different ids of elements that were kept out that end with some text, the latest first."""
+        with self._translated():
+            query = (
+                "SELECT id, max(number) FROM kept_out WHERE substr(id, -?) = ? GROUP BY id ORDER BY 2 DESC "
+                "LIMIT ?"
+            )
+            rows = self._db.execute(query, (len(_blob(end)), _blob(end), count)).fetchall()
+        return [_text(id) for id, _ in rows]
+
     def latest_kept_out(self, count: int) -> list[str]:
         """The ids of the latest elements that were kept out, from old to new."""
         with self._translated():

@@ -327,7 +327,8 @@ class DetectionJobs(CalibrationJobs):
         """Add elements that were kept out by mistake to their sets in a state file.
 
         Args:
-            names: names of the elements, as a stream reports them.
+            names: names of the elements, as a stream or the table of its outliers reports them: the folders
+                at the beginning of a name may be omitted if the rest is of one element only.
             state: the file of the state, which is replaced.
         """
         path = Path(state)

@@ -28,10 +28,11 @@ from bruno.streams.updates import Updates
 from bruno.streams.window import Window
 from bruno.tasks.anomaly import Detector
 from bruno.trained.detection import DetectionJobs
+from bruno.trained.states import only_name
 
 COMMIT_ROWS, COMMIT_SECONDS = 10_000, 1.0
 WAIT = 5.0  # seconds to wait for another process that uses the store
-_LATEST = 5  # elements that an error names
+_CANDIDATES = 10  # elements of which an error names some
 
 
 class KeyedDetector:
@@ -294,10 +295,13 @@ class KeyedDetector:
         """How far a source has been read; None if it is new."""
         return self._sources.get(name) or self.store.source(name)
 
-    def accept(self, *ids: str) -> None:
-        """Add elements that were kept out by mistake to their sets, by their ids, and commit."""
+    def accept(self, *names: str) -> None:
+        """Add elements that were kept out by mistake to their sets, by their `ids` in `step`, and commit.
+
+        The folders at the beginning of a name may be omitted if the rest is of one element only.
+        """
         self.commit()
-        elements = dict(map(self._element_kept_out, ids))
+        elements = dict(map(self._element_kept_out, names))
         if not elements:
             return
         slots = self._sets.slots([element.name for element in elements.values()])
@@ -307,13 +311,13 @@ class KeyedDetector:
             self.store.drop_kept_out(number)
         self.commit()
 
-    def _element_kept_out(self, id: str) -> tuple[int, KeptOut]:
+    def _element_kept_out(self, name: str) -> tuple[int, KeptOut]:
         """An element that was kept out of its set, and its number in the store."""
-        found = self.store.kept_out(id)
+        found = self.store.kept_out(name)
         if found is None:
-            known = ", ".join(map(repr, self.store.latest_kept_out(_LATEST))) or "none"
-            rule = f"`ids` must be of elements that did not count, the latest: {known}"
-            raise ValueError(f"{rule}; got {id!r}. The first elements of a set may count after all.")
+            ending = self.store.kept_out_ending(f"/{name}", _CANDIDATES)
+            found = self.store.kept_out(only_name(name, ending, self.store.latest_kept_out(_CANDIDATES)))
+            assert found is not None
         decode_latents(found[1].z, self._model.dim, found[1].name)  # raises before anything changes
         return found
 

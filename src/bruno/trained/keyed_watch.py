@@ -283,7 +283,8 @@ class KeyedJobs(DetectionJobs):
         """Add elements that were kept out by mistake to their sets; returns how many are still kept out.
 
         Args:
-            names: names of the elements, as a stream reports them.
+            names: names of the elements, as a stream or the table of its outliers reports them: the folders
+                at the beginning of a name may be omitted if the rest is of one element only.
             store: the store.
         """
         if not Path(store).is_file():

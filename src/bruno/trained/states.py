@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.keep_out import StreamEvidence
 
 _MAX_KEPT_OUT = 100  # elements that are remembered, so that `accepting` can still add them
+_CANDIDATES = 5  # elements that an error names
 
 
 class KeptOut(NamedTuple):
@@ -64,17 +65,18 @@ class WatchState:
     def accepting(self, names: list[str]) -> WatchState:
         """A copy in which elements that were kept out by mistake are added to their sets.
 
+        The folders at the beginning of a name may be omitted if the rest is of one element only.
+
         Raises:
             ValueError: if a name is not that of a remembered element.
         """
         state = self
         for name in names:
-            found = next((one for one in state.kept_out if one.name == name), None)
-            if found is None:
-                known = ", ".join(repr(one.name) for one in state.kept_out[-5:]) or "none"
-                raise ValueError(
-                    f"`names` must be of elements that did not count, the latest: {known}; got {name!r}."
-                )
+            known = [one.name for one in state.kept_out]
+            if name not in known:
+                ending = dict.fromkeys(one for one in known if one.endswith(f"/{name}"))
+                name = only_name(name, list(ending), known)
+            found = next(one for one in state.kept_out if one.name == name)
             own = state.sets[found.group]
             own = SetState(own.stream.including(found.z), own.within, own.drift)
             rest = tuple(one for one in state.kept_out if one is not found)
@@ -133,6 +135,26 @@ class WatchState:
             record = decode(tensors[f"set.{i}"].numpy().tobytes(), fingerprint, model.dim, group)
             sets[group] = _state_of(record, model.device)
         return cls(sets, tuple(kept_out))
+
+
+def only_name(name: str, ending: Sequence[str], known: Sequence[str]) -> str:
+    """The name of the only element whose name ends with a given one; raises ValueError if there are others.
+
+    Args:
+        name: the given name.
+        ending: the different names that end with it.
+        known: names of elements that were kept out, from old to new, for the error.
+    """
+    if len(ending) == 1:
+        return ending[0]
+    if ending:
+        candidates = ", ".join(map(repr, ending[:_CANDIDATES])) + ", …" * (len(ending) > _CANDIDATES)
+        raise ValueError(f"`names` must each be of one element; got {name!r}, which is of {candidates}.")
+    latest = ", ".join(map(repr, known[-_CANDIDATES:])) or "none"
+    raise ValueError(
+        f"`names` must be of elements that did not count, the latest: {latest}; got {name!r}. The first "
+        "elements of a set may count after all."
+    )
 
 
 def _are_names(values: Any) -> bool:
