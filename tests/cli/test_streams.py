@@ -141,6 +141,21 @@ def test_outliers_are_explained_on_request(stream, store):
     assert "outlier: speed -" in run(*command)
 
 
+@pytest.mark.parametrize("store", [["--store", "s.db"], []], ids=["store", "state"])
+def test_the_most_unusual_column_of_outliers_is_named(stream, store):
+    """Line 72 is far in both columns; line 73 in one; in line 74 a cell is missing."""
+    machine, *rest = stream[71].split(",")[1:]
+    odd = f"71,{machine},{rest[0]},300\n72,{machine},-200,\n"
+    Path("stream.csv").write_text(HEADER + "".join(stream[:71]) + odd)
+    run("anomaly", "watch", "run", "stream.csv", *store, "--threshold", "-5", "--json")
+    found = values_of("run", "anomaly-outliers")
+    columns = dict(zip(found["names"], found["columns"], strict=True))
+    assert columns["stream.csv, line 72"] is not None
+    assert (columns["stream.csv, line 73"]["column"], columns["stream.csv, line 73"]["value"]) == (1, 300)
+    assert columns["stream.csv, line 73"]["expected"] == pytest.approx(60, abs=20)
+    assert (columns["stream.csv, line 74"]["column"], columns["stream.csv, line 74"]["value"]) == (0, -200)
+
+
 def test_all_rows_may_be_one_set(stream):
     found = judged("stream.csv", "--one-set", "--count-all")
     assert [line["seen"] for line in found] == list(range(80))

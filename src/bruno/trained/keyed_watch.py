@@ -73,6 +73,7 @@ class KeyedWatch:
         self.advice = calibration_command(trained, stream)
         self.repeated = 0
         self._explainer = StreamExplainer(trained.columns, self.detector.reference) if explain else None
+        self._names_columns = trained.model.imputer is not None  # of outliers, given their sets
 
     @property
     def detector(self) -> Detector:
@@ -81,7 +82,7 @@ class KeyedWatch:
 
     @property
     def outliers(self) -> Outliers:
-        """The most unusual elements so far."""
+        """The most unusual elements so far, with the columns that explain them."""
         return Outliers.of("anomaly", self.summary, self.kind)
 
     @property
@@ -121,7 +122,7 @@ class KeyedWatch:
                 ids=names,
                 offsets=given or None,
                 sources=marks,
-                evidence=self._explainer is not None,
+                evidence=self._explainer is not None or self._names_columns,
             )
         if stop.number:
             raise KeyboardInterrupt(stop.number)
@@ -135,21 +136,23 @@ class KeyedWatch:
             yield judged
 
     def _explained(self, found: Judgements, i: int, element: Element) -> tuple[Judgement, Posterior | None]:
-        """The judgement of row i and, for an outlier to explain, the posterior that it was judged given."""
+        """The judgement of row i and, for an outlier, the posterior that it was judged given, if known."""
         judgement = found[i]
-        if self._explainer is None or not judgement.outlier:
+        if found.evidence is None or not judgement.outlier:
             return judgement, None
-        assert found.evidence is not None
         model = self._trained.model
         given = Posterior(model, found.evidence[i : i + 1].to(model.device))
-        (parts,) = self._explainer.contributions(given, element.x.unsqueeze(0))
-        return replace(judgement, contributions=parts), given[0]
+        if self._explainer is not None:
+            (parts,) = self._explainer.contributions(given, element.x.unsqueeze(0))
+            judgement = replace(judgement, contributions=parts)
+        return judgement, given[0]
 
     def _add(self, judged: Judged, given: Posterior | None) -> None:
+        x = judged.element.x if given is None else given.impute(judged.element.x)
         group = "" if self._one_set else judged.element.group
         known = self.summary.groups
         group = group if group in known or len(known) < _MAX_SETS else _OTHERS
-        self.summary.add(judged.element.name, judged.element.x, judged.judgement, group, given)
+        self.summary.add(judged.element.name, x, judged.judgement, group, given)
 
     # --- sources -----------------------------------------------------------------------------------------
 
