@@ -362,6 +362,22 @@ def test_rows_are_classified_given_a_folder_or_a_table(machines, pictures):
     assert Path("runs/machines/results/classification.png").stat().st_size > 1000
 
 
+def test_rows_are_classified_given_a_frame_as_given_a_table(machines):
+    pandas = pytest.importorskip("pandas")
+    trained = bruno.open("runs/machines", device="cpu")
+    frame = pandas.read_csv("machines.csv")
+    frame.loc[3, "heat"] = np.nan
+    frame.to_csv("holes.csv", index=False)
+    of_table = trained.classify(machines.rows[30, :3], support="holes.csv")
+    of_frame = trained.classify(machines.rows[30, :3], support=frame)
+    assert of_frame.classes == of_table.classes
+    np.testing.assert_array_equal(of_frame.probabilities, of_table.probabilities)
+    with pytest.raises(ValueError, match=r"`group` .*'machine'"):
+        trained.classify(machines.rows[30, :3], support=frame.drop(columns="machine"))
+    with pytest.raises(TypeError, match=r"`support` .* table, or a frame; got ndarray"):
+        trained.classify(machines.rows[30, :3], support=machines.rows[0])
+
+
 def test_a_table_is_searched_and_encoded_once(machines):
     Path("query").mkdir(exist_ok=True)
     np.savetxt("query/rows.csv", machines.rows[30, :5], delimiter=",")

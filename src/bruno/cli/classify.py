@@ -19,7 +19,9 @@ def classify(
     ],
     support: Annotated[
         Path,
-        typer.Option(help="Examples of each class: a folder of class folders, or a CSV with a group column."),
+        typer.Option(
+            help="Examples of each class: a folder of class folders, or a table with a group column."
+        ),
     ],
     files: ReadingOptions,
     prior: Annotated[

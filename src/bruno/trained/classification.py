@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bruno.data import Examples
 from bruno.data.archives import is_hidden
-from bruno.recipe_data import is_path
+from bruno.data.frames import is_frame, read_frame
+from bruno.recipe_data import imputed, is_path, warn_of_skipped
 from bruno.tasks.anomaly import check_rate
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.classification import (
@@ -39,7 +41,7 @@ class ClassificationJobs(CalibrationJobs):
     def classify(
         self,
         queries: Source,
-        support: str | Path | Mapping[str, Source] | Sequence[Source],
+        support: Source | Mapping[str, Source] | Sequence[Source],
         *,
         prior: Sequence[float] | None = None,
         temperature: float | None = None,
@@ -56,7 +58,7 @@ class ClassificationJobs(CalibrationJobs):
         Args:
             queries: elements to classify: files, folders, arrays.
             support: examples of each class by its name, or in a list, which names classes by position from 0;
-                or a folder of class folders, or a CSV.
+                or a folder of class folders; or a table with the group column: a CSV, Parquet or a frame.
             prior: probability of each class, in any unit; uniform by default.
             temperature: divides the log-probabilities. By default, it is fitted to the groups of the model's
                 calibration; it is 1 if there is no calibration, or if the calibration keeps only scores.
@@ -90,7 +92,7 @@ class ClassificationJobs(CalibrationJobs):
         return found if calibration is None else with_p_values(found, calibration, none_rate or _NONE_RATE)
 
     def _support(
-        self, support: str | Path | Mapping[str, Source] | Sequence[Source], reading: dict[str, Any]
+        self, support: Source | Mapping[str, Source] | Sequence[Source], reading: dict[str, Any]
     ) -> dict[str, Tensor]:
         if isinstance(support, list | tuple):
             support = dict(zip(map(str, range(len(support))), support, strict=True))
@@ -100,24 +102,30 @@ class ClassificationJobs(CalibrationJobs):
                 for name, some in support.items()
             }
             return {name: self.model.impute(x) for name, x in sets.items()}
+        if is_frame(support):
+            return _by_class(self._frame_examples(support, reading["skip_bad"]))
         if not isinstance(support, str | Path):
             raise TypeError(
-                "`support` must be examples by class name, a list with the examples of each class, or the "
-                f"path of class folders or a CSV; got {type(support).__name__}."
+                "`support` must be examples by class name, a list with the examples of each class, the path of "
+                f"class folders or of a table, or a frame; got {type(support).__name__}."
             )
         path = Path(support)
         if path.is_file():
-            examples = self._select(data=str(path), invert=reading["invert"]).examples
-            return {
-                name: examples.elements[members]
-                for name, members in zip(examples.names, examples.by_class(), strict=True)
-            }
+            return _by_class(self._select(data=str(path), invert=reading["invert"]).examples)
         inside = sorted(path.iterdir()) if path.is_dir() else []
         folders = [folder for folder in inside if folder.is_dir() and not is_hidden(folder.name)]
         if len(folders) < 2:
             found = f"has {len(folders)}" if path.exists() else "does not exist"
             raise ValueError(f"`support` must be a folder of at least two class folders; {path} {found}.")
         return {folder.name: self.model.impute(self._read(folder, **reading).x) for folder in folders}
+
+    def _frame_examples(self, frame: Any, skip_bad: bool) -> Examples:
+        """The rows of a frame by the group column, with missing numbers imputed from their classes."""
+        if self.kind.is_images:
+            raise TypeError(f"`support` must be images for this model; got {type(frame).__name__}.")
+        examples = read_frame(frame, self.group, self.columns, skip_bad, self.model.imputer is not None)
+        warn_of_skipped(examples, "the frame")
+        return imputed(examples, self.model)
 
     def _kept_temperature(self, calibration: GroupCalibration, sets: dict[str, Tensor], seed: int) -> float:
         """The temperature for the ways and shots of the support, fitted to groups of the calibration."""
@@ -157,6 +165,14 @@ class ClassificationJobs(CalibrationJobs):
             )
         _log_temperature(found)
         return found.temperature
+
+
+def _by_class(examples: Examples) -> dict[str, Tensor]:
+    """The elements of each class by its name."""
+    return {
+        name: examples.elements[members]
+        for name, members in zip(examples.names, examples.by_class(), strict=True)
+    }
 
 
 def _log_temperature(found: Calibration) -> None:
