@@ -9,7 +9,7 @@ import json
 import sys
 import tomllib
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,6 +21,7 @@ T = TypeVar("T")
 Field: TypeAlias = Any  # an attrs.Attribute, which cannot be subscripted at run time
 Check = Callable[[str, Any], None]  # takes the name and the value of a setting
 
+_NEAR = 0.6  # likeness of a name to one that it may have been meant to be
 _RENAMED = {"train.length": "set_size"}  # settings of files written by version 0.1
 
 
@@ -114,21 +115,52 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def from_dict(cls: type[T], values: Any) -> T:
-    """A config from nested dictionaries; the error for an unknown key names the nearest known one."""
+    """A config from nested dictionaries; the error for an unknown key names the nearest known ones."""
     if not isinstance(values, dict):
         raise ValueError(f"`{cls.__name__}` must be a table of settings; got {values!r:.80}.")
+    _check_names(cls, values, tuple(describe(cls)))
     known, path = attrs.fields_dict(typing.cast(Any, cls)), _key(cls, "")
-    arguments: dict[str, Any] = {}
-    for key, value in values.items():
-        name = str(_RENAMED.get(f"{path}{key}", key))
-        if name not in known:
-            hint = nearest(name, sorted(known), f"`{path}{{}}`", "the settings are")
-            raise ValueError(f"`{path}{name}` is not a setting of {cls.__name__}; {hint}")
-        arguments[name] = value
+    arguments = {_current_name(path, key): value for key, value in values.items()}
     for name, field in known.items():
         if field.default is attrs.NOTHING and name not in arguments:
             raise ValueError(f"`{path}{name}` must be given: it has no default.")
     return cls(**arguments)
+
+
+def _check_names(cls: type, values: dict[str, Any], every: Sequence[str]) -> None:
+    """Raise ValueError unless all keys are settings; `every` has the names of all, over all sections."""
+    known, path = attrs.fields_dict(typing.cast(Any, cls)), _key(cls, "")
+    for key, value in values.items():
+        name = _current_name(path, key)
+        if name not in known:
+            hint = _nearest_settings(path, name, sorted(known), every)
+            raise ValueError(f"`{path}{name}` is not a setting of {cls.__name__}; {hint}")
+        nested: Any = known[name].type
+        if attrs.has(nested) and isinstance(value, dict):
+            _check_names(nested, value, every)
+
+
+def _current_name(path: str, key: Any) -> str:
+    return str(_RENAMED.get(f"{path}{key}", key))
+
+
+def _nearest_settings(path: str, name: str, known: Sequence[str], every: Sequence[str]) -> str:
+    """A hint: the settings nearest to a name over all sections, or all of its own section.
+
+    Of settings that are equally near, those of its own section win, and shorter names come first.
+    """
+    own = [f"{path}{one}" for one in known]
+    near = {one: _likeness(name, one.rpartition(".")[2]) for one in (*own, *every)}
+    most = max(near.values())
+    if most < _NEAR:
+        return f"the settings are {', '.join(known)}."
+    best = [one for one, likeness in near.items() if likeness == most]
+    best = [one for one in best if one in own] or sorted(best, key=lambda one: one.count("."))
+    return f"did you mean {' or '.join(f'`{one}`' for one in best)}?"
+
+
+def _likeness(name: str, known: str) -> float:
+    return difflib.SequenceMatcher(None, known, name).ratio()
 
 
 def nearest(name: str, known: Iterable[str], form: str, all_are: str) -> str:
