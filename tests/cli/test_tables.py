@@ -520,6 +520,7 @@ def test_a_row_without_a_group_column_is_judged_by_the_rows_near_it(wandering):
     trained, rows = wandering
     judged = trained.judge_batch(rows, rate=0.05)
     assert list(judged.summary.groups)[:2] == ["rows 1-20", "rows 21-40"]
+    assert judged.has_consecutive_sets
     near = trained.watch(rows, trained.detector(rate=0.05))
     found = [sum(judgement.outlier for _, judgement in near), judged.summary.outliers]
     assert max(found) <= 30  # of 200; 0.3 to 0.7 of them are flagged if all rows are one set

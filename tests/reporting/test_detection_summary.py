@@ -71,6 +71,17 @@ def test_images_of_outliers_are_shown_in_order(figures):
     assert timeline.values["sets"][:11] == ["m0"] * 10 + ["m1"]
 
 
+def test_a_batch_of_consecutive_rows_is_drawn_in_the_order_of_time(figures):
+    summary = StreamSummary(latest=None)
+    for i in range(300):
+        summary.add(str(i), torch.zeros(1), Judgement(0.0, 1, 0.0, i == 299, False), f"rows {i // 20}")
+    outcome = BatchJudgement(summary, Rows((1,)), 0.01, "bruno calibrate", has_consecutive_sets=True)
+    assert "the 15 sets, in order of time" in summarise(outcome).note
+    assert figures[-1].axes[0].get_yticklabels()[-1].get_text() == "rows 14"
+    assert "most outliers first" in summarise(replace(outcome, has_consecutive_sets=False)).note
+    assert figures[-1].axes[0].get_yticklabels()[0].get_text() == "rows 14"
+
+
 def test_a_batch_judged_by_patches_says_so_and_has_no_nats():
     summary = summary_of((1, 4, 4), outliers=2)
     by_patches = BatchJudgement(summary, Images((1, 4, 4)), 0.01, "bruno calibrate", "patches")

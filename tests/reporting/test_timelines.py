@@ -126,6 +126,13 @@ def test_many_sets_are_rows_of_a_heat_map(sets, rows, figures):
     assert all(box.x0 >= 0 for box in boxes)
 
 
+def test_consecutive_sets_stay_in_the_order_of_time(figures):
+    groups = [f"rows {i}" for i in range(201) for _ in range(2)]
+    draw([5.0] * 401 + [-4.0], outliers=[401], groups=groups, in_order=True)
+    labels = [label.get_text() for label in figures[-1].axes[0].get_yticklabels()]
+    assert labels == [f"rows {i}" for i in [*range(MAX_SETS - 1), 200]]  # the set with the outlier, too
+
+
 def test_names_of_sets_are_drawn_as_they_are(figures, recwarn):
     names = ["$x_1^2$ _price_", "a\tb", "x" * 100, "\N{CJK UNIFIED IDEOGRAPH-4E2D}", ""]
     draw([1.0] * 10, groups=names * 2)

@@ -70,14 +70,15 @@ def score_timeline(
     inliers: Mapping[int, UInt8[Tensor, "channels height width"]] | None = None,
     xlabel: str = "element of the stream",
     unit: str = "(nats)",
+    in_order: bool = False,
 ) -> bytes:
-    """Scores along a stream or batch, with outliers marked; several sets are rows, most outliers first.
+    """Scores along a stream or batch, with outliers marked; several sets are rows.
 
-    Up to 12 sets have a plot each. More sets, at most `MAX_SETS`, are rows of a heat map, in which a cell
-    shows the lowest score of its elements relative to the threshold. Long timelines are drawn as the median
-    and the range of scores in bins. Every outlier is marked, also in bins and cells. Triangles at the edge
-    mark extreme scores, which are clipped. Crosses at the lower edge mark out-of-distribution elements, whose
-    scores are meaningless.
+    Sets with the most outliers come first. Up to 12 sets have a plot each. More sets, at most `MAX_SETS`, are
+    rows of a heat map, in which a cell shows the lowest score of its elements relative to the threshold. Long
+    timelines are drawn as the median and the range of scores in bins. Every outlier is marked, also in bins
+    and cells. Triangles at the edge mark extreme scores, which are clipped. Crosses at the lower edge mark
+    out-of-distribution elements, whose scores are meaningless.
 
     Args:
         scores: one per element.
@@ -90,6 +91,7 @@ def score_timeline(
         inliers: images of some inliers of a single set by position.
         xlabel: label of the x axis.
         unit: unit of the scores.
+        in_order: keep the sets in the order of their first elements, as consecutive sets are in that of time.
     """
     groups = [""] * len(scores) if groups is None else groups
     positions = positions_in_sets(groups) if positions is None else positions
@@ -101,9 +103,12 @@ def score_timeline(
         "out_of_distribution": out_of_distribution,
     }
     check_lengths(scores, {"groups": groups, **columns})
-    rows = score_rows(groups, *columns.values())
+    rows = score_rows(groups, *columns.values())[:MAX_SETS]
+    if in_order:
+        place = {name: i for i, name in enumerate(dict.fromkeys(groups))}
+        rows.sort(key=lambda row: place[row.name])
     if len(rows) > _PANELS:
-        return to_png(_heat_map(rows[:MAX_SETS], xlabel, unit))
+        return to_png(_heat_map(rows, xlabel, unit))
     if len(rows) > 1:
         return to_png(_panels(rows, xlabel, unit))
     kinds = (("outliers", outliers or {}, _MARKS[OUTLIER][0]), ("inliers", inliers or {}, COLOURS[0]))

@@ -55,6 +55,7 @@ class BatchJudgement(NumpyResult):
         criterion: what the p-values compare: "score", or "patches", the distances between patches of pixels.
         explanation: explanation of the outliers with the lowest scores; None if not requested, or if there
             are no outliers.
+        has_consecutive_sets: whether the sets are consecutive rows of a table without a group column.
     """
 
     summary: StreamSummary
@@ -63,6 +64,7 @@ class BatchJudgement(NumpyResult):
     advice: str
     criterion: BatchCriterion = "score"
     explanation: Explanation | None = None
+    has_consecutive_sets: bool = False
 
     @property
     def judgements(self) -> list[NamedJudgement]:
@@ -160,8 +162,7 @@ class DetectionJobs(CalibrationJobs):
             threshold: flag scores below this instead of calibrating.
             count_all: condition on every other element; by default, outliers are excluded from the evidence.
             false_discovery_rate: flag by Benjamini–Hochberg at this rate, in each set, instead of `rate`.
-            explain: explain the scores of outliers, given the elements of their sets that are not flagged; at
-                most 20, those with the lowest scores.
+            explain: explain the 20 outliers with the lowest scores, given the elements that are not flagged.
             data: calibrate on this instead of the calibration that is kept with the model.
             one_set: judge all elements as one set, even if the model was trained on several.
             group: the group column, if it has another name than in training.
@@ -173,7 +174,7 @@ class DetectionJobs(CalibrationJobs):
         check_rate("rate", rate)
         if false_discovery_rate is not None:
             check_rate("false_discovery_rate", false_discovery_rate)
-        elements = self._batch_elements(
+        elements, consecutive = self._batch_elements(
             batch, self.reader(invert=invert, skip_bad=skip_bad, group=group), one_set
         )
         found = None
@@ -191,21 +192,25 @@ class DetectionJobs(CalibrationJobs):
         asked = rate if found and false_discovery_rate is None else None
         criterion = found.criterion if found else "score"
         advice = calibration_command(self, batch)
-        return BatchJudgement(summary, self.kind, asked, advice, criterion, explanation)
+        return BatchJudgement(summary, self.kind, asked, advice, criterion, explanation, consecutive)
 
     def _batch_elements(
         self, batch: Source | Iterable[Element], reader: ElementReader, one_set: bool
-    ) -> list[Element]:
-        """The elements of a batch with the names of their sets, and missing numbers imputed."""
+    ) -> tuple[list[Element], bool]:
+        """The elements of a batch with the names of their sets, and missing numbers imputed.
+
+        Also returns whether the sets are consecutive rows.
+        """
         elements = collected(grouped_elements(self, batch, reader, one_set))
         warn_of_unreadable(reader)
         if len(elements) < 2:
             raise ValueError(f"`batch` must have at least two elements; got {len(elements)}.")
-        if self.has_consecutive_sets and not one_set:
+        consecutive = self.has_consecutive_sets and not one_set and not any(one.group for one in elements)
+        if consecutive:
             elements = _in_consecutive_sets(elements)
         elements = _completed(self.model, elements, one_set)
         self.warn_if_unfamiliar(torch.stack([one.x for one in elements]))
-        return elements
+        return elements, consecutive
 
     def _judge_sets(
         self,
@@ -418,9 +423,7 @@ def _completed(model: Bruno, elements: list[Element], one_set: bool) -> list[Ele
 
 
 def _in_consecutive_sets(elements: list[Element]) -> list[Element]:
-    """The elements with the names of sets of consecutive rows, unless they have groups."""
-    if any(element.group for element in elements):
-        return elements
+    """The elements with the names of sets of consecutive rows."""
     names, labels = consecutive_sets(len(elements))
     return [one._replace(group=names[label]) for one, label in zip(elements, labels, strict=True)]
 

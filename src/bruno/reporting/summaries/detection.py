@@ -70,7 +70,13 @@ def _(outcome: KeyedWatch) -> Result:
 @summarise.register
 def _(outcome: BatchJudgement) -> Result:
     result = _timeline(
-        "anomaly-batch", TITLES["anomaly-batch"], outcome.summary, outcome.kind, "batch", "all others"
+        "anomaly-batch",
+        TITLES["anomaly-batch"],
+        outcome.summary,
+        outcome.kind,
+        "batch",
+        "all others",
+        in_order=outcome.has_consecutive_sets,
     )
     if outcome.criterion == "patches":
         picture = _timeline_picture(outcome.summary, outcome.kind, "batch", "(typical: −1)")
@@ -127,12 +133,22 @@ def _with_groups(result: Result, summary: StreamSummary) -> Result:
     )
 
 
-def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: str, given: str) -> Result:
+def _timeline(
+    name: str,
+    title: str,
+    summary: StreamSummary,
+    kind: Kind,
+    what: str,
+    given: str,
+    *,
+    in_order: bool = False,
+) -> Result:
     judged, sets = [judgement for _, judgement in summary.latest], len(summary.groups)
     drawn = [f"the last {len(judged):,} elements"] * (len(judged) < summary.count)
     if sets > 1:
-        most = f"{MAX_SETS} of {sets:,} sets, those" if sets > MAX_SETS else f"the {sets} sets, those"
-        drawn.append(f"{most} with most outliers first")
+        some = f"{MAX_SETS} of {sets:,} sets, those with most outliers"
+        order = "in order of time" if in_order else "most outliers first"
+        drawn.append(f"{some if sets > MAX_SETS else f'the {sets} sets'}, {order}")
     shown = f" In the picture: {'; '.join(drawn)}." if drawn else ""
     calibrated_rows = not kind.is_images and any(one.p is not None for one in judged)
     prior = "max(log p(x), that of a typical row)" if calibrated_rows else "log p(x)"  # see `shortfall`
@@ -153,7 +169,7 @@ def _timeline(name: str, title: str, summary: StreamSummary, kind: Kind, what: s
             "out_of_distribution": [one.out_of_distribution for one in judged],
         },
         note=f"{_found(summary)}.{shown} The score is log p(x | {given}) − {prior}, in nats.",
-        picture=_timeline_picture(summary, kind, what),
+        picture=_timeline_picture(summary, kind, what, in_order=in_order),
     )
 
 
@@ -167,7 +183,9 @@ def _found(summary: StreamSummary) -> str:
     )
 
 
-def _timeline_picture(summary: StreamSummary, kind: Kind, what: str, unit: str = "(nats)") -> bytes:
+def _timeline_picture(
+    summary: StreamSummary, kind: Kind, what: str, unit: str = "(nats)", *, in_order: bool = False
+) -> bytes:
     judged, several = [judgement for _, judgement in summary.latest], len(summary.groups) > 1
     images = {
         group: {
@@ -186,6 +204,7 @@ def _timeline_picture(summary: StreamSummary, kind: Kind, what: str, unit: str =
         positions=summary.latest_positions,
         xlabel="element of its set" if several else f"element of the {what}",
         unit=unit,
+        in_order=in_order,
         **images,
     )
 
