@@ -14,6 +14,7 @@ def test_bars_are_sorted_by_size_and_coloured_by_sign(figures):
     first, second = figures[-1].axes
     assert [label.get_text() for label in first.get_yticklabels()] == ["load", "heat", "noise"]
     assert [bar.get_width() for bar in second.patches] == [2.0, -1.0, 0.0]
+    assert {axes.get_xlabel() for axes in (first, second)} == {"contribution to the score (nats)"}
     assert first.patches[0].get_facecolor() != first.patches[1].get_facecolor()
 
 

@@ -189,5 +189,5 @@ def test_a_ranking_has_a_bar_for_each_element_best_first(scores, figures):
     assert heights == sorted(heights, reverse=True)
     assert [text.get_text() for text in axes.texts] == [f"{score:+.1f}".replace("-", "−") for score in scores]
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels[0] == "$x_1$ first  1."
+    assert labels[0] == "1.  $x_1$ first"
     assert all(len(label) < 50 for label in labels)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _BARS = 10  # columns of an element, those with the largest contributions
 _ACROSS = 4  # images with their maps in a row
+_UNIT = "contribution to the score (nats)"
 
 
 def contribution_bars(
@@ -44,13 +45,15 @@ def contribution_bars(
     """
     check_lengths(titles, {"contributions": contributions, "errors": errors})
     down, lines = math.ceil(len(titles) / 2), min(_BARS, len(features))
-    figure = new_figure(height=down * (0.55 + 0.2 * lines))
+    figure = new_figure(height=0.25 + down * (0.55 + 0.2 * lines))
     cells = figure.subplots(down, 2, squeeze=False)
     for cell in cells.flat[len(titles) :]:
         cell.set_axis_off()
     for cell, title, values, spread in zip(cells.flat, titles, contributions, errors, strict=False):
         _draw_bars(cell, features, values, spread)
         cell.set_title(shortened(title, 40), fontsize=8, loc="left", parse_math=False)
+    for cell in cells.flat[max(0, len(titles) - 2) : len(titles)]:  # the lowest of each column
+        cell.set_xlabel(_UNIT, fontsize=8)
     return to_png(figure)
 
 
@@ -97,5 +100,5 @@ def contribution_maps(
         above.imshow(images[i].cpu().movedim(0, -1).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255)
         above.set_title(shortened(title, 20), fontsize=8, loc="left", parse_math=False)
         shown = below.imshow(maps[i], cmap="RdBu", vmin=-limit, vmax=limit)
-    figure.colorbar(shown, ax=cells, shrink=0.5, label="contribution (nats)")
+    figure.colorbar(shown, ax=cells, shrink=0.5, label=_UNIT)
     return to_png(figure)

@@ -201,7 +201,7 @@ def ranking_plot(names: Sequence[str], scores: Values) -> bytes:
         axes.annotate(
             minus(f"{value:+.1f}"), (value, y), textcoords="offset points", va="center", fontsize=7, **side
         )
-    labels = [f"{shortened(name, 40)}  {rank}." for rank, name in enumerate(names, start=1)]
+    labels = [f"{rank}.  {shortened(name, 40)}" for rank, name in enumerate(names, start=1)]
     axes.set_yticks(place, labels, fontsize=8, parse_math=False)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(names) - 0.4, -0.6)  # best at the top
