@@ -288,6 +288,12 @@ def test_a_batch_can_come_from_standard_input(in_digits):
     )
 
 
+def test_the_help_of_the_false_discovery_rate_says_what_is_not_guaranteed():
+    text = words(run("anomaly", "batch", "--help").replace("│", " "))
+    assert "expected fraction of clean elements" in text
+    assert "estimated p-values do not guarantee it" in text
+
+
 def test_a_batch_has_at_least_two_elements(in_digits):
     with pytest.raises(ValueError, match=r"`batch` .*at least two elements; got 1"):
         run("anomaly", "batch", "run", "queries/5/5-00.png", "--threshold", "0")

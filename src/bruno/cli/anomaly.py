@@ -231,7 +231,10 @@ def batch(
     elements: Annotated[list[str] | None, typer.Argument(metavar="ELEMENTS", help=_SOURCES)] = None,
     false_discovery_rate: Annotated[
         float | None,
-        typer.Option(help="Expected fraction of clean elements among the flagged ones, in each set."),
+        typer.Option(
+            help="Flag by Benjamini–Hochberg at this expected fraction of clean elements among the flagged "
+            "ones of a set; estimated p-values do not guarantee it."
+        ),
     ] = None,
 ) -> None:
     """Flag outliers in a complete batch: each element is scored given all others of its set."""
