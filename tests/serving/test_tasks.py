@@ -2,16 +2,22 @@
 
 import base64
 import io
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from serving.service import images, in_base64, models, png, put, rows, served
+from starlette.testclient import TestClient
 from streams.keyed import calibration, trained
 
 import bruno
+from bruno import Bruno, FlowConfig, ModelConfig, Recipe
+from bruno.config import DataConfig
 from bruno.process import Evidence
+from bruno.serving import create_app
 from bruno.tasks.anomaly import Detector
 from bruno.trained import Trained
 
@@ -61,6 +67,66 @@ def test_missing_numbers_are_imputed_as_in_the_library(client, model):
     assert client.post("/score", json={"elements": [row], "set": "machine"}).json()["scores"] == [
         pytest.approx(expected, rel=1e-4)
     ]
+
+
+COLUMNS = ("heat", "load", "flow", "noise")
+
+
+@pytest.fixture(scope="module")
+def named():
+    """A client of two models with names of columns; `imputing` imputes missing cells, `complete` does not."""
+    recipe = Recipe(DataConfig("machines.csv", columns=COLUMNS))
+    complete = Bruno.from_config(ModelConfig((4,), levels=0, flow=FlowConfig("dense", couplings=0)))
+    models = {
+        "imputing": replace(trained(), recipe=recipe),
+        "complete": Trained(complete.requires_grad_(False), recipe, Path("nowhere")),
+        "nameless": trained(),
+    }
+    with TestClient(create_app(models, store=":memory:"), base_url="http://127.0.0.1:8000") as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", ["imputing", "complete"])
+def test_a_row_may_be_an_object_with_names_of_columns(named, name):
+    assert named.get("/models").json()["models"][0]["columns"] == list(COLUMNS)
+    given = [dict(reversed(list(zip(COLUMNS, row, strict=True)))) for row in GIVEN]
+    mixed = [dict(zip(COLUMNS, NEW[0], strict=True)), *NEW[1:]]
+    of_lists = named.post(f"/score?model={name}", json={"elements": NEW, "given": GIVEN}).json()
+    assert named.post(f"/score?model={name}", json={"elements": mixed, "given": given}).json() == of_lists
+
+
+def test_a_column_that_an_object_does_not_have_is_a_missing_cell(named):
+    objects = [{"heat": NEW[0][0], "noise": NEW[0][3]}]
+    lists = [[NEW[0][0], None, None, NEW[0][3]]]
+    of_objects, of_lists = (named.post("/score", json={"elements": rows}) for rows in (objects, lists))
+    assert of_objects.json() == of_lists.json()
+    answer = named.post("/score?model=complete", json={"elements": objects})
+    assert (answer.status_code, answer.json()["error"]) == (
+        422,
+        "`elements[0]` must have the column 'load'; it is missing.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "row", "message"),
+    [
+        ("imputing", {"heat": 1.0, "machine": "m1"}, "'machine'"),
+        ("imputing", {"heat": "1"}, "`elements`"),
+        ("imputing", {"heat": True}, "`elements`"),
+        ("complete", dict.fromkeys(COLUMNS), "`elements`"),
+        ("nameless", {"heat": 1.0}, "no names"),
+    ],
+)
+def test_an_object_that_does_not_fit_is_refused(named, model, row, message):
+    answer = named.post(f"/score?model={model}", json={"elements": [row]})
+    assert answer.status_code == 422
+    assert message in answer.json()["error"]
+
+
+def test_objects_are_in_the_schema(named):
+    content = named.get("/openapi.json").json()["paths"]["/score"]["post"]["requestBody"]["content"]
+    element = content["application/json"]["schema"]["properties"]["elements"]["items"]
+    assert {"type": "object", "additionalProperties": {"type": ["number", "null"]}} in element["anyOf"]
 
 
 @pytest.mark.parametrize("hole", [False, True])

@@ -16,13 +16,13 @@ from PIL import Image
 from torch import Tensor
 
 from bruno.data.archives import READ_ERRORS
-from bruno.model import Bruno
 from bruno.serving.settings import Limits, RequestError
 from bruno.streams.rows import complete_rows
 from bruno.trained import Trained
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SIZE = slice(16, 24)  # of width and height in a PNG
+_NAMED = 20  # columns that an error names
 _DATA_URL = "data:image/png;base64,"
 
 
@@ -42,13 +42,20 @@ def read_images(trained: Trained, given: Sequence[Any], limits: Limits, name: st
     return torch.cat([_image(trained, one, limits, f"{name}[{i}]") for i, one in enumerate(given)])
 
 
-def read_rows(model: Bruno, given: Sequence[Any], limits: Limits, name: str) -> Tensor:
-    """Rows of a request as a tensor (n, dim); null is a missing number, if the model can impute it.
+def read_rows(trained: Trained, given: Sequence[Any], limits: Limits, name: str) -> Tensor:
+    """Rows of a request as a tensor (n, dim), from lists of numbers, or from objects with column names.
+
+    Null, or a column that an object does not have, is a missing number, if the model can impute it.
 
     Raises:
         RequestError: 422 if a row does not fit the model, 413 if there are too many.
     """
     _check_some(given, limits, name)
+    model = trained.model
+    given = [
+        _in_order(trained, one, f"{name}[{i}]") if isinstance(one, dict) else one
+        for i, one in enumerate(given)
+    ]
     rows = _numbers(given)
     if rows is None or rows.shape != (len(given), model.dim):
         raise RequestError(422, f"`{name}` must be rows of {model.dim} numbers; got {_shortened(given[0])}.")
@@ -58,6 +65,22 @@ def read_rows(model: Bruno, given: Sequence[Any], limits: Limits, name: str) -> 
     except ValueError as error:
         raise RequestError(422, str(error)) from error
     return torch.from_numpy(rows)
+
+
+def _in_order(trained: Trained, row: dict[str, Any], name: str) -> list[Any]:
+    """The values of an object in the order of the model's columns, None where it has none."""
+    columns = trained.columns
+    if not columns:
+        raise RequestError(422, f"`{name}` must be a list: the columns of this model have no names.")
+    for column in row:
+        if column not in columns:
+            known = ", ".join(map(repr, columns[:_NAMED])) + ", …" * (len(columns) > _NAMED)
+            raise RequestError(422, f"`{name}` must have only the columns {known}; got {_shortened(column)}.")
+    if trained.model.imputer is None:
+        for column in columns:
+            if column not in row:
+                raise RequestError(422, f"`{name}` must have the column {column!r}; it is missing.")
+    return [row.get(column) for column in columns]
 
 
 def _check_some(given: Sequence[Any], limits: Limits, name: str) -> None:

@@ -7,14 +7,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 _NUMBERS: dict[str, Any] = {"type": "array", "items": {}}
+_ROW: dict[str, Any] = {"type": "object", "additionalProperties": {"type": ["number", "null"]}}
 Element = Annotated[
     Any,
     WithJsonSchema(
         {
             "title": "Element",
-            "anyOf": [{"type": "string", "format": "byte"}, _NUMBERS],
+            "anyOf": [{"type": "string", "format": "byte"}, _NUMBERS, _ROW],
             "description": "An image: a PNG in base64, or its pixels as nested lists of whole numbers. Or a "
-            "row: a list of numbers, with null for a missing one.",
+            "row: a list of numbers, or an object with a number for each column that GET /models lists; "
+            "null, or no number, for a missing one.",
         }
     ),
 ]

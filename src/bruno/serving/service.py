@@ -100,7 +100,7 @@ class Service:
         """The elements of a request. Images are decoded in other threads."""
         served = self._models[name]
         if not served.is_images:
-            return read_rows(served.model, given, self.limits, field)
+            return read_rows(served.trained, given, self.limits, field)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, read_images, served.trained, given, self.limits, field)
 
