@@ -106,8 +106,8 @@ class ClassificationJobs(CalibrationJobs):
             return _by_class(self._frame_examples(support, reading["skip_bad"]))
         if not isinstance(support, str | Path):
             raise TypeError(
-                "`support` must be examples by class name, a list with the examples of each class, the path of "
-                f"class folders or of a table, or a frame; got {type(support).__name__}."
+                "`support` must be examples by class name, a list with the examples of each class, the path "
+                f"of class folders or of a table, or a frame; got {type(support).__name__}."
             )
         path = Path(support)
         if path.is_file():
