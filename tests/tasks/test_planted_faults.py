@@ -7,7 +7,13 @@ from tasks.machines import machine_model, machines
 
 from bruno import Bruno
 from bruno.data import Examples
-from bruno.tasks.planted_faults import FAULTS, RobustDistance, _with_faults, measure_planted_faults
+from bruno.tasks.planted_faults import (
+    FAULTS,
+    RobustDistance,
+    _detection_error,
+    _with_faults,
+    measure_planted_faults,
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +59,24 @@ def test_a_seed_gives_the_same_faults(model):
     assert measure(model, train, test, 200) == measure(model, train, test, 200)
 
 
+def test_the_error_of_a_detection_rate_is_that_between_classes_and_never_too_small():
+    faulty, classes = torch.ones(400, 1, dtype=torch.bool), torch.arange(400) % 40
+    ours, other = torch.rand(2, 400, 1, generator=seeded()) < 0.5
+    assert _detection_error(ours, other, faulty, classes) == pytest.approx(math.sqrt(0.5 / 400), rel=0.3)
+    alike = (torch.arange(400) % 40 < 20).unsqueeze(1)  # all faults of a class are found, or none
+    error = _detection_error(alike, torch.zeros_like(alike), faulty, classes)
+    assert error == pytest.approx(math.sqrt(0.25 / 40), rel=0.1)
+    few = faulty & (torch.arange(400) < 4).unsqueeze(1)
+    assert _detection_error(few, ~few, few, classes) > 1 / 3  # no variance, but only four faults
+    assert _detection_error(ours, other, faulty, torch.zeros_like(classes)) is None
+
+
 def test_a_single_set_is_compared_with_rows_of_training(model):
     alone = machines(2, 20, seed=3).of_classes([0])
     found = measure(model, machines(20, 20, seed=1).of_classes(range(1, 20)), alone, 100)
     assert found.sets == 5
     assert found.area_error is None
+    assert set(found.detection_errors.values()) == {None}
 
 
 def test_sets_without_a_majority_are_rejected(model):

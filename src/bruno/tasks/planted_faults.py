@@ -60,6 +60,9 @@ class PlantedFaults:
             covariance of the rows of training around the medians of their sets.
         area_gain: area of the model minus that of the baseline.
         area_error: its standard error, from a bootstrap over classes; None for a single class.
+        detection_errors: by the kind of fault, the standard error of the fraction that the model detects
+            minus that of the baseline: between classes, but at least that of as many independent faults; None
+            for a single class.
     """
 
     rate: float
@@ -69,6 +72,7 @@ class PlantedFaults:
     baseline: DetectionRates
     area_gain: float
     area_error: float | None
+    detection_errors: dict[str, float | None]
 
 
 class _Planted(NamedTuple):
@@ -118,12 +122,17 @@ def measure_planted_faults(
     known, of_others = (test, True) if len(test.names) > 2 else (train, False)
     each = max(1, sets // len(known.names))
     clean = _draw(known, torch.arange(len(known.names)).repeat_interleave(each), size, generator)
-    rates = {}
+    rates, flagged = {}, {}
     for name, judge in judges.items():
         limits = _limits(judge(clean.to(model.device)), known, rate, of_others)
-        rates[name] = _rates(scores[name], fault, limits[classes % len(limits)])
+        flagged[name] = scores[name] > limits[classes % len(limits)].unsqueeze(1)
+        rates[name] = _rates(scores[name], flagged[name], fault)
     gain, error = area_gain(scores["model"], scores["baseline"], fault > 0, classes, generator)
-    return PlantedFaults(rate, sets, size, rates["model"], rates["baseline"], gain, error)
+    errors = {
+        name: _detection_error(flagged["model"], flagged["baseline"], fault == kind, classes)
+        for kind, name in enumerate(FAULTS, start=1)
+    }
+    return PlantedFaults(rate, sets, size, rates["model"], rates["baseline"], gain, error, errors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,14 +252,38 @@ def _limits(
 
 
 def _rates(
-    score: Float[Tensor, "sets n"], fault: Int[Tensor, "sets n"], limit: Float[Tensor, " sets"]
+    score: Float[Tensor, "sets n"], flagged: Bool[Tensor, "sets n"], fault: Int[Tensor, "sets n"]
 ) -> DetectionRates:
-    flagged = (score > limit.unsqueeze(1)).double()
+    share = flagged.double()
     return DetectionRates(
-        flagged[fault == 0].mean().item(),
-        {name: flagged[fault == kind].mean().item() for kind, name in enumerate(FAULTS, start=1)},
+        share[fault == 0].mean().item(),
+        {name: share[fault == kind].mean().item() for kind, name in enumerate(FAULTS, start=1)},
         roc_auc((fault > 0).flatten(), score.flatten()).item(),
     )
+
+
+def _detection_error(
+    model: Bool[Tensor, "sets n"],
+    baseline: Bool[Tensor, "sets n"],
+    faulty: Bool[Tensor, "sets n"],
+    classes: Int[Tensor, " sets"],
+) -> float | None:
+    """The standard error of the fraction of faults that the model flags minus that of the baseline.
+
+    It is the larger one of two: of a mean over n faults in C classes, √(C/(C − 1)·Σ_c (Σ_i (d_i − d̄))²)/n,
+    and of two fractions of n faults each with the same expectation p, √(2p(1 − p)/n). The first may be zero
+    by chance if faults are few.
+    """
+    owner = classes.unsqueeze(1).expand_as(faulty)[faulty].unique(return_inverse=True)[1]
+    number = int(owner.max()) + 1
+    if number < 2:
+        return None
+    ours, other = model[faulty].double(), baseline[faulty].double()
+    difference = ours - other
+    sums = torch.zeros(number, dtype=torch.double).index_add_(0, owner, difference - difference.mean())
+    between = math.sqrt(number / (number - 1) * sums.square().sum().item()) / len(ours)
+    p = torch.cat([ours, other]).mean().item()
+    return max(between, math.sqrt(2 * p * (1 - p) / len(ours)))
 
 
 def area_gain(

@@ -33,6 +33,8 @@ _IMAGES = 20  # of a class, to measure few-shot accuracy on
 _CUTOFF_CLASSES = 10  # training classes that set the cutoffs
 _MIN_OF_CLASS = 4  # images, to plant outliers among
 _CLEAR = 2  # a difference of more standard errors than this is clear
+_CLEAR_OF_KINDS = 3  # the same for each kind of fault, as there are several
+_FAIR = 2  # a method that flags more clean rows than this multiple of the requested rate finds more by that
 
 
 class HeldOut(NamedTuple):
@@ -90,9 +92,9 @@ class Verdict:
 
     @property
     def beats_baseline(self) -> bool | None:
-        """True if the model is clearly better than the baseline, False if clearly worse, otherwise None."""
+        """False if the model is clearly worse than the baseline in any respect, True if better, else None."""
         if self.faults is not None:
-            margins = [_clear(self.faults.area_gain, self.faults.area_error)]
+            margins = [self.area_margin, *self.detection_margins.values()]
         elif self.few_shot is not None:
             pairs = zip(self.few_shot.model, self.few_shot.baseline, strict=True)
             margins = [_clear(*_margin(ours, other)) for ours, other in pairs]
@@ -101,6 +103,29 @@ class Verdict:
         if any(margin < 0 for margin in margins):
             return False
         return True if any(margins) else None
+
+    @property
+    def area_margin(self) -> int:
+        """1 if the area under ROC for faults is clearly larger than the baseline's, −1 if smaller, else 0."""
+        return 0 if self.faults is None else _clear(self.faults.area_gain, self.faults.area_error)
+
+    @property
+    def detection_margins(self) -> dict[str, int]:
+        """By the kind of fault: 1 if the model clearly finds more than the baseline, −1 if fewer, else 0.
+
+        Detection is compared at the thresholds for the requested false-alarm rate. A method that flags far
+        more clean rows than requested does not win by that.
+        """
+        if (found := self.faults) is None:
+            return {}
+        margins = {}
+        for kind, error in found.detection_errors.items():
+            margin = _clear(
+                found.model.detections[kind] - found.baseline.detections[kind], error, _CLEAR_OF_KINDS
+            )
+            winner = found.model if margin > 0 else found.baseline
+            margins[kind] = margin if winner.false_alarms <= _FAIR * found.rate else 0
+        return margins
 
     @property
     def finds_outliers(self) -> bool | None:
@@ -115,9 +140,9 @@ def _margin(ours: FewShotResult, other: FewShotResult) -> tuple[float, float]:
     return difference.mean().item(), difference.std().item() / math.sqrt(len(difference))
 
 
-def _clear(difference: float, error: float | None) -> int:
-    """The sign of a difference, 0 if it may be due to chance."""
-    if error is None or abs(difference) <= _CLEAR * error:
+def _clear(difference: float, error: float | None, errors: float = _CLEAR) -> int:
+    """The sign of a difference, 0 if it may be due to chance: at most this many standard errors."""
+    if error is None or abs(difference) <= errors * error:
         return 0
     return 1 if difference > 0 else -1
 

@@ -18,6 +18,11 @@ from bruno.trained.evaluation import Evaluation, FewShotEvaluation
 from bruno.trained.verdict import Verdict
 
 _FAR_MORE = 5  # multiple of the requested false-alarm rate that is reported
+_PLURALS = {
+    "row of another set": "rows of another set",
+    "one column of another set": "columns of another set",
+    "spike in one column": "spikes in one column",
+}
 
 
 @summarise.register
@@ -118,6 +123,7 @@ def _(outcome: Verdict) -> Result:
         **asdict(outcome),
         "gain": outcome.gain,
         "beats_baseline": outcome.beats_baseline,
+        "detection_margins": outcome.detection_margins,
         "finds_outliers": outcome.finds_outliers,
     }
     return Result(
@@ -180,20 +186,48 @@ def _conclusions(outcome: Verdict) -> list[str]:
         return [*sentences, f"Not compared with a baseline: {outcome.unmeasured}"]
     if outcome.few_shot is None and outcome.faults is None:
         return sentences
+    return [*sentences, *_on_outliers(outcome), *_comparison(outcome)]
+
+
+def _comparison(outcome: Verdict) -> list[str]:
+    """Sentences on whether the model or the baseline is better, with the kinds of fault that tell."""
     baseline = (
         f"nearest neighbours of {outcome.few_shot.features}"
         if outcome.few_shot
         else "a robust Mahalanobis distance, calibrated in the same way"
     )
-    sentences += _on_outliers(outcome)
+    ours, other = _found_more(outcome)
     if outcome.beats_baseline is None:
-        return [*sentences, f"No clear difference from the baseline, {baseline}."]
+        return [f"No clear difference from the baseline, {baseline}."]
     if outcome.beats_baseline:
-        return [*sentences, f"Better than the baseline, {baseline}."]
+        named = [f"The model finds {ours}."] * bool(ours and outcome.area_margin == 0)
+        return [f"Better than the baseline, {baseline}.", *named]
+    if outcome.few_shot or outcome.area_margin < 0:
+        named = [f"It finds {other}."] * bool(other) + [f"But the model finds {ours}."] * bool(ours)
+        advice = "Train on more classes or for longer, or use the baseline."
+        return [f"THE BASELINE IS BETTER: {baseline}.", *named, advice]
+    area = "larger than that of the baseline" if outcome.area_margin else "about that of the baseline"
+    but = f". The model finds {ours}, but" if ours else ", but"
     return [
-        *sentences,
-        f"THE BASELINE IS BETTER: {baseline}. Train on more classes or for longer, or use the baseline.",
+        f"The area under ROC is {area}, {baseline}{but} the baseline finds {other}.",
+        "For these faults, use the baseline.",
     ]
+
+
+def _found_more(outcome: Verdict) -> tuple[str, str]:
+    """In words, the faults that the model finds more often, and those that the baseline finds more often."""
+    if (found := outcome.faults) is None:
+        return "", ""
+    words: dict[int, list[str]] = {1: [], -1: []}
+    for kind, margin in outcome.detection_margins.items():
+        if margin:
+            better, worse = (found.model, found.baseline)[::margin]
+            name = "the baseline" if margin > 0 else "the model"
+            words[margin].append(
+                f"{100 * better.detections[kind]:.0f} % of the {_PLURALS[kind]}, "
+                f"{name} {100 * worse.detections[kind]:.0f} %"
+            )
+    return "; ".join(words[1]), "; ".join(words[-1])
 
 
 def _on_outliers(outcome: Verdict) -> list[str]:
