@@ -274,10 +274,22 @@ def test_far_more_alarms_than_asked_for_name_the_command_that_calibrates(clean):
     Path("mixed.csv").write_text("\n".join([header, *mixed]))
     judge = ["anomaly", "batch", "runs/machines", "mixed.csv", "--rate", "0.03"]
     output = words(run(*judge))
-    advice = "bruno calibrate runs/machines mixed.csv"
+    advice = "bruno calibrate runs/machines CLEAN.csv"  # never the file that was flagged
     assert re.search(rf"% are flagged where 3 % was asked for.*{advice}", output)
-    run(*advice.split()[1:])
+    run(*advice.replace("CLEAN", "mixed").split()[1:])
     assert "was asked for" not in words(run(*judge))
+
+
+@pytest.mark.parametrize("kind", ["watch", "batch"])
+def test_rows_in_other_units_are_told_to_check_units_and_not_to_calibrate_on_them(clean, calibrated, kind):
+    header, *lines = clean.read_text().splitlines()
+    rows = [line.split(",") for line in lines]
+    wrong = [",".join([row[0], *(str(1.8 * float(cell) + 320) for cell in row[1:])]) for row in rows]
+    Path("wrong.csv").write_text("\n".join([header, *wrong]))
+    output = words(run("anomaly", kind, calibrated, "wrong.csv"))
+    assert "Check units and columns" in output
+    assert "CLEAN.csv" in output
+    assert "wrong.csv." not in output
 
 
 def test_an_accepted_alarm_is_added_to_its_set(machines):

@@ -21,8 +21,20 @@ def test_only_many_outliers_show_that_a_model_does_not_fit(elements, outliers, a
     summary = StreamSummary()
     for i in range(elements):
         summary.add(str(i), torch.zeros(1), Judgement(0.0, 1, 0.0, i < outliers, False))
-    assert bool(_misfit(summary, 0.01, "bruno calibrate MODEL DATA")) == advised
-    assert _misfit(summary, None, "bruno calibrate MODEL DATA") == ""
+    assert bool(_misfit(summary, 0.01, "bruno calibrate MODEL DATA", True)) == advised
+    assert _misfit(summary, None, "bruno calibrate MODEL DATA", True) == ""
+
+
+@pytest.mark.parametrize(("beyond", "said"), [(290, True), (20, False)])
+def test_data_that_are_mostly_out_of_distribution_are_said_to_be_so(beyond, said):
+    summary = StreamSummary()
+    for i in range(300):
+        summary.add(str(i), torch.zeros(1), Judgement(0.0, 1, 0.0, i < 290, i < beyond))
+    note = _misfit(summary, 0.01, "bruno calibrate MODEL CLEAN.csv", True)
+    assert ("most are out-of-distribution" in note) == said
+    assert "Check units and columns" in note
+    assert note.endswith("bruno calibrate MODEL CLEAN.csv")
+    assert "Check units" not in _misfit(summary, 0.01, "bruno calibrate MODEL CLEAN", False)
 
 
 def summary_of(shape: tuple[int, ...], outliers: int, groups: int = 1) -> StreamSummary:

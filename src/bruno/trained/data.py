@@ -89,6 +89,16 @@ class TrainedData(TrainedModel):
             self.warn_if_unfamiliar(examples.elements)
         return Selection(examples, _data_name(data, split, () if classes is None else classes))
 
+    @property
+    def calibration_command(self) -> str:
+        """The command that calibrates the model on clean data, which the user has to name."""
+        name = str(self.folder)
+        if self.is_pretrained:
+            name = self.folder.name.removeprefix("pretrained-")
+        elif not (self.folder / "recipe.json").is_file():
+            name = f"{name}.safetensors"
+        return f"bruno calibrate {name} {'CLEAN' if self.kind.is_images else 'CLEAN.csv'}"
+
     @cached_property
     def _recipe_data(self) -> RecipeData:
         assert self.recipe is not None

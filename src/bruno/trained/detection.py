@@ -29,7 +29,7 @@ from bruno.trained.data import available_set_size
 from bruno.trained.explanation import explain_outliers, lowest_outliers
 from bruno.trained.outliers import Outliers
 from bruno.trained.states import WatchState
-from bruno.trained.watch import Watch, calibration_command, grouped_elements
+from bruno.trained.watch import Watch, grouped_elements
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class BatchJudgement(NumpyResult):
         summary: the judgements.
         kind: kind of the elements.
         rate: the false-alarm rate; None with a fixed threshold or a false-discovery rate.
-        advice: the command that calibrates on these data.
+        advice: the command that calibrates on clean data.
         criterion: what the p-values compare: "score", or "patches", the distances between patches of pixels.
         explanation: explanation of the outliers with the lowest scores; None if not requested, or if there
             are no outliers.
@@ -191,7 +191,7 @@ class DetectionJobs(CalibrationJobs):
         summary = self._batch_summary(elements, judged, one_set)
         asked = rate if found and false_discovery_rate is None else None
         criterion = found.criterion if found else "score"
-        advice = calibration_command(self, batch)
+        advice = self.calibration_command
         return BatchJudgement(summary, self.kind, asked, advice, criterion, explanation, consecutive)
 
     def _batch_elements(

@@ -29,7 +29,7 @@ from bruno.trained.detection import DetectionJobs
 from bruno.trained.explanation import StreamExplainer
 from bruno.trained.keyed import COMMIT_ROWS, COMMIT_SECONDS, KeyedDetector
 from bruno.trained.outliers import Outliers
-from bruno.trained.watch import Judged, calibration_command
+from bruno.trained.watch import Judged
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class KeyedWatch:
         keyed: the detector of all sets, with the store.
         summary: the judgements so far, in bounded memory.
         kind: kind of the elements.
-        advice: the command that calibrates on these data.
+        advice: the command that calibrates on clean data.
         repeated: number of rows that were skipped because they were judged before.
     """
 
@@ -70,7 +70,7 @@ class KeyedWatch:
         self._paths = _checked_paths(stream, reader)
         self.keyed = make()
         self.summary, self.kind = StreamSummary(), trained.kind
-        self.advice = calibration_command(trained, stream)
+        self.advice = trained.calibration_command
         self.repeated = 0
         self._explainer = StreamExplainer(trained.columns, self.detector.reference) if explain else None
         self._names_columns = trained.model.imputer is not None  # of outliers, given their sets

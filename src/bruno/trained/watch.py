@@ -53,7 +53,7 @@ class Watch:
         summary: the judgements so far, in bounded memory.
         kind: kind of the elements.
         detector: the detector.
-        advice: the command that calibrates on these data.
+        advice: the command that calibrates on clean data.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Watch:
         self._reader = trained.reader(invert=invert, skip_bad=skip_bad, group=group)
         self._elements = grouped_elements(trained, stream, self._reader, one_set)
         self.summary, self.kind = StreamSummary(), trained.kind
-        self.advice = calibration_command(trained, stream)
+        self.advice = trained.calibration_command
         self._warned_of_brightness = False
         resumed = self._resumed(typical)
         before = None
@@ -289,18 +289,6 @@ def _with_groups(
                 "Name the column (`group`), or judge all rows as one set (`one_set`)."
             )
         yield element
-
-
-def calibration_command(trained: TrainedData, source: object) -> str:
-    """The command that calibrates a model on the data of a source."""
-    name = str(trained.folder)
-    if trained.is_pretrained:
-        name = trained.folder.name.removeprefix("pretrained-")
-    elif not (trained.folder / "recipe.json").is_file():
-        name = f"{name}.safetensors"
-    paths = [source] if isinstance(source, str | Path) else source
-    known = are_paths(source) and isinstance(paths, list | tuple) and len(paths) == 1
-    return f"bruno calibrate {name} {cast(Sequence[str], paths)[0] if known else 'DATA'}"
 
 
 def _stamp(path: Path) -> str | None:

@@ -27,13 +27,14 @@ _PATCHES = (
     "Distances between patches of pixels find outliers better than this model. The score of an image is "
     "minus the distance of its most unusual patch to the second-nearest image, divided by the median."
 )
+_MOST = 0.5  # if a larger fraction is out-of-distribution, the data are probably of another kind
 _ENOUGH = 10  # fewer outliers do not show that a model does not fit
 
 
 @summarise.register
 def _(outcome: Watch) -> Result:
     detector = outcome.detector
-    calibrated = isinstance(detector.threshold, GroupScores)
+    rate = detector.rate if isinstance(detector.threshold, GroupScores) else None
     result = _timeline(
         "anomaly", TITLES["anomaly"], outcome.summary, outcome.kind, "stream", "those before it"
     )
@@ -41,7 +42,7 @@ def _(outcome: Watch) -> Result:
     drift = [
         f"{name or 'the stream'} has changed since about element {since}" for name, since in changed.items()
     ]
-    notes = [*drift, _misfit(outcome.summary, detector.rate if calibrated else None, outcome.advice)]
+    notes = [*drift, _misfit(outcome.summary, rate, outcome.advice, not outcome.kind.is_images)]
     result = replace(
         result,
         values={**result.values, "changed_since": changed},
@@ -62,7 +63,7 @@ def _(outcome: KeyedWatch) -> Result:
         "stream",
         "those before it in its set",
     )
-    misfit = _misfit(outcome.summary, rate, outcome.advice)
+    misfit = _misfit(outcome.summary, rate, outcome.advice, not outcome.kind.is_images)
     result = replace(result, note=f"{result.note} {misfit}.") if misfit else result
     return _with_groups(result, outcome.summary)
 
@@ -81,7 +82,7 @@ def _(outcome: BatchJudgement) -> Result:
     if outcome.criterion == "patches":
         picture = _timeline_picture(outcome.summary, outcome.kind, "batch", "(typical: −1)")
         result = replace(result, note=f"{_found(outcome.summary)}. {_PATCHES}", picture=picture)
-    misfit = _misfit(outcome.summary, outcome.rate, outcome.advice)
+    misfit = _misfit(outcome.summary, outcome.rate, outcome.advice, not outcome.kind.is_images)
     result = replace(result, note=f"{result.note} {misfit}.") if misfit else result
     return _with_groups(result, outcome.summary)
 
@@ -98,15 +99,18 @@ def p_value(judgement: Judgement) -> str:
     return f"p {'≈' if judgement.basis == 'estimated' else '='} {judgement.p:.2g}"
 
 
-def _misfit(summary: StreamSummary, rate: float | None, advice: str) -> str:
+def _misfit(summary: StreamSummary, rate: float | None, advice: str, rows: bool) -> str:
     """A sentence if far more elements are flagged than requested, otherwise ""."""
     times, fraction = _FAR_MORE
     flagged = summary.outliers / max(1, summary.count)
     if rate is None or summary.outliers < _ENOUGH or flagged <= max(times * rate, fraction):
         return ""
+    strange = ", and most are out-of-distribution" * (summary.out_of_distribution > _MOST * summary.count)
+    check = "Check units and columns. If they are" if rows else "If the data are"
     return (
-        f"{100 * flagged:.0f} % are flagged where {100 * rate:g} % was asked for: the model or its "
-        f"calibration does not fit these data. Calibrate on clean sets like these: {advice}"
+        f"{100 * flagged:.0f} % are flagged where {100 * rate:g} % was asked for{strange}: the model or its "
+        f"calibration does not fit these data, or they are faulty. {check} right, calibrate on clean sets "
+        f"of this kind: {advice}"
     )
 
 
