@@ -46,7 +46,7 @@ LAYOUT = """
     bruno.tasks.classification
     bruno.tasks.references bruno.tasks.set_scores bruno.tasks.explanation bruno.tasks.generation
     bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.stream_summary
-    bruno.tasks.attribution bruno.tasks.planted_faults bruno.tasks.planted_outliers
+    bruno.tasks.attribution bruno.tasks.planted_faults bruno.tasks.contamination bruno.tasks.planted_outliers
     bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.index
     bruno.tasks.retrieval bruno.tasks.analysis bruno.tasks.stability bruno.tasks bruno.streams.encoder
     bruno.streams.evidence bruno.streams.densities bruno.streams.fast_densities bruno.streams.codec

@@ -1,6 +1,7 @@
 """The verdict on a trained model."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from attrs import evolve
 import bruno
 from bruno.data.synthetic import simulate_machines
 from bruno.reporting.summaries import summarise
-from bruno.tasks.planted import FAULTS
+from bruno.tasks.contamination import Contamination
+from bruno.tasks.planted_faults import FAULTS
 from bruno.tasks.planted_outliers import OUTLIERS
 from bruno.trained import Trained, Verdict
 from bruno.trained.data import Selection
@@ -217,6 +219,35 @@ def test_a_difference_that_may_be_due_to_chance_or_to_false_alarms_is_not_named(
     found = with_detections(verdict, {spike: 0.1}, {spike: 0.9})
     many = replace(found.faults.baseline, false_alarms=0.2)
     assert replace(found, faults=replace(found.faults, baseline=many)).beats_baseline is None
+
+
+def test_faults_in_the_held_out_sets_are_reported_and_longer_training_is_not_advised(table):
+    verdict = table.verdict(elements=600)
+    assert verdict.contamination.rows == 6 * 15
+    assert not verdict.contamination.suspected
+    assert "contain faults" not in summarise(verdict).note
+    faults = replace(verdict.faults, area_gain=-0.1, area_error=0.01)
+    faulty = replace(verdict, faults=faults, contamination=Contamination(1000, 31, 3, 14, 15.0))
+    note = summarise(faulty).note
+    assert "The held-out sets seem to contain faults: about 3 % of the rows." in note
+    assert f"Calibrate on clean sets: bruno calibrate {table.folder} CLEAN.csv." in note
+    assert "longer" not in note
+    assert "longer" in summarise(replace(faulty, contamination=verdict.contamination)).note
+
+
+def test_a_calibration_on_sets_with_faults_says_so(table, tmp_path):
+    machines = simulate_machines(30, 40, seed=5).examples
+    rows, names = machines.elements.numpy().copy(), np.array(machines.names)[machines.labels.numpy()]
+    for share, suspected in ((0.0, False), (0.04, True)):
+        spiked = np.random.default_rng(0).random(len(rows)) < share
+        rows[spiked, 2] += 15 * rows[:, 2].std()
+        np.savez(tmp_path / "sets.npz", rows=rows, labels=names)
+        report = table.calibrate(str(tmp_path / "sets.npz"))
+        assert report.contamination.suspected is suspected
+        note = summarise(report).note
+        assert bool(re.search(r"faults: about [345] % of the rows", note)) is suspected
+        assert (f"bruno calibrate {table.folder} CLEAN.csv" in note) is suspected
+    report.path.unlink()
 
 
 def test_far_more_false_alarms_than_asked_for_are_pointed_out(table):

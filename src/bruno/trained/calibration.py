@@ -23,6 +23,7 @@ from bruno.tasks.anomaly import check_rate, density_floor, reference_density
 from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
+from bruno.tasks.contamination import Contamination, measure_contamination
 from bruno.tasks.keep_out import Cutoffs
 from bruno.tasks.planted_outliers import measure_planted_outliers
 from bruno.tasks.progress import Progress
@@ -47,6 +48,14 @@ class CleanGroups(NamedTuple):
     unseen: bool
 
 
+class CalibrationSets(NamedTuple):
+    """Groups to calibrate on, other groups that set the cutoffs, and whether p-values can be exact."""
+
+    clean: Examples
+    other: Examples
+    unseen: bool
+
+
 @dataclass(frozen=True, eq=False)
 class CalibrationReport:
     """A calibration, and its file.
@@ -54,10 +63,14 @@ class CalibrationReport:
     Attributes:
         calibration: the calibration.
         path: where it is kept.
+        contamination: for rows, signs of faults in the groups; None for images.
+        advice: the command that calibrates on clean data.
     """
 
     calibration: GroupCalibration
     path: Path
+    contamination: Contamination | None = None
+    advice: str = ""
 
 
 class CalibrationJobs(TrainedData):
@@ -93,12 +106,18 @@ class CalibrationJobs(TrainedData):
             progress: called as progress(done, total), in elements.
         """
         path = self.calibration_path  # checked before the calibration, which may take a long time
-        calibration = self._calibrated_on(data, invert, seed, progress)
+        generator, contamination = self._generator(seed), None
+        sets = self._calibration_sets(data, invert, generator)
+        calibration = self._calibrated_with(sets, data, generator, seed, progress)
         _warn_if_few(calibration)
+        if not self.model.kind.is_images:
+            contamination = measure_contamination(
+                self.model, calibration.cutoffs, sets.other, sets.clean, generator=generator
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         calibration.save(path)
         self._known_calibrations.clear()
-        return CalibrationReport(calibration, path)
+        return CalibrationReport(calibration, path, contamination, self.calibration_command)
 
     def calibration(
         self,
@@ -160,6 +179,12 @@ class CalibrationJobs(TrainedData):
         self, data: str | None, invert: bool | None, seed: int, progress: Progress | None
     ) -> GroupCalibration:
         generator = self._generator(seed)
+        sets = self._calibration_sets(data, invert, generator)
+        return self._calibrated_with(sets, data, generator, seed, progress)
+
+    def _calibration_sets(
+        self, data: str | None, invert: bool | None, generator: Generator
+    ) -> CalibrationSets:
         clean, unseen = self._clean_groups(data, invert)
         clean = _with_two_elements(clean)
         if self.model.kind.is_images:
@@ -175,8 +200,17 @@ class CalibrationJobs(TrainedData):
                 len(clean.names),
                 len(other.names),
             )
-        unseen = unseen and other is not None
-        other = clean if other is None else other
+        return CalibrationSets(clean, clean if other is None else other, unseen and other is not None)
+
+    def _calibrated_with(
+        self,
+        sets: CalibrationSets,
+        data: str | None,
+        generator: Generator,
+        seed: int,
+        progress: Progress | None,
+    ) -> GroupCalibration:
+        clean, other, unseen = sets
         floor, reference = self._densities(other, generator)
         encode = partial(
             Groups.of, self.model, floor=floor, generator=generator, ordered=self.has_consecutive_sets

@@ -12,6 +12,7 @@ from bruno.checks import check_count
 from bruno.data import Examples, SetSampler
 from bruno.recipe_data import is_path
 from bruno.tasks.calibration import Groups, fixed_cutoffs
+from bruno.tasks.contamination import Contamination, measure_contamination
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
 from bruno.tasks.few_shot import FewShotComparison, FewShotResult, compare_few_shot
@@ -30,7 +31,8 @@ _SET_SIZE = 20
 _WAY, _SHOTS = 5, (1, 5)
 _TRIALS, _EPISODES = 20, 300  # at least; a trial has an episode for each class
 _IMAGES = 20  # of a class, to measure few-shot accuracy on
-_CUTOFF_CLASSES = 10  # training classes that set the cutoffs
+_CUTOFF_CLASSES = 10  # training classes of images that set the cutoffs
+_CUTOFF_SETS = 60  # training sets of rows that set the cutoffs
 _MIN_OF_CLASS = 4  # images, to plant outliers among
 _CLEAR = 2  # a difference of more standard errors than this is clear
 _CLEAR_OF_KINDS = 3  # the same for each kind of fault, as there are several
@@ -64,6 +66,8 @@ class Verdict:
         outliers: for images, detection of planted outliers, compared with distances between patches of
             pixels; None if not measured.
         unmeasured: why neither `few_shot` nor `faults` was measured; empty if one of them was.
+        contamination: for rows, signs of faults in the measured sets themselves; None if not measured.
+        advice: the command that calibrates the model on clean data.
     """
 
     data: str
@@ -77,6 +81,8 @@ class Verdict:
     faults: PlantedFaults | None
     outliers: PlantedOutliers | None = None
     unmeasured: str = ""
+    contamination: Contamination | None = None
+    advice: str = ""
 
     def density(self, bits_per_dim: float) -> float:
         """Bits/dim converted to `unit`: nats/row are bits/dim · dim · log 2."""
@@ -175,12 +181,13 @@ class VerdictJobs(TrainedData):
         new = held.basis != "the classes of training"
         density_sets = max(2, int(_DENSITY_FRACTION * elements / _SET_SIZE))
         task_elements = int((1 - 2 * _DENSITY_FRACTION) * elements)
-        few_shot, faults, outliers, unmeasured = None, None, None, ""
+        few_shot, faults, outliers, contamination, unmeasured = None, None, None, None, ""
         try:
             if self.model.kind.is_images:
                 few_shot = self._few_shot_check(held.examples, task_elements // 2, seed)
                 outliers = self._outlier_check(train, held.examples, task_elements // 2, seed)
             elif train is not None:
+                contamination = self._contamination(train, held.examples, seed)
                 faults = measure_planted_faults(
                     self.model, train, held.examples, rows=task_elements, generator=self._generator(seed)
                 )
@@ -198,7 +205,15 @@ class VerdictJobs(TrainedData):
             faults,
             outliers,
             unmeasured,
+            contamination,
+            self.calibration_command,
         )
+
+    def _contamination(self, train: Examples, held: Examples, seed: int) -> Contamination:
+        generator = self._generator(seed)
+        some = train.of_classes(range(min(_CUTOFF_SETS, len(train.names))))
+        cutoffs = fixed_cutoffs(self.model, Groups.of(self.model, some, generator=generator))
+        return measure_contamination(self.model, cutoffs, train, held, generator=generator)
 
     def _affordable_elements(self) -> int:
         """A fifth of the elements of the training, if it has a log."""

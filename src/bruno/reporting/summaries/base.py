@@ -7,6 +7,7 @@ from functools import singledispatch
 from typing import Any
 
 from bruno.reporting.results import Result
+from bruno.tasks.contamination import Contamination
 
 
 @singledispatch
@@ -19,3 +20,11 @@ def short_names(names: Sequence[str]) -> list[str]:
     """File names without their folders, if they stay different."""
     short = [name.rsplit("/", 1)[-1] for name in names]
     return short if len(set(short)) == len(set(names)) else list(names)
+
+
+def on_contamination(found: Contamination, advice: str) -> str:
+    """Sentences on sets that seem to contain faults, with the command that calibrates on clean data."""
+    return (
+        f"The held-out sets seem to contain faults: about {100 * found.fraction:.0f} % of the rows. "
+        f"Thresholds then miss such faults. Calibrate on clean sets: {advice}."
+    )

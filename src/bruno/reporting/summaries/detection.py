@@ -8,7 +8,7 @@ from bruno.kinds import Kind
 from bruno.reporting.images import to_uint8
 from bruno.reporting.plots import Measured, dot_plot
 from bruno.reporting.results import Result
-from bruno.reporting.summaries.base import summarise
+from bruno.reporting.summaries.base import on_contamination, summarise
 from bruno.reporting.timelines import MAX_SETS, STRIP, score_timeline
 from bruno.tasks.anomaly import Judgement
 from bruno.tasks.conformal import GroupScores
@@ -219,7 +219,9 @@ def _(outcome: CalibrationReport) -> Result:
     last = int(scores.positions[-1])
     positions = [n for n in _POSITIONS if n < last] + [last]
     smallest = scores.smallest_exact(min(positions[-1], 19))
-    counts = calibration.groups.counts
+    counts, found = calibration.groups.counts, outcome.contamination
+    suspected = found is not None and found.suspected
+    warning = f" {on_contamination(found, outcome.advice)}" if found and suspected else ""
     return Result(
         "calibration",
         "Thresholds of the score in a stream",
@@ -232,6 +234,8 @@ def _(outcome: CalibrationReport) -> Result:
             "cutoffs": calibration.cutoffs.by_count,
             "thresholds": {str(rate): [scores.threshold(n, rate) for n in positions] for rate in _RATES},
             "positions": positions,
+            "contamination": None if found is None else asdict(found),
+            "seems_contaminated": suspected,
         },
         ("false-alarm rate", "basis", *(f"after {n}" for n in positions)),
         tuple(
@@ -245,7 +249,7 @@ def _(outcome: CalibrationReport) -> Result:
         f"{len(calibration.groups.names)} groups of {calibration.data}, "
         f"{' to '.join(map(str, sorted({int(counts.min()), int(counts.max())})))} elements each: "
         + (f"rates of at least {100 * smallest:.1f} % are exact." if smallest < 1 else "no rate is exact.")
-        + f" Kept in {outcome.path}.",
+        + f" Kept in {outcome.path}.{warning}",
     )
 
 

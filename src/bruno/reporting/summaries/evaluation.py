@@ -11,7 +11,7 @@ from bruno.reporting.plots import (
     line_plot,
 )
 from bruno.reporting.results import Result
-from bruno.reporting.summaries.base import summarise
+from bruno.reporting.summaries.base import on_contamination, summarise
 from bruno.tasks.evaluation import BitsPerDim
 from bruno.tasks.few_shot import FewShotResult
 from bruno.trained.evaluation import Evaluation, FewShotEvaluation
@@ -124,6 +124,7 @@ def _(outcome: Verdict) -> Result:
         "gain": outcome.gain,
         "beats_baseline": outcome.beats_baseline,
         "detection_margins": outcome.detection_margins,
+        "seems_contaminated": _seems_contaminated(outcome),
         "finds_outliers": outcome.finds_outliers,
     }
     return Result(
@@ -182,6 +183,8 @@ def _conclusions(outcome: Verdict) -> list[str]:
             "was asked for: thresholds from some sets do not hold for others. Train and calibrate on more "
             "sets."
         )
+    if outcome.contamination is not None and outcome.contamination.suspected:
+        sentences.append(on_contamination(outcome.contamination, outcome.advice))
     if outcome.unmeasured:
         return [*sentences, f"Not compared with a baseline: {outcome.unmeasured}"]
     if outcome.few_shot is None and outcome.faults is None:
@@ -204,14 +207,20 @@ def _comparison(outcome: Verdict) -> list[str]:
         return [f"Better than the baseline, {baseline}.", *named]
     if outcome.few_shot or outcome.area_margin < 0:
         named = [f"It finds {other}."] * bool(other) + [f"But the model finds {ours}."] * bool(ours)
-        advice = "Train on more classes or for longer, or use the baseline."
-        return [f"THE BASELINE IS BETTER: {baseline}.", *named, advice]
+        remedies = "Train on more classes or for longer, or use the baseline."
+        advice = [] if _seems_contaminated(outcome) else [remedies]
+        return [f"THE BASELINE IS BETTER: {baseline}.", *named, *advice]
     area = "larger than that of the baseline" if outcome.area_margin else "about that of the baseline"
     but = f". The model finds {ours}, but" if ours else ", but"
     return [
         f"The area under ROC is {area}, {baseline}{but} the baseline finds {other}.",
         "For these faults, use the baseline.",
     ]
+
+
+def _seems_contaminated(outcome: Verdict) -> bool:
+    """Whether the sets that the verdict was measured on seem to contain faults."""
+    return outcome.contamination is not None and outcome.contamination.suspected
 
 
 def _found_more(outcome: Verdict) -> tuple[str, str]:
