@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bruno.cli.output import prepare_streams, print_message
+from bruno.cli.output import console, prepare_streams, print_message, print_result
+from bruno.reporting.results import Result
 from bruno.text import printable
 from cli.commandline import make_images, run, run_main
 
@@ -180,3 +181,27 @@ def test_running_out_of_memory_is_one_line(tiny, monkeypatch, capsys):
     ended = run_main(capsys, "evaluate", "run")
     assert ended.code == 2
     assert re.fullmatch(r"error: out of memory.*\n", ended.errors)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_tables_do_not_wrap_inside_numbers_or_words(monkeypatch, capsys, width):
+    names = [f"column_{i}" for i in range(24)]
+    numbers = [f"{1234.5 * 7**i:.4g}" for i in range(24)]
+    rows = (("out-of-distribution", *numbers), ("a name of several words", *numbers))
+    monkeypatch.setattr(console, "_width", width)
+    print_result(Result("wide", "A wide table", {}, ("row", *names), rows))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    words = {word for line in lines for word in re.split(r"[\s│┃]+", line)}
+    assert {"out-of-distribution", *names, *numbers} <= words
+    assert lines[0].strip() == "A wide table"
+
+
+def test_a_narrow_table_is_one_table_and_long_words_are_folded(monkeypatch, capsys):
+    monkeypatch.setattr(console, "_width", 60)
+    path = "/" + "/".join(["folder"] * 12)
+    print_result(Result("paths", "Paths", {}, ("file", "words"), ((path, "some words " * 5),)))
+    output = capsys.readouterr().out
+    assert output.count("┏") == 1
+    cells = [line.split("│")[1].strip() for line in output.splitlines() if line.startswith("│")]
+    assert "".join(cells) == path

@@ -9,10 +9,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from bruno.reporting.results import Result
     from bruno.trained import Trained
     from bruno.training import LogEntry
+
+
+_PADDING = 3  # characters of a table between two columns: two spaces and a line
+_LONGEST_WORD = 20  # characters; longer words of a table, such as paths, may be folded
 
 
 class _Console(Console):
@@ -91,16 +97,56 @@ def show_verdict(trained: Trained, seed: int, split: str | None = None) -> None:
 
 
 def print_result(result: Result) -> None:
-    """Print the table and the note of a result."""
+    """Print the table and the note of a result. A table that is too wide is printed in parts."""
     if result.rows:
-        names = map(printable, result.columns)
-        columns = (Column(name, overflow="fold") for name in names)  # paths are never cut
-        table = Table(*columns, title=printable(result.title), title_justify="left")
-        for row in result.rows:
-            table.add_row(*map(printable, row))
-        console.print(table)
+        cells = [[*map(printable, row)] for row in (result.columns, *result.rows)]
+        for part, title in zip(
+            _parts(cells, console.width), chain([result.title], repeat("…")), strict=False
+        ):
+            _print_table([[row[i] for i in part] for row in cells], printable(title))
     if result.note:
         console.print(result.note)
+
+
+def _print_table(cells: Sequence[Sequence[str]], title: str) -> None:
+    """Print a table, the first row of cells as its header, without wrapping inside words and numbers.
+
+    Words that are too long for a line are folded, so that paths are never cut.
+    """
+    widths = _widths(cells, console.width)
+    columns = (Column(name, overflow="fold", width=n) for name, n in zip(cells[0], widths, strict=True))
+    table = Table(*columns, title=title, title_justify="left")
+    for row in cells[1:]:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _parts(cells: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """The columns of a table in parts that fit a width; each part begins with the first column."""
+    least = [*map(_longest_word, zip(*cells, strict=True))]
+    parts: list[list[int]] = [[0]]
+    for i in range(1, len(least)):
+        if len(parts[-1]) > 1 and sum(least[j] + _PADDING for j in (*parts[-1], i)) + 1 > width:
+            parts.append([0])
+        parts[-1].append(i)
+    return parts
+
+
+def _widths(cells: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Widths of columns: those of their cells; if these are too wide, the widest columns are narrowed."""
+    columns = [*zip(*cells, strict=True)]
+    widths, least = [max(map(cell_len, column)) for column in columns], [*map(_longest_word, columns)]
+    for _ in range(sum(widths) + _PADDING * len(widths) + 1 - width):
+        spare = [i for i in range(len(widths)) if widths[i] > least[i]]
+        if not spare:
+            break
+        widths[max(spare, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _longest_word(cells: Sequence[str]) -> int:
+    """The length of the longest word, which is not wrapped unless it is very long, such as a path."""
+    return min(_LONGEST_WORD, max(cell_len(word) for cell in cells for word in cell.split() or [""]))
 
 
 def prepare_streams() -> None:

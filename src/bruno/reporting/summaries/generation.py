@@ -121,10 +121,15 @@ def class_samples_picture(outcome: SetSamples) -> bytes:
     return png(grid(rows.flatten(0, 1), rows.shape[1], padding=1, background=BACKGROUND))
 
 
+def _short(value: float) -> str:
+    """A number with four significant digits, or all digits before the decimal point."""
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
 def _with_rows(result: Result, x: Tensor, seen: Sequence[int], names: Sequence[str]) -> Result:
     """A result on rows of a table: the last samples as text."""
     rows = [
-        (str(number), str(n), *(f"{value:.6g}" for value in row))
+        (str(number), str(n), *map(_short, row))
         for number, prefixes in enumerate(x.tolist(), start=1)
         for n, some in zip(seen, prefixes, strict=True)
         for row in some

@@ -24,16 +24,17 @@ def _(outcome: Outliers) -> Result:
     elements, summary = outcome.elements, outcome.summary
     shown = _shown(outcome)
     table = {
-        "score": [one.verdict for one in shown],
+        "score": ["OOD" if one.out_of_distribution else one.verdict for one in shown],
         "p": [one.p.removeprefix("p ") for one in shown],
         "outlier": [one.name for one in shown],
         "set": [one.group for one in shown],
         "most unusual column": [one.column for one in shown],
     }
     table = {title: cells for title, cells in table.items() if any(cells)}
-    note = f"The {len(shown)} most unusual of {summary.outliers:,} outliers." * (
+    notes = [f"The {len(shown)} most unusual of {summary.outliers:,} outliers."] * (
         len(shown) < summary.outliers
     )
+    notes += ["OOD: out-of-distribution."] * any(one.out_of_distribution for one in shown)
     return Result(
         f"{outcome.job}-outliers",
         f"{TITLES[outcome.job]}, the most unusual first",
@@ -47,7 +48,7 @@ def _(outcome: Outliers) -> Result:
         },
         tuple(table),
         tuple(zip(*table.values(), strict=True)),
-        note if shown else f"No outliers.{_nearest(summary)}",
+        " ".join(notes) if shown else f"No outliers.{_nearest(summary)}",
         _picture(outcome, shown),
     )
 
