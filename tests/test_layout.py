@@ -20,7 +20,7 @@ LAYOUT = """
     bruno.kinds bruno.arrays
     bruno.checks bruno.settings bruno.config
     bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic
-    bruno.data.synthetic_tiles
+    bruno.data.synthetic_tiles bruno.data.related_columns
     bruno.data.drawings bruno.data.images bruno.data.table_format bruno.data.columns bruno.data.frames
     bruno.data.tables bruno.data.formats bruno.data.cifar
     bruno.data.file_readers bruno.data.reader bruno.data.datasets bruno.data.published

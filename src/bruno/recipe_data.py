@@ -24,6 +24,7 @@ from bruno.data.columns import BLOCK
 from bruno.data.datasets import SPLITS, split_by_class, split_dataset
 from bruno.data.frames import read_frame
 from bruno.data.images import has_colour
+from bruno.data.related_columns import Related, related_columns
 from bruno.data.table_format import TableFormat
 from bruno.files import atomic_write
 from bruno.model import Bruno
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 _FAR = 20  # values this many widths of a column's central 90 % from its median are reported
 _APART = 3  # a repeated value this many ranges of all other values away from them marks missing values
 _FEW_SETS, _FEW_ROWS = 10, 20  # to train on
+_NAMED = 12  # columns that a warning names
 _KEPT_FRAME = re.compile(r"data-[0-9a-f]{12}\.npz")
 
 
@@ -305,6 +307,33 @@ def warn_of_far_numbers(rows: Examples) -> None:
                 "scale. If they mark missing values, leave them empty.",
                 stacklevel=2,
             )
+
+
+def warn_of_related_columns(rows: Examples) -> None:
+    """Warn about columns that are almost functions of others: a model learns little besides that."""
+    if rows.is_images:
+        return
+    names = rows.columns or tuple(map(str, range(1, rows.shape[0] + 1)))
+    for one in related_columns(rows.elements.numpy()):
+        warnings.warn(f"{_relation(one, names)} (`data.columns`).", stacklevel=2)
+
+
+def _relation(found: Related, names: Sequence[str]) -> str:
+    """How a column is related to others, and the way out."""
+    column, others = names[found.column], [names[i] for i in found.others]
+    if found.circle:
+        return (
+            f"columns {others[0]!r} and {column!r} lie on a circle, as the sine and cosine of a time do, "
+            "which hides other faults. Use the plain time instead, such as the hour"
+        )
+    kept = ", ".join(f'"{name}"' for name in names if name != column)
+    listed = ", ".join(map(repr, others[:_NAMED]))
+    more = f" and {len(others) - _NAMED} others" if len(others) > _NAMED else ""
+    left = f"--set 'data.columns=[{kept}]'" if len(names) <= _NAMED else "--set 'data.columns=[…]'"
+    return (
+        f"column {column!r} is almost exactly a linear function of {listed}{more}, which hides other faults. "
+        f"Leave one of them out: {left}"
+    )
 
 
 def _extreme(ordered: Tensor) -> float | None:
