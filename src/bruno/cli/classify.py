@@ -19,9 +19,7 @@ def classify(
     ],
     support: Annotated[
         Path,
-        typer.Option(
-            help="Examples of each class: a folder of class folders, or a table with a group column."
-        ),
+        typer.Option(help="Examples of each class: a folder of class folders, or a table with groups."),
     ],
     files: ReadingOptions,
     prior: Annotated[
