@@ -3,12 +3,12 @@
 A record contains the version of its format, the fingerprint of the model, and the dtype of the latents. It
 ends with a checksum, which covers the name of the set if there is one. The layout, little-endian:
 
-    "BRS" version · type of latents · fingerprint · dimensions · first elements · sample · rank flag
+    "BRS" version · type of latents · fingerprint · dimensions · first elements · sample · marks
     position · counted · offset · count · mean · scatter · first · flags
     of ranks: count · mean · scatter · drift test · sample
     checksum
 
-Evidence is float64. Latents have the dtype that the encoder returns.
+Ranks are present if they are marked. Evidence is float64. Latents have the dtype that the encoder returns.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _TYPES: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
 _DOUBLE = np.dtype("<f8")
 _LARGEST = 2**53  # count that float64 resolves
 
+_RANKS, _INCOMPLETE = 1, 2  # marks: has ranks, has had an element with missing numbers
 USABLE, INSIDE, KEPT_OUT = 1, 2, 4  # flags of first elements: may count, counts, did not count at first
 
 
@@ -64,6 +65,7 @@ class SetRecord:
         first: latents of the first elements while they may be reconsidered.
         flags: `USABLE`, `INSIDE` and `KEPT_OUT` of each first element.
         ranks: state of p-values within the set; None without them.
+        incomplete: whether an element so far had missing numbers.
     """
 
     count: float
@@ -75,6 +77,7 @@ class SetRecord:
     first: Float[np.ndarray, "m dim"] = field(default_factory=lambda: np.zeros((0, 0)))
     flags: UInt8[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0, np.uint8))
     ranks: Ranks | None = None
+    incomplete: bool = False
 
     @classmethod
     def of(cls, evidence: Evidence) -> SetRecord:
@@ -111,7 +114,7 @@ def encode(record: SetRecord, fingerprint: str, name: str = "") -> bytes:
             dim,
             first,
             len(sample),
-            record.ranks is not None,
+            _RANKS * (record.ranks is not None) + _INCOMPLETE * record.incomplete,
         ),
         _NUMBERS.pack(record.position, record.counted, record.offset, record.count),
         record.mean.astype(_DOUBLE, copy=False).tobytes(),
@@ -141,7 +144,7 @@ def _encoded_ranks(ranks: Ranks, sample: NDArray[Any]) -> list[bytes]:
 def decode(data: bytes, fingerprint: str, dim: int, name: str = "") -> SetRecord:
     """The record that `encode` wrote for the same set and model; raises ValueError for any other bytes."""
     reader = _Reader(data, name)
-    magic, version, size, model, dims, first, sample, has_ranks = reader.unpack(_HEADER)
+    magic, version, size, model, dims, first, sample, marks = reader.unpack(_HEADER)
     if magic != _MAGIC or size not in _TYPES:
         raise ValueError(f"the state of set {name!r} must begin with {_MAGIC!r}; got {data[:5]!r}.")
     if version != VERSION:
@@ -167,7 +170,8 @@ def decode(data: bytes, fingerprint: str, dim: int, name: str = "") -> SetRecord
         offset,
         reader.array(latents, first * dim).reshape(first, dim),
         reader.array(np.dtype("u1"), first),
-        _decoded_ranks(reader, dim, sample, latents) if has_ranks else None,
+        _decoded_ranks(reader, dim, sample, latents) if marks & _RANKS else None,
+        bool(marks & _INCOMPLETE),
     )
     reader.end()
     _check(record, name)
@@ -280,7 +284,7 @@ def _plain_record(dim: int) -> np.dtype[Any]:
 
 
 def _plain_header(fingerprint: str, dim: int) -> bytes:
-    return _HEADER.pack(_MAGIC, VERSION, 8, bytes.fromhex(fingerprint), dim, 0, 0, False)
+    return _HEADER.pack(_MAGIC, VERSION, 8, bytes.fromhex(fingerprint), dim, 0, 0, 0)
 
 
 class _Reader:

@@ -32,6 +32,7 @@ class Judgements:
         counts: whether the row counts as seen.
         skipped: whether the row was skipped, as its offset shows that it was judged before. Its other values
             are NaN or 0.
+        incomplete: whether this row or an earlier one of its set had missing numbers.
         evidence: evidence of the set of each row before the row, if requested; counts are rounded.
     """
 
@@ -46,18 +47,32 @@ class Judgements:
     p_within: Float[np.ndarray, " n"]
     counts: Bool[np.ndarray, " n"]
     skipped: Bool[np.ndarray, " n"]
+    incomplete: Bool[np.ndarray, " n"]
     evidence: Evidence | None = None
 
     @classmethod
     def empty(cls, n: int) -> Judgements:
         """Arrays for n judgements, all marked as skipped."""
-        numbers, flags = np.empty((4, n)), np.zeros((5, n), np.bool_)
+        numbers, flags = np.empty((4, n)), np.zeros((6, n), np.bool_)
         numbers.fill(math.nan)
-        flags[4] = True
         score, threshold, p, p_within = numbers
-        outlier, beyond, exact, counts, skipped = flags
+        outlier, beyond, exact, counts, skipped, incomplete = flags
+        skipped[:] = True
         seen, position = np.zeros(n), np.zeros(n, np.int64)
-        return cls(score, seen, position, threshold, outlier, beyond, p, exact, p_within, counts, skipped)
+        return cls(
+            score,
+            seen,
+            position,
+            threshold,
+            outlier,
+            beyond,
+            p,
+            exact,
+            p_within,
+            counts,
+            skipped,
+            incomplete,
+        )
 
     def __len__(self) -> int:
         return len(self.score)
@@ -114,7 +129,7 @@ class Rule:
         rows = np.flatnonzero(judged)
         place = np.asarray(self._place(found.position[rows], found.seen[rows]), np.int64)
         self._judge_by_place(found, rows, place, detector.threshold)
-        found.exact &= self._is_as_calibrated(found.position)
+        found.exact &= self._is_as_calibrated(found.position) & ~found.incomplete
 
     def _judge_one(self, found: Judgements) -> None:
         """As `judge`, for one row: branches in Python are faster than numpy for a single number."""
@@ -131,7 +146,7 @@ class Rule:
         given = np.array([-math.inf if beyond else found.score.item()])
         p = detector.threshold.p_values(given, place, "exact" if exact else "estimated").item()
         found.p[0], found.threshold[0], found.outlier[0] = p, threshold, beyond or p <= detector.rate
-        found.exact[0] = exact and self._is_as_calibrated(position)
+        found.exact[0] = exact and self._is_as_calibrated(position) and not found.incomplete.item()
 
     def _judge_by_place(
         self,

@@ -42,6 +42,7 @@ class HotSets:
         self._store, self._fingerprint, self._dim, self._capacity = store, fingerprint, dim, capacity
         self.first: dict[int, First] = {}
         self.ranks: dict[int, Ranks] = {}
+        self.incomplete: set[int] = set()  # slots of sets that have had an element with missing numbers
         self._slots: OrderedDict[str, int] = OrderedDict()
         self._names: list[str] = []
         self._free: list[int] = []
@@ -103,6 +104,7 @@ class HotSets:
         for _, slot in gone:
             self.first.pop(slot, None)
             self.ranks.pop(slot, None)
+            self.incomplete.discard(slot)
             self._dirty[slot] = False
             self._free.append(slot)
 
@@ -144,6 +146,7 @@ class HotSets:
             int(self.counted[slot]),
             int(self.offset[slot]),
             ranks=self.ranks.get(slot),
+            incomplete=slot in self.incomplete,
         )
         if first is not None:
             record.first, record.flags = first.z[:position], first.flags[:position]
@@ -158,6 +161,8 @@ class HotSets:
             first.z[:m], first.flags[:m] = record.first, record.flags
         if record.ranks is not None:
             self.ranks[slot] = record.ranks
+        if record.incomplete:
+            self.incomplete.add(slot)
 
     def begin(self, slot: int) -> First:
         """Begin to keep the first elements of a set."""
@@ -173,20 +178,23 @@ class HotSets:
         young = [slot for slot in slots.tolist() if slot in self.first] if self.first else []
         first = {slot: (self.first[slot], self.first[slot].flags.copy()) for slot in young}
         ranks = {slot: self.ranks.get(slot) for slot in slots.tolist()} if self.ranks else {}
-        self._undo = [slots, [array.take(slots, 0) for array in arrays], first, ranks]
+        incomplete = self.incomplete.intersection(slots.tolist()) if self.incomplete else set()
+        self._undo = [slots, [array.take(slots, 0) for array in arrays], first, ranks, incomplete]
         self._dirty[slots] = True
 
     def undo(self) -> None:
         """Restore the states before the last step; without one, do nothing."""
         if self._undo is None:
             return
-        slots, copies, first, ranks = self._undo
+        slots, copies, first, ranks, incomplete = self._undo
         arrays = (self.count, self.mean, self.scatter, self.position, self.counted, self.offset)
         for array, copy in zip(arrays, copies, strict=True):
             array[slots] = copy
         for slot in slots.tolist():
             self.first.pop(slot, None)
             self.ranks.pop(slot, None)
+            self.incomplete.discard(slot)
+        self.incomplete |= incomplete
         for slot, (one, flags) in first.items():
             one.flags[:] = flags
             self.first[slot] = one

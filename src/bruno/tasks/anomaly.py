@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -232,12 +232,21 @@ def _default_cutoffs(threshold: float | GroupScores) -> Cutoffs:
 
 
 class Step(NamedTuple):
-    """The judgement of an element, the state of the stream after it, its latents, and whether it counts."""
+    """A judged element of a stream.
+
+    Attributes:
+        judgement: its judgement.
+        state: the state of the stream after it.
+        z: its latents.
+        counts: whether it counts.
+        x: the element, with its missing numbers imputed from those before it that count.
+    """
 
     judgement: Judgement
     state: StreamEvidence
     z: Float[Tensor, " dim"]
     counts: bool
+    x: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,7 +334,10 @@ class Detector:
 
     @torch.no_grad()
     def step(self, state: StreamEvidence, x: ArrayLike) -> Step:
-        """Judge one element (*shape) in a state, see `begin`; for callers who save states."""
+        """Judge one element (*shape) in a state, see `begin`; for callers who save states.
+
+        Missing numbers of a row, NaN, are imputed from the elements that count, if the model can.
+        """
         x = as_tensor(x, kind=self.model.kind)
         if x.shape != self.model.shape:
             raise ValueError(
@@ -333,11 +345,16 @@ class Detector:
                 "For a complete batch use judge_batch."
             )
         by = self.densities or ElementDensities(self.model)
+        missing = self.model.imputer is not None and bool(x.isnan().any())
+        if missing:
+            state, x = replace(state, incomplete=True), Posterior(self.model, state.evidence).impute(x)
         z, log_det = by.encode(x)
         prior = by.prior(z)
         beyond, score = prior + log_det < self.floor, by.given(z, state.evidence) - prior
         cutoffs = None if self.count_all else self.cutoffs
         after = state.add(self.model, z, score, cutoffs, ~beyond, self.window, by.scores_of)
+        if state.incomplete:
+            after = replace(after, incomplete=True)
         if self.window is None:
             counts = int(after.evidence.count) > int(state.evidence.count)
         else:  # another one may have left the window
@@ -345,7 +362,7 @@ class Detector:
             counts = not bool(beyond) and score.item() >= limit
         if state.evidence.count > 0:
             score = score - shortfall(prior + log_det, self.reference)
-        return Step(self._judge(score.item(), bool(beyond), state), after, z, counts)
+        return Step(self._judge(score.item(), bool(beyond), state), after, z, counts, x)
 
     def _judge(self, score: float, beyond: bool, state: StreamEvidence) -> Judgement:
         seen, given = int(state.evidence.count), -math.inf if beyond else score
@@ -354,6 +371,7 @@ class Detector:
         if not isinstance(self.threshold, GroupScores):
             return Judgement(score, seen, float(self.threshold), beyond or score < self.threshold, beyond)
         p, basis = self.threshold.p_value(given, state.position, self.rate)
+        basis = "estimated" if state.incomplete else basis  # groups are imputed in another way
         threshold = self.threshold.threshold(state.position, self.rate)
         return Judgement(score, seen, threshold, beyond or p <= self.rate, beyond, p, basis)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -202,12 +202,14 @@ class StreamEvidence:
         first: latents of the first elements while they may be reconsidered, empty afterwards; or, in a
             window, of the latest elements.
         usable: which of the elements in `first` may count.
+        incomplete: whether an element so far had missing numbers.
     """
 
     evidence: Evidence
     position: int
     first: Float[Tensor, "*batch first dim"]
     usable: Bool[Tensor, "*batch first"]
+    incomplete: bool = False
 
     @classmethod
     def empty(
@@ -233,8 +235,8 @@ class StreamEvidence:
 
     def including(self, z: Float[Tensor, "*batch dim"]) -> StreamEvidence:
         """The state after an earlier element, which was kept out, is added; the position stays the same."""
-        return StreamEvidence(
-            self.evidence.add(z), self.position, self.first[..., :0, :], self.usable[..., :0]
+        return replace(
+            self, evidence=self.evidence.add(z), first=self.first[..., :0, :], usable=self.usable[..., :0]
         )
 
     def score(

@@ -178,6 +178,8 @@ class KeyedDetector:
                 continue
             if complete is not None:
                 self._impute(rows[~complete[rows]], slots, x, latents, prior)
+            if self._sets.incomplete:
+                found.incomplete[rows] = [slot in self._sets.incomplete for slot in slots[rows].tolist()]
             whole = len(rows) == len(slots)
             some = slots if whole else slots[rows]
             if before is not None:
@@ -202,7 +204,7 @@ class KeyedDetector:
         """Replace the judgement of each row that has a rank within its set by one from that rank."""
         ranked = ~np.isnan(found.threshold) & ~np.isnan(found.p_within)
         found.outlier[ranked] = found.p_within[ranked] <= self.detector.rate
-        found.p[ranked], found.exact[ranked] = found.p_within[ranked], True
+        found.p[ranked], found.exact[ranked] = found.p_within[ranked], ~found.incomplete[ranked]
         found.threshold[ranked] = np.nan
 
     def _encoded(self, x: Any, complete: NDArray[np.bool_]) -> Latents:
@@ -218,6 +220,7 @@ class KeyedDetector:
         self, rows: NDArray[np.intp], slots: NDArray[np.intp], x: Any, latents: Latents, prior: NDArray[Any]
     ) -> None:
         """Impute missing numbers from the sets, one row at a time: rounding depends on the batch."""
+        self._sets.incomplete.update(slots[rows].tolist())
         for i in rows.tolist():
             filled = self._posterior(int(slots[i])).impute(torch.from_numpy(x[i])).cpu().numpy()
             z, log_det = self._encode(filled[None])

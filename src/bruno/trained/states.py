@@ -168,7 +168,7 @@ def _record_of(state: SetState) -> SetRecord:
     record.position = stream.position
     record.first = stream.first.cpu().numpy()
     record.flags = USABLE * stream.usable.cpu().numpy().astype(np.uint8)
-    record.ranks = Ranks(state.within, state.drift)
+    record.ranks, record.incomplete = Ranks(state.within, state.drift), stream.incomplete
     return record
 
 
@@ -181,6 +181,7 @@ def _state_of(record: SetRecord, device: torch.device) -> SetState:
         record.position,
         torch.from_numpy(record.first).to(device),
         torch.from_numpy((record.flags & USABLE) > 0).to(device),
+        record.incomplete,
     )
     within = WithinSet(record.ranks.within.evidence.to(device), record.ranks.within.sample.to(device))
     return SetState(stream, within, record.ranks.drift)

@@ -19,6 +19,7 @@ from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.streams.fast_densities import densities_of
 from bruno.tasks.anomaly import Detector, Judgement
+from bruno.tasks.conformal import Basis
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.tasks.stream_summary import StreamSummary
@@ -125,8 +126,7 @@ class Watch:
         for element in self._elements:
             self._warn_of(element)
             given = self._posterior(element)
-            element = self._complete(element)
-            judgement = self._advance(element)
+            element, judgement = self._advance(element)
             if self._explainer is not None and judgement.outlier:
                 (parts,) = self._explainer.contributions(Posterior.stack([given]), element.x.unsqueeze(0))
                 judgement = replace(judgement, contributions=parts)
@@ -162,21 +162,17 @@ class Watch:
         self._stamp = _stamp(self._file)
         _log.info("the state is kept in %s", self._file)
 
-    def _complete(self, element: Element) -> Element:
-        """The element with its missing numbers imputed from the earlier elements of its set."""
-        x = self._posterior(element).impute(element.x.to(self._trained.device))
-        return element._replace(x=x.cpu())
-
     def _posterior(self, element: Element) -> Posterior:
         """The posterior of the set of an element, before the element is added."""
         own, model = self.state.sets.get(self._set_of(element)), self._trained.model
         return Posterior(model, own.stream.evidence) if own else model.prior()
 
-    def _advance(self, element: Element) -> Judgement:
-        """Judge an element and update the state of its set."""
+    def _advance(self, element: Element) -> Judged:
+        """Judge an element and update the state of its set; its missing numbers are then imputed."""
         group, model = self._set_of(element), self._trained.model
         own = self.state.sets.get(group) or SetState.of(self.detector.begin())
-        judgement, stream, z, counts = self.detector.step(own.stream, element.x.to(self._trained.device))
+        step = self.detector.step(own.stream, model.as_elements(element.x))
+        judgement, stream, z = step.judgement, step.state, step.z
         within, drift = own.within, own.drift
         # Ranks take as long as the judgement. With a window, they are only reported if every element counts.
         ranks = self.detector.window is None or self.detector.count_all
@@ -185,22 +181,27 @@ class Watch:
             within = within.add(z)
             if self.detector.window is None:  # with a window, sets are expected to change
                 drift = drift.add(ranked.uniform)
-            judgement = self._with_rank(judgement, ranked.p)
+            judgement = self._with_rank(judgement, ranked.p, stream.incomplete)
         self.state = self.state.with_set(group, SetState(stream, within, drift))
-        if not counts:
+        if not step.counts:
             self.state = self.state.with_kept_out(KeptOut(element.name, group, z))
         if drift.detected and not own.drift.detected:
             self._report_drift(element, group, own.stream.position + 1 - (drift.position - drift.since))
-        return judgement
+        return Judged(element._replace(x=step.x.cpu()), judgement)
 
-    def _with_rank(self, judgement: Judgement, p: float) -> Judgement:
-        """The judgement with the p-value within the set; with `within`, the judgement by that p-value."""
+    def _with_rank(self, judgement: Judgement, p: float, incomplete: bool) -> Judgement:
+        """The judgement with the p-value within the set; with `within`, the judgement by that p-value.
+
+        Missing numbers are imputed from earlier elements alone, so elements of an incomplete set are not
+        exchangeable.
+        """
         if not self.detector.count_all:
             return judgement
         if not self._within or judgement.threshold is None:
             return replace(judgement, p_within=p)
         outlier = p <= self.detector.rate
-        return replace(judgement, p=p, basis="exact", p_within=p, outlier=outlier, threshold=None)
+        basis: Basis = "estimated" if incomplete else "exact"
+        return replace(judgement, p=p, basis=basis, p_within=p, outlier=outlier, threshold=None)
 
     def _report_drift(self, element: Element, group: str, since: int) -> None:
         what = f"{self._trained.group} {group}" if group else "the stream"
@@ -225,7 +226,7 @@ class Watch:
 
     def _condition_on(self, typical: list[Element]) -> None:
         for element in typical:
-            self._advance(self._complete(element))
+            self._advance(element)
         kept = sum(int(one.stream.evidence.count) for one in self.state.sets.values())
         if excluded := len(typical) - kept:
             _log.info("`typical`: excluded %d of %d elements, outliers", excluded, len(typical))
