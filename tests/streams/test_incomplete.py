@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from streams.keyed import NAN, detector, in_steps, keyed, machines, trained
+from streams.keyed import NAN, detector, in_steps, keyed, machines, stream, trained
 
 from bruno.data import Element
 from bruno.tasks.anomaly import Detector
@@ -67,3 +67,40 @@ def test_ranks_within_an_incomplete_set_are_estimated():
     expected = ["exact"] * 7 + ["estimated"] * 22
     assert [one.judgement.basis for one in judged][1:] == expected
     assert [one.basis for one in found][1:] == expected
+
+
+def test_incomplete_rows_do_not_count_before_a_few_elements_do():
+    """Imputed from the prior, they would be evidence of a guess."""
+    x = machines(1, 30, seed=9)[0]
+    x[[0, 2, 3, 6, 7], 1] = NAN
+    plain = detector(count_all=True)
+    watch = trained().watch(elements_of(["a"] * 30, x), plain)
+    seen = [one.judgement.seen for one in watch]
+    assert seen[:10] == [0, 0, 1, 1, 1, 2, 3, 4, 5, 6]
+    found = in_steps(keyed(detector=plain), ["a"] * 30, x, 7)
+    assert found.seen.tolist() == seen
+    assert np.isnan(found.p[:2]).all()
+
+
+def test_a_set_of_incomplete_rows_is_judged_after_some_of_them():
+    x = machines(1, 30, seed=9)[0]
+    x[:, 1] = NAN
+    judged = list(trained().watch(elements_of(["a"] * 30, x), detector()))
+    found = in_steps(keyed(), ["a"] * 30, x, 7)
+    assert [one.judgement.seen for one in judged] == [0] * 11 + list(range(1, 20))
+    assert found.seen.tolist() == [one.judgement.seen for one in judged]
+
+
+def test_watch_and_keyed_streams_agree_about_incomplete_rows():
+    keys, x = stream(6, 40)
+    x = with_holes(x, 0.1)
+    found = in_steps(keyed(), keys, x, 50)
+    judged = list(trained().watch(elements_of(keys, x), detector()))
+    for name in ("outlier", "basis", "seen"):
+        assert [getattr(one, name) for one in found] == [getattr(one.judgement, name) for one in judged]
+    scores = [one.judgement.score for one in judged]
+    np.testing.assert_allclose(found.score, scores, rtol=1e-3, atol=1e-3)
+    numbers = [
+        np.array([one.p for one in some], float) for some in (found, [one.judgement for one in judged])
+    ]
+    np.testing.assert_allclose(*numbers, rtol=1e-3, atol=1e-3)

@@ -20,7 +20,7 @@ from bruno.streams.sets import First, HotSets
 from bruno.streams.window import Window
 from bruno.tasks.anomaly import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
-from bruno.tasks.keep_out import RECONSIDERED, START, typical_elements
+from bruno.tasks.keep_out import RECONSIDERED, START, may_count, typical_elements
 
 _SIZES = (0, 8, START)  # sets are reconsidered in two batches: up to 8, and up to 20 first elements
 
@@ -85,8 +85,12 @@ class Updates:
         z: Float[np.ndarray, "n dim"],
         log_det: Float[np.ndarray, " n"],
         prior: Float[np.ndarray, " n"],
+        complete: Bool[np.ndarray, " n"] | None = None,
     ) -> Update:
-        """Score the next element of each set, and add elements that count; the sets are all different."""
+        """Score the next element of each set, and add elements that count; the sets are all different.
+
+        `complete` tells which elements had no missing numbers; None if none had any.
+        """
         sets = self._sets
         if len(slots) == 1 and not self._within and sets.position[slots[0]] >= START:
             return self._advance_one(int(slots[0]), z[0], log_det.item(), prior.item())
@@ -95,11 +99,14 @@ class Updates:
         )
         score = self._densities(z, seen, mean, scatter) - prior
         beyond = prior + log_det < self._floor
-        counts = ~beyond
+        usable = ~beyond
+        if complete is not None:
+            usable &= may_count(complete, seen, position)
+        counts = usable.copy()
         if self._cutoffs is not None:
             places = np.minimum(np.rint(seen).astype(np.intp), len(self._cutoff_at) - 1)
             counts &= score >= self._cutoff_at[places]
-        is_young = self._keep_first(slots, z, position, ~beyond, counts)
+        is_young = self._keep_first(slots, z, position, usable, counts)
         keeps = np.where(is_young, 1.0, self._keeps)
         self._add(slots[counts], z[counts], keeps[counts, None])
         sets.position[slots] = position + 1
@@ -108,13 +115,13 @@ class Updates:
         if self._window is not None:
             for i in np.flatnonzero(counts & ~is_young).tolist():
                 self._window.add(int(slots[i]), z[i : i + 1])
-        p_within = self._rank(slots, z, position, beyond) if self._within else None
+        p_within = self._rank(slots, z, position, usable) if self._within else None
         # `shortfall`, in numpy; without evidence the score is 0.
         score = np.where(seen > 0, score - np.maximum(self._reference - prior - log_det, 0.0), score)
         return Update(score, seen, position, beyond, counts, p_within)
 
     def _advance_one(self, slot: int, z: Float[np.ndarray, " dim"], log_det: float, prior: float) -> Update:
-        """As `advance`, for one set whose first elements are no longer reconsidered.
+        """As `advance`, for one set whose first elements are no longer reconsidered: incomplete rows count.
 
         Branches are in Python, as a comparison takes a microsecond in numpy, however small its arrays are.
         """
@@ -238,11 +245,11 @@ class Updates:
         slots: Int[np.ndarray, " n"],
         z: Float[np.ndarray, "n dim"],
         position: Int[np.ndarray, " n"],
-        beyond: Bool[np.ndarray, " n"],
+        usable: Bool[np.ndarray, " n"],
     ) -> Float[np.ndarray, " n"]:
-        """p-values within the sets, of elements that are not out-of-distribution."""
+        """p-values within the sets, of elements that may count."""
         found = np.full(len(slots), math.nan)
-        for i in np.flatnonzero(~beyond).tolist():
+        for i in np.flatnonzero(usable).tolist():
             slot, one = int(slots[i]), torch.from_numpy(z[i].copy())
             within, drift = self._sets.ranks.get(slot) or Ranks(WithinSet.empty(self._model.dim), DriftTest())
             ranked = within.p_value(self._model, one)

@@ -25,6 +25,7 @@ from bruno.tasks.keep_out import (
     ElementDensities,
     StreamEvidence,
     batch_scores,
+    may_count,
     shortfall,
 )
 
@@ -238,6 +239,7 @@ class Step(NamedTuple):
         judgement: its judgement.
         state: the state of the stream after it.
         z: its latents.
+        usable: whether it may count: it is not out-of-distribution, and see `may_count`.
         counts: whether it counts.
         x: the element, with its missing numbers imputed from those before it that count.
     """
@@ -245,6 +247,7 @@ class Step(NamedTuple):
     judgement: Judgement
     state: StreamEvidence
     z: Float[Tensor, " dim"]
+    usable: bool
     counts: bool
     x: Tensor
 
@@ -351,18 +354,19 @@ class Detector:
         z, log_det = by.encode(x)
         prior = by.prior(z)
         beyond, score = prior + log_det < self.floor, by.given(z, state.evidence) - prior
+        usable = ~beyond & may_count(not missing, state.evidence.count, state.position)
         cutoffs = None if self.count_all else self.cutoffs
-        after = state.add(self.model, z, score, cutoffs, ~beyond, self.window, by.scores_of)
+        after = state.add(self.model, z, score, cutoffs, usable, self.window, by.scores_of)
         if state.incomplete:
             after = replace(after, incomplete=True)
         if self.window is None:
             counts = int(after.evidence.count) > int(state.evidence.count)
         else:  # another one may have left the window
             limit = -math.inf if cutoffs is None else cutoffs.at(state.evidence.count).item()
-            counts = not bool(beyond) and score.item() >= limit
+            counts = bool(usable) and score.item() >= limit
         if state.evidence.count > 0:
             score = score - shortfall(prior + log_det, self.reference)
-        return Step(self._judge(score.item(), bool(beyond), state), after, z, counts, x)
+        return Step(self._judge(score.item(), bool(beyond), state), after, z, bool(usable), counts, x)
 
     def _judge(self, score: float, beyond: bool, state: StreamEvidence) -> Judgement:
         seen, given = int(state.evidence.count), -math.inf if beyond else score

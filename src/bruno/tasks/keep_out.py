@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Real
@@ -18,8 +19,20 @@ from bruno.tasks.evaluation import steps_and_prior
 
 START = 20  # elements at the beginning of a stream that are reconsidered together
 RECONSIDERED = {2, 3, 4, 5, 6, 7, 8, 10, 12, 16, START}  # positions at which they are reconsidered
+_KNOWN, _PATIENCE = 3, 10  # elements that count, or that came before, so that incomplete rows count
 _REMOVED_DIVISOR = 16  # from a large set, 1/16 of the elements is removed at a time
 _ROUNDS = 10  # elements are put back in at most this many rounds
+
+
+def may_count(complete: Any, count: Any, position: Any) -> Any:
+    """Whether elements may count, given how many count already and how many came before; arrays or numbers.
+
+    A missing number is imputed from the elements of the set that count. Given few of them, that is a guess at
+    the level of the set: as evidence it would make outliers of the complete rows that follow. So incomplete
+    rows do not count until `_KNOWN` elements do; but a set with few complete rows waits only for
+    `_PATIENCE` elements.
+    """
+    return complete | (count >= _KNOWN) | (position >= _PATIENCE)
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ class Watch:
         within, drift = own.within, own.drift
         # Ranks take as long as the judgement. With a window, they are only reported if every element counts.
         ranks = self.detector.window is None or self.detector.count_all
-        if ranks and not judgement.out_of_distribution:
+        if ranks and step.usable:
             ranked = within.p_value(model, z)
             within = within.add(z)
             if self.detector.window is None:  # with a window, sets are expected to change
