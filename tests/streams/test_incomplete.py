@@ -1,11 +1,22 @@
 """Streams whose rows have missing numbers: their p-values, and what counts as seen."""
 
-import numpy as np
-import torch
-from streams.keyed import NAN, detector, in_steps, keyed, machines, stream, trained
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
-from bruno.data import Element
-from bruno.tasks.anomaly import Detector
+import numpy as np
+import pytest
+import torch
+from streams.keyed import DIM, NAN, detector, in_steps, keyed, machines, stream, trained
+
+from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
+from bruno.data import Element, Examples, SetSampler
+from bruno.tasks.anomaly import Detector, density_floor, reference_density
+from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.trained import KeyedDetector, Trained
+
+RATE, GROUPS, SETS, ROWS = 0.05, 200, 400, 10
 
 
 def with_holes(x: np.ndarray, share: float = 0.05, seed: int = 0) -> np.ndarray:
@@ -69,25 +80,25 @@ def test_ranks_within_an_incomplete_set_are_estimated():
     assert [one.basis for one in found][1:] == expected
 
 
-def test_incomplete_rows_do_not_count_before_a_few_elements_do():
+def test_incomplete_rows_do_not_count_before_another_element_does():
     """Imputed from the prior, they would be evidence of a guess."""
     x = machines(1, 30, seed=9)[0]
-    x[[0, 2, 3, 6, 7], 1] = NAN
+    x[[0, 1, 3, 6], 1] = NAN
     plain = detector(count_all=True)
     watch = trained().watch(elements_of(["a"] * 30, x), plain)
     seen = [one.judgement.seen for one in watch]
-    assert seen[:10] == [0, 0, 1, 1, 1, 2, 3, 4, 5, 6]
+    assert seen[:8] == [0, 0, 0, 1, 2, 3, 4, 5]
     found = in_steps(keyed(detector=plain), ["a"] * 30, x, 7)
     assert found.seen.tolist() == seen
-    assert np.isnan(found.p[:2]).all()
+    assert np.isnan(found.p[:3]).all()
 
 
-def test_a_set_of_incomplete_rows_is_judged_after_some_of_them():
+def test_a_set_of_incomplete_rows_is_judged_after_the_first_twenty():
     x = machines(1, 30, seed=9)[0]
     x[:, 1] = NAN
     judged = list(trained().watch(elements_of(["a"] * 30, x), detector()))
     found = in_steps(keyed(), ["a"] * 30, x, 7)
-    assert [one.judgement.seen for one in judged] == [0] * 11 + list(range(1, 20))
+    assert [one.judgement.seen for one in judged] == [0] * 21 + list(range(1, 10))
     assert found.seen.tolist() == [one.judgement.seen for one in judged]
 
 
@@ -104,3 +115,66 @@ def test_watch_and_keyed_streams_agree_about_incomplete_rows():
         np.array([one.p for one in some], float) for some in (found, [one.judgement for one in judged])
     ]
     np.testing.assert_allclose(*numbers, rtol=1e-3, atol=1e-3)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def far_apart(count: int, share: float, seed: int) -> Examples:
+    """Rows of machines that differ far more than the rows of one; of their numbers, this share is missing."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(count, 1, DIM)) + 0.1 * random.normal(size=(count, ROWS, DIM))
+    labels = torch.arange(count).repeat_interleave(ROWS)
+    return Examples(with_holes(x.reshape(-1, DIM), share, seed), labels, tuple(map(str, range(count))))
+
+
+@cache
+def linear_model() -> Bruno:
+    """A model of such machines without training: columns are standardised."""
+    process = ProcessConfig(dof=30.0, correlation=0.95)
+    flow = FlowConfig("dense", couplings=0)
+    config = ModelConfig((DIM,), levels=0, flow=flow, process=process, missing="impute", scales="linear")
+    model, known = Bruno.from_config(config), far_apart(60, 0.0, seed=100)
+    model.initialise(known.elements)
+    assert model.imputer is not None
+    model.imputer.fit(model.preprocessing(known.elements)[0], known.labels)
+    return model.requires_grad_(False)
+
+
+def calibrated(share: float, count_all: bool = False) -> Detector:
+    """A detector for the machines of `far_apart`."""
+    model = linear_model()
+    other = far_apart(40, share, seed=50)
+    whole = SetSampler(replace(other, elements=model.impute(other.elements, other.labels)))
+    floor, reference = (of(model, whole, generator=seeded()) for of in (density_floor, reference_density))
+    cutoffs = fixed_cutoffs(model, Groups.of(model, other, floor=floor, generator=seeded()))
+    groups = Groups.of(
+        model, far_apart(GROUPS, share, seed=1), floor=floor, reference=reference, generator=seeded()
+    )
+    found = GroupCalibration(model, groups, cutoffs, floor, "", True, 0, reference)
+    scores = found.stream(count_all=count_all)
+    return Detector(
+        model, scores, RATE, cutoffs=cutoffs, count_all=count_all, floor=floor, reference=reference
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count_all", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_exact_false_alarms_of_sets_with_missing_numbers_are_within_the_rate(share, count_all):
+    """The groups pass through the same imputation as a new set, one row after the other."""
+    made, new = calibrated(share, count_all), far_apart(SETS, share, seed=2)
+    owner, keys = Trained(made.model, None, Path("nowhere")), [f"m{i}" for i in new.labels.tolist()]
+    with KeyedDetector(owner, ":memory:", made) as judge:
+        found = judge.step(keys, new.elements.double())
+    some = elements_of(keys[: 100 * ROWS], new.elements[: 100 * ROWS].numpy())
+    watched = [one.judgement.outlier for one in owner.watch(some, made)]
+    assert np.mean(found.outlier[: len(some)] == watched) > 0.998
+    judged, flagged = (part.reshape(SETS, ROWS) for part in (~np.isnan(found.p), found.outlier))
+    assert found.exact[judged.flatten()].all()
+    for position in (1, 2, 3, 4, 9):
+        n = int(judged[:, position].sum())
+        error = math.sqrt(RATE * (1 - RATE) * (1 / n + 1 / GROUPS))
+        assert flagged[judged[:, position], position].mean() < RATE + 3 * error
+    assert RATE / 3 < flagged[judged].mean() < RATE + 3 * math.sqrt(RATE / GROUPS)

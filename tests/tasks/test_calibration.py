@@ -182,6 +182,39 @@ def test_a_calibration_survives_a_file(model, tmp_path):
         GroupCalibration.load(tmp_path / "calibration.safetensors", machine_model_of_another_scale())
 
 
+def test_a_calibration_with_missing_numbers_survives_a_file(tmp_path):
+    model, path = machine_model("impute"), tmp_path / "calibration.safetensors"
+    some = machines(12, 8, seed=1)
+    holed = replace(some, elements=with_holes(some.elements, 0.1))
+    groups = Groups.of(model, holed, generator=seeded())
+    found = GroupCalibration(model, groups, fixed_cutoffs(model, groups), -math.inf, "machines", True)
+    found.save(path)
+    loaded = GroupCalibration.load(path, model)
+    assert loaded.stream().incomplete
+    for count_all in (False, True):
+        first, second = (one.stream(count_all=count_all).scores for one in (found, loaded))
+        torch.testing.assert_close(first, second, equal_nan=True)
+    torch.testing.assert_close(found.support().scores, loaded.support().scores, equal_nan=True)
+    tensors, header = read(path, "cpu")
+    write(path, {**tensors, "rows": tensors["rows"] / 0.0}, header)
+    with pytest.raises(ValueError, match="`rows`"):
+        GroupCalibration.load(path, model)
+    del header["incomplete"]  # as older versions, which imputed from whole groups
+    write(path, tensors, header)
+    with pytest.raises(ValueError, match="Calibrate again"):
+        GroupCalibration.load(path, model)
+
+
+def test_groups_without_complete_rows_are_judged_as_whole_sets(tmp_path):
+    model, some = machine_model("impute"), machines(12, 8, seed=1)
+    x = some.elements.clone()
+    x[:, 0] = math.nan
+    groups = Groups.of(model, replace(some, elements=x), generator=seeded())
+    found = GroupCalibration(model, groups, fixed_cutoffs(model, groups), -math.inf, "machines", True)
+    assert not found.stream().incomplete
+    assert not found.stream().scores.isnan().any()
+
+
 @pytest.fixture(scope="module")
 def saved(model, tmp_path_factory):
     """The file of a calibration, for reading only."""

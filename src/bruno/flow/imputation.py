@@ -98,9 +98,10 @@ class Imputer(nn.Module):
 
         With V = (B⁻¹ + n W⁻¹)⁻¹, the covariance of the centre, the row has covariance W + V.
         """
-        count = seen.double()[..., None, None]
+        counts, place = seen.unique(return_inverse=True)
         eye = torch.eye(len(self.mean), dtype=torch.double, device=y.device)
-        spread = self.between @ torch.linalg.inv(eye + count * torch.linalg.solve(self.within, self.between))
+        ratio = torch.linalg.solve(self.within, self.between)
+        spread = (self.between @ torch.linalg.inv(eye + counts.double()[:, None, None] * ratio))[place]
         there = ~y.isnan()
         residual = torch.where(there, y.double() - centre, 0.0)
         precision = _precision(self.within + spread, there)

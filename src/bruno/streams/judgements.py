@@ -113,6 +113,7 @@ class Rule:
         self._limits: dict[int, tuple[float, bool]] = {}
         scores = detector.threshold
         self._last = int(scores.positions[-1]) + 1 if isinstance(scores, GroupScores) else 0
+        self._incomplete_too = isinstance(scores, GroupScores) and scores.incomplete
 
     def judge(self, found: Judgements) -> None:
         """Set threshold, p-value and outlier from score, evidence and position."""
@@ -129,7 +130,7 @@ class Rule:
         rows = np.flatnonzero(judged)
         place = np.asarray(self._place(found.position[rows], found.seen[rows]), np.int64)
         self._judge_by_place(found, rows, place, detector.threshold)
-        found.exact &= self._is_as_calibrated(found.position) & ~found.incomplete
+        found.exact &= self._is_as_calibrated(found.position, found.incomplete)
 
     def _judge_one(self, found: Judgements) -> None:
         """As `judge`, for one row: branches in Python are faster than numpy for a single number."""
@@ -146,7 +147,7 @@ class Rule:
         given = np.array([-math.inf if beyond else found.score.item()])
         p = detector.threshold.p_values(given, place, "exact" if exact else "estimated").item()
         found.p[0], found.threshold[0], found.outlier[0] = p, threshold, beyond or p <= detector.rate
-        found.exact[0] = exact and self._is_as_calibrated(position) and not found.incomplete.item()
+        found.exact[0] = exact and self._is_as_calibrated(position, found.incomplete.item())
 
     def _judge_by_place(
         self,
@@ -189,13 +190,15 @@ class Rule:
             position = smaller(position, np.maximum(np.rint(seen), 1))
         return smaller(position, self._last)
 
-    def _is_as_calibrated(self, position: Any) -> Any:
+    def _is_as_calibrated(self, position: Any, incomplete: Any) -> Any:
         """Whether the evidence of a set so far was formed as in the groups of the calibration.
 
-        A full window of exchangeable elements also counts as such, if no element was kept out by its score.
+        Missing numbers are imputed there if the groups have any, too. A full window of exchangeable elements
+        also counts as such, if no element was kept out by its score.
         """
         if self._forgets:
             return False
+        fine = self._incomplete_too | (incomplete ^ True)
         if self._window is None:
-            return True
-        return (position <= self._window) | self.detector.count_all
+            return fine
+        return fine & ((position <= self._window) | self.detector.count_all)

@@ -375,7 +375,8 @@ class Detector:
         if not isinstance(self.threshold, GroupScores):
             return Judgement(score, seen, float(self.threshold), beyond or score < self.threshold, beyond)
         p, basis = self.threshold.p_value(given, state.position, self.rate)
-        basis = "estimated" if state.incomplete else basis  # groups are imputed in another way
+        if state.incomplete and not self.threshold.incomplete:  # the groups were never imputed
+            basis = "estimated"
         threshold = self.threshold.threshold(state.position, self.rate)
         return Judgement(score, seen, threshold, beyond or p <= self.rate, beyond, p, basis)
 

@@ -20,7 +20,7 @@ from bruno.data.examples import Examples, members_by_label
 from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BATCH_CRITERIA, BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import LEVELS, GroupScores
-from bruno.tasks.keep_out import Cutoffs, batch_scores, scores_of_the_rest, shortfall
+from bruno.tasks.keep_out import Cutoffs, EncodedSets, batch_scores, scores_of_the_rest, shortfall
 from bruno.tasks.progress import Progress
 
 _KEPT_OUT = 0.01  # fraction of clean elements below the cutoffs
@@ -32,9 +32,10 @@ _PATCH_SETS = 64  # sets of all groups together whose patches are compared, appr
 _MIN_ORDERS, _MAX_ORDERS = 2, 32  # of each group
 _NUMBERS = 2**20  # latent values in all orders, at most; `_MIN_ORDERS` takes precedence
 _NUMBERS_AT_A_TIME = 2**20
+_IMPUTING = 2**30  # (length · dimensions)² in all orders, at most, if rows are imputed at every position
 
-# Scores of sets (sets, n), or at each position (sets, n, n), from latents and which elements are usable.
-Scores = Callable[[Tensor, Tensor], Tensor]
+# Adjusted scores of sets (sets, n), or at each position (sets, n, n).
+Scores = Callable[[EncodedSets], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,8 @@ class Groups:
     """Encoded groups of clean elements.
 
     Attributes:
-        latents: latents of all elements; empty in a calibration that keeps only scores.
+        latents: latents of all elements, with missing numbers imputed from all elements of the group; empty
+            in a calibration that keeps only scores.
         labels: the group of each element.
         usable: whether log p(x) of each element is at least the floor.
         shortfall: how far log p(x) of each element is below the reference, see `shortfall`.
@@ -50,6 +52,9 @@ class Groups:
         ordered: whether the elements of a group follow each other in time. They are then not exchangeable: if
             their level drifts, the next element is less likely than a random one.
         images: the elements themselves, where distances between patches need them; else None.
+        rows: the elements with missing numbers as NaN, as streams impute them from earlier elements; None if
+            no element has missing numbers, or in a calibration that keeps only scores.
+        floor, reference: of log p(x), for rows with missing numbers.
     """
 
     latents: Float[Tensor, "n_or_none dim"]
@@ -59,6 +64,9 @@ class Groups:
     names: tuple[str, ...]
     ordered: bool = False
     images: Tensor | None = None
+    rows: Float[Tensor, "n dim"] | None = None
+    floor: float = -math.inf
+    reference: float = -math.inf
 
     @classmethod
     @torch.no_grad()
@@ -74,15 +82,21 @@ class Groups:
         keep_images: bool = False,
         progress: Progress | None = None,
     ) -> Groups:
-        """Encode examples, at most `_MAX_ELEMENTS` of each class: random ones, or the first if ordered."""
+        """Encode examples, at most `_MAX_ELEMENTS` of each class: random ones, or the first if ordered.
+
+        Rows may have missing numbers, if the model can impute them.
+        """
         order = torch.arange(len(examples))
         if not ordered:
             order = torch.randperm(len(examples), generator=generator, device=generator.device).cpu()
         groups = members_by_label(examples.labels[order], len(examples.names))
         chosen = order[torch.cat([members[:_MAX_ELEMENTS] for members in groups])]
         latents, log_probs = [], []
+        complete, rows = examples.elements, None
+        if not model.kind.is_images and bool(complete.isnan().any()):
+            complete, rows = model.impute(complete, examples.labels).cpu(), complete[chosen]
         for some in chosen.split(256):
-            z, log_det = model.encode(examples.elements[some].to(model.device))
+            z, log_det = model.encode(complete[some].to(model.device))
             latents.append(z.cpu())
             log_probs.append((model.process.log_prob(z) + log_det).cpu())
             if progress is not None:
@@ -96,6 +110,9 @@ class Groups:
             examples.names,
             ordered,
             examples.elements[chosen] if keep_images else None,
+            rows,
+            floor,
+            reference,
         )
 
     @cached_property
@@ -128,29 +145,38 @@ class Groups:
     def scores(
         self, function: Scores, index: Int[Tensor, "some orders length"], device: torch.device
     ) -> Float[Tensor, "some orders *positions length"]:
-        """Scores of sets in these orders, minus the shortfall of their elements.
-
-        Scores are −∞ for elements that are not usable, and NaN after the last element of a group.
-        """
+        """Scores of sets in these orders, NaN after the last element of a group."""
         sets = index.flatten(0, 1)
-        inside = sets >= 0
-        usable = self.usable[sets.clamp(min=0)] & inside
         size = max(1, _NUMBERS_AT_A_TIME // (sets.shape[1] * max(self.latents.shape[1:] + sets.shape[1:])))
         parts = []
-        for some, may, exists in zip(sets.split(size), usable.split(size), inside.split(size), strict=True):
-            some = some.clamp(min=0)
-            scores = function(self.latents[some].to(device), may.to(device)).cpu()
-            less, may, exists = (
-                one if scores.ndim == 2 else one.unsqueeze(1) for one in (self.shortfall[some], may, exists)
-            )
-            scores = scores - less
-            parts.append(scores.masked_fill(~may & ~scores.isnan(), -math.inf).masked_fill(~exists, math.nan))
+        for some in sets.split(size):
+            scores = function(self._encoded(some, device)).cpu()
+            lacks = some < 0 if scores.ndim == 2 else (some < 0).unsqueeze(1)
+            parts.append(scores.masked_fill(lacks, math.nan))
         found = torch.cat(parts)
         return found.view(*index.shape[:2], *found.shape[1:])
 
+    def _encoded(self, index: Int[Tensor, "sets length"], device: torch.device) -> EncodedSets:
+        """Sets of these elements; after the last element of a group, elements are not usable."""
+        inside, some = index >= 0, index.clamp(min=0)
+        rows = None
+        if self.rows is not None:
+            rows = torch.where(inside.unsqueeze(-1), self.rows[some], 0.0).to(device)
+        return EncodedSets(
+            self.latents[some].to(device),
+            (self.usable[some] & inside).to(device),
+            self.shortfall[some].to(device),
+            rows,
+            self.floor,
+            self.reference,
+        )
+
     def number_of_orders(self, groups: int, length: int) -> int:
         """Number of random orders of each group: more if groups are few and elements are small."""
-        sequences = min(_SEQUENCES, _NUMBERS // (length * self.latents.shape[1]))
+        numbers = length * self.latents.shape[1]
+        sequences = min(_SEQUENCES, _NUMBERS // numbers)
+        if self.rows is not None:
+            sequences = min(sequences, _IMPUTING // numbers**2)
         return min(_MAX_ORDERS, max(_MIN_ORDERS, math.ceil(sequences / groups)))
 
 
@@ -191,6 +217,15 @@ class GroupCalibration:
             self._kept[name] = stream_group_scores(self.model, self.groups, cutoffs, self.seed, self.unseen)
         return self._kept[name]
 
+    def support(self) -> GroupScores:
+        """Scores given known elements that all count, imputed from all elements of their group, by number."""
+        if self.groups.rows is None:
+            return self.stream(count_all=True)
+        if (name := ("support", 0)) not in self._kept:
+            groups = replace(self.groups, rows=None)
+            self._kept[name] = stream_group_scores(self.model, groups, None, self.seed, self.unseen)
+        return self._kept[name]
+
     def batch(self, size: int, *, count_all: bool = False) -> GroupScores:
         """Scores of random subsets of the groups as batches of this size.
 
@@ -217,8 +252,8 @@ class GroupCalibration:
             orders = min(orders, math.ceil(_PATCH_SETS / len(large)))
         index = groups.orders(large, size, orders, generator)
 
-        def function(z: Tensor, usable: Tensor) -> Tensor:
-            return batch_scores(self.model, z, cutoffs, usable)[0]
+        def function(sets: EncodedSets) -> Tensor:
+            return sets.adjusted(batch_scores(self.model, sets.z, cutoffs, sets.usable)[0])
 
         if self.criterion == "patches":
             assert groups.images is not None
@@ -244,7 +279,7 @@ class GroupCalibration:
             self.stream(count_all=count_all)
             for size in range(2, int(self.groups.counts.median()) + 1):
                 self.batch(size, count_all=count_all)
-        groups = replace(self.groups, latents=self.groups.latents[:0], images=None)
+        groups = replace(self.groups, latents=self.groups.latents[:0], images=None, rows=None)
         kept = {name: replace(one, scores=_rounded_down(one.scores)) for name, one in self._kept.items()}
         return replace(self, groups=groups, _kept=kept)
 
@@ -267,6 +302,7 @@ class GroupCalibration:
             "seed": self.seed,
             "ordered": self.groups.ordered,
             "criterion": self.criterion,
+            "incomplete": self.stream().incomplete,
             "tables": tables,
         }
         tensors = {
@@ -277,6 +313,8 @@ class GroupCalibration:
         }
         if self.groups.images is not None:
             tensors["images"] = self.groups.images
+        if self.groups.rows is not None:
+            tensors["rows"] = self.groups.rows
         for i, one in enumerate(self._kept.values()):
             tensors |= {f"positions.{i}": one.positions, f"scores.{i}": one.scores}
         write(path, tensors, header)
@@ -287,7 +325,8 @@ class GroupCalibration:
         tensors, header = read(path, "cpu")
         if header.get("kind") != "calibration":
             raise ValueError(f"{path}: must be a calibration; got a {header.get('kind')}.")
-        if "tables" not in header or (model.kind.is_images and "criterion" not in header):
+        newest = "criterion" if model.kind.is_images else "incomplete" if model.imputer else "tables"
+        if "tables" not in header or newest not in header:
             raise ValueError(f"{path}: must be of this version; got an older one. Calibrate again.")
         if header.get("model") != model.fingerprint():
             raise ValueError(
@@ -317,7 +356,7 @@ def _parse_criterion(tensors: dict[str, Tensor], header: dict[str, Any]) -> Batc
 
 
 def _parse_groups(tensors: dict[str, Tensor], header: dict[str, Any], model: Bruno) -> Groups:
-    names, images = header["names"], tensors.get("images")
+    names, images, rows = header["names"], tensors.get("images"), tensors.get("rows")
     latents = check_tensor("latents", tensors["latents"], (None, model.dim))
     labels, usable = tensors["labels"], tensors["usable"]
     shape = (len(labels),) if labels.ndim else ()
@@ -331,8 +370,13 @@ def _parse_groups(tensors: dict[str, Tensor], header: dict[str, Any], model: Bru
     if images is not None:
         wanted = (len(labels), *model.shape)
         require(tuple(images.shape) == wanted, "images", f"of shape {wanted}")
+    if rows is not None:
+        wanted = (len(labels), model.dim)
+        require(model.imputer is not None and tuple(rows.shape) == wanted, "rows", f"of shape {wanted}")
+        require(rows.is_floating_point() and not bool(rows.isinf().any()), "rows", "finite or missing")
     ordered = bool(header.get("ordered", False))
-    groups = Groups(latents, labels, usable, lacking, tuple(names), ordered, images)
+    levels = _bound(header, "floor"), _bound(header, "reference")
+    groups = Groups(latents, labels, usable, lacking, tuple(names), ordered, images, rows, *levels)
     require(int(groups.counts.min()) >= 2, "labels", "of at least two elements in each group")
     return groups
 
@@ -340,10 +384,11 @@ def _parse_groups(tensors: dict[str, Tensor], header: dict[str, Any], model: Bru
 def _parse_tables(
     tensors: dict[str, Tensor], header: dict[str, Any]
 ) -> Iterator[tuple[tuple[str, int], GroupScores]]:
+    incomplete = bool(header.get("incomplete", False))
     for i, (name, size, elements) in enumerate(header["tables"]):
         require(isinstance(name, str), "tables", "a name, a size and a number of elements")
         scores = _parse_scores(tensors[f"positions.{i}"], tensors[f"scores.{i}"], len(header["names"]))
-        found = GroupScores(*scores, check_whole("tables", elements, 1), bool(header["unseen"]))
+        found = GroupScores(*scores, check_whole("tables", elements, 1), bool(header["unseen"]), incomplete)
         yield (name, check_whole("tables", size)), found
 
 
@@ -386,7 +431,9 @@ def stream_group_scores(
     """Scores of groups as streams, with a distribution at every position after the first.
 
     If the elements are exchangeable, each element that is still to come could be the next one, so all of them
-    are scored, in random orders. If they are ordered, only the next element in time is scored.
+    are scored, in random orders. If they are ordered, only the next element in time is scored. Missing
+    numbers are imputed from the elements before, as in a new stream; but from the whole group if no element
+    could be judged otherwise.
     """
     length = min(_LONGEST, int(groups.counts.max()))
     if length < 2:
@@ -397,21 +444,30 @@ def stream_group_scores(
     orders = 1 if groups.ordered else groups.number_of_orders(len(every), length)
     index = groups.orders(every, length, orders, _generator(model, seed))
 
-    def function(z: Tensor, usable: Tensor) -> Tensor:
-        return scores_of_the_rest(model, z, cutoffs, usable)
+    def function(sets: EncodedSets) -> Tensor:
+        return scores_of_the_rest(model, sets, cutoffs)
 
     scores = groups.scores(function, index, model.device)
     if groups.ordered:
         scores = scores.masked_fill(~torch.eye(length, dtype=torch.bool), math.nan)
     scores = scores[:, :, 1:]
     by_position = scores.permute(2, 0, 1, 3).flatten(2)
-    return GroupScores.of(torch.arange(1, length), by_position, len(groups.labels), unseen=unseen)
+    judged = (~by_position.isnan()).flatten(1).any(1)
+    if not bool(judged.any()):  # no row is complete, and groups are small
+        return stream_group_scores(model, replace(groups, rows=None), cutoffs, seed, unseen)
+    return GroupScores.of(
+        torch.arange(1, length)[judged],
+        by_position[judged],
+        len(groups.labels),
+        unseen=unseen,
+        incomplete=groups.rows is not None,
+    )
 
 
 def fixed_cutoffs(model: Bruno, groups: Groups, *, rate: float = _KEPT_OUT, seed: int = 0) -> Cutoffs:
     """Cutoffs with a fraction `rate` of the clean elements of groups below them, smooth over positions."""
     scores = stream_group_scores(model, groups, None, seed, unseen=False)
-    return Cutoffs(tuple(scores.threshold(n, rate) for n in scores.positions.tolist()), rate)
+    return Cutoffs(tuple(scores.threshold(n, rate) for n in range(1, int(scores.positions[-1]) + 1)), rate)
 
 
 def _generator(model: Bruno, seed: int) -> Generator:

@@ -214,7 +214,7 @@ def with_p_values(found: Classification, calibration: GroupCalibration, rate: fl
     A query is of none of the classes if all its p-values are at most `rate`. A query of one of the classes
     is then rejected with a probability of at most `rate`, as its own class must reject it.
     """
-    scores = calibration.stream(count_all=True)
+    scores = calibration.support()
     gains = (found.scores - shortfall(found.log_prob, calibration.reference)).double().cpu().numpy()
     columns = [
         scores.p_values(gains[:, i], shots, scores.basis(shots, rate))

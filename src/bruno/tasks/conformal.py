@@ -55,12 +55,14 @@ class GroupScores:
         elements: number of different elements behind the scores.
         unseen: whether groups and cutoffs support exact p-values: the groups were not trained on, and the
             cutoffs were set on other data.
+        incomplete: whether some elements had missing numbers, which were imputed as in a stream.
     """
 
     positions: Int[Tensor, " positions"]
     scores: Float[Tensor, "positions groups levels"]
     elements: int
     unseen: bool = True
+    incomplete: bool = False
 
     @classmethod
     def of(
@@ -70,13 +72,14 @@ class GroupScores:
         elements: int,
         *,
         unseen: bool = True,
+        incomplete: bool = False,
     ) -> GroupScores:
         """Reduce the scores of groups over random orders to blocks; NaN marks draws that do not exist."""
         ordered, count = scores.double().sort(-1).values, (~scores.isnan()).sum(-1, keepdim=True)  # NaN last
         starts = torch.arange(LEVELS, dtype=torch.double, device=scores.device).div(LEVELS).square()
         ranks = (starts * count).long()
         kept = torch.where(count > 0, ordered.gather(-1, ranks.clamp(max=scores.shape[-1] - 1)), math.nan)
-        return cls(positions.cpu(), kept.float().cpu(), elements, unseen)
+        return cls(positions.cpu(), kept.float().cpu(), elements, unseen, incomplete)
 
     # --- p-values ----------------------------------------------------------------------------------------
 

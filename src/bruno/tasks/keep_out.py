@@ -13,13 +13,12 @@ from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from bruno.arrays import Arrays, as_real_tensor, as_tensor
-from bruno.model import Bruno, Encoded
+from bruno.model import Bruno, Encoded, Posterior
 from bruno.process import Evidence
 from bruno.tasks.evaluation import steps_and_prior
 
 START = 20  # elements at the beginning of a stream that are reconsidered together
 RECONSIDERED = {2, 3, 4, 5, 6, 7, 8, 10, 12, 16, START}  # positions at which they are reconsidered
-_KNOWN, _PATIENCE = 3, 10  # elements that count, or that came before, so that incomplete rows count
 _REMOVED_DIVISOR = 16  # from a large set, 1/16 of the elements is removed at a time
 _ROUNDS = 10  # elements are put back in at most this many rounds
 
@@ -27,12 +26,11 @@ _ROUNDS = 10  # elements are put back in at most this many rounds
 def may_count(complete: Any, count: Any, position: Any) -> Any:
     """Whether elements may count, given how many count already and how many came before; arrays or numbers.
 
-    A missing number is imputed from the elements of the set that count. Given few of them, that is a guess at
-    the level of the set: as evidence it would make outliers of the complete rows that follow. So incomplete
-    rows do not count until `_KNOWN` elements do; but a set with few complete rows waits only for
-    `_PATIENCE` elements.
+    A missing number is imputed from the elements of the set that count. Without any, that is a guess at the
+    level of the set: as evidence, it would make outliers of the complete rows that follow. So incomplete rows
+    do not count before another element does, except after the first `START` elements.
     """
-    return complete | (count >= _KNOWN) | (position >= _PATIENCE)
+    return complete | (count > 0) | (position >= START)
 
 
 @dataclass(frozen=True)
@@ -329,24 +327,66 @@ def stream_scores(
     return torch.stack(scores, -1)
 
 
-@torch.no_grad()
-def scores_of_the_rest(
-    model: Bruno,
-    z: Float[Tensor, "*batch n dim"],
-    cutoffs: Cutoffs | None,
-    usable: Bool[Tensor, "*batch n"],
-) -> Float[Tensor, "*batch n n"]:
-    """Scores of all elements that are still to come, at each position of streams; NaN for those before it.
+@dataclass(frozen=True, eq=False)
+class EncodedSets:
+    """Encoded elements of sets, and what their scores and their evidence depend on besides.
 
-    Entry (i, j) is the score of element j if it came directly after the first i elements.
+    Attributes:
+        z: latents of the elements.
+        usable: whether elements may count: their log p(x) is at least the floor.
+        shortfall: of log p(x), see `shortfall`.
+        rows: the elements with missing numbers as NaN, which a stream imputes from those before; None if all
+            elements are complete.
+        floor, reference: of log p(x), for imputed rows.
     """
-    n, prior = z.shape[-2], model.process.log_prob(z)
-    found = torch.full((*z.shape[:-1], n), math.nan, dtype=prior.dtype, device=z.device)
-    state = StreamEvidence.empty(z.shape[-1], z.shape[:-2], z.device)
+
+    z: Float[Tensor, "sets n dim"]
+    usable: Bool[Tensor, "sets n"]
+    shortfall: Float[Tensor, "sets n"]
+    rows: Float[Tensor, "sets n dim"] | None = None
+    floor: float = -math.inf
+    reference: float = -math.inf
+
+    def adjusted(self, scores: Float[Tensor, "sets n"]) -> Float[Tensor, "sets n"]:
+        """Scores minus the shortfall; −∞ for elements that are not usable."""
+        return (scores - self.shortfall).masked_fill(~self.usable, -math.inf)
+
+    def arriving(self, model: Bruno, first: int, evidence: Evidence) -> EncodedSets:
+        """The elements from `first` on, each with its missing numbers imputed as if it came next."""
+        z, usable, lacking = self.z[:, first:], self.usable[:, first:], self.shortfall[:, first:]
+        if self.rows is None:
+            return EncodedSets(z, usable, lacking)
+        rows = self.rows[:, first:]
+        places = rows.isnan().any(-1).nonzero(as_tuple=True)
+        if len(places[0]):
+            given = Posterior(model, evidence[places[0]])
+            imputed, log_det = model.encode(given.impute(rows[places]))
+            log_prob = model.process.log_prob(imputed) + log_det
+            z = z.index_put(places, imputed)
+            usable = usable.index_put(places, log_prob >= self.floor)
+            lacking = lacking.index_put(places, shortfall(log_prob, self.reference))
+        return EncodedSets(z, usable, lacking, rows)
+
+
+@torch.no_grad()
+def scores_of_the_rest(model: Bruno, sets: EncodedSets, cutoffs: Cutoffs | None) -> Float[Tensor, "sets n n"]:
+    """Adjusted scores of all elements that are still to come, at each position of streams.
+
+    Entry (i, j) is the score of element j if it came directly after the first i elements; NaN for j < i, and
+    if none of the first i elements counts, as an element is then not judged.
+    """
+    n = sets.z.shape[1]
+    found = sets.z.new_full((*sets.z.shape[:2], n), math.nan)
+    state = StreamEvidence.empty(sets.z.shape[-1], sets.z.shape[:1], sets.z.device)
     for i in range(n):
-        rest = model.process.log_prob(z[..., i:, :], state.evidence.unsqueeze()) - prior[..., i:]
-        found[..., i, i:] = rest
-        state = state.add(model, z[..., i, :], rest[..., 0], cutoffs, usable[..., i])
+        rest, count = sets.arriving(model, i, state.evidence), state.evidence.count
+        given = model.process.log_prob(rest.z, state.evidence.unsqueeze())
+        scores = given - model.process.log_prob(rest.z)
+        found[:, i, i:] = rest.adjusted(scores).masked_fill((count == 0).unsqueeze(-1), math.nan)
+        usable = rest.usable[:, 0]
+        if rest.rows is not None:
+            usable = usable & may_count(~rest.rows[:, 0].isnan().any(-1), count, i)
+        state = state.add(model, rest.z[:, 0], scores[:, 0], cutoffs, usable)
     return found
 
 

@@ -18,7 +18,7 @@ from torch import Generator
 from bruno.data import Examples, SetSampler
 from bruno.data.archives import file_stamp
 from bruno.files import inside
-from bruno.recipe_data import is_path
+from bruno.recipe_data import imputed, is_path
 from bruno.tasks.anomaly import check_rate, density_floor, reference_density
 from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
@@ -244,15 +244,15 @@ class CalibrationJobs(TrainedData):
         """
         if data is not None and not (self.recipe and _is_same_path(data, self.recipe.data.name)):
             split, invert = (None, invert) if is_path(data) else (self.unseen, None)
-            return CleanGroups(self._select(split, data, invert=invert).examples, True)
-        clean = self._select(self.unseen).examples
+            return CleanGroups(self._select(split, data, invert=invert, impute=False).examples, True)
+        clean = self._select(self.unseen, impute=False).examples
         if self.lacks_its_data:  # the built-in characters take its place, which the model has not seen
             return CleanGroups(clean, True)
         assert self.recipe is not None
-        trained_on = set(self._select(self.recipe.data.split).examples.names)
+        trained_on = set(self._select(self.recipe.data.split, impute=False).examples.names)
         few = len(clean.names) < _FEW_GROUPS and is_path(self.recipe.data.name)
         if data is not None or few:
-            every = self._select("all").examples
+            every = self._select("all", impute=False).examples
             new = [i for i, name in enumerate(every.names) if name not in trained_on]
             clean = every.of_classes(new) if new else clean
         return CleanGroups(clean, trained_on.isdisjoint(clean.names))
@@ -262,7 +262,7 @@ class CalibrationJobs(TrainedData):
         if self.recipe is None or self.lacks_its_data:
             return None
         try:
-            examples = self._select(self.recipe.data.split).examples
+            examples = self._select(self.recipe.data.split, impute=False).examples
         except (ValueError, OSError):
             return None
         most = _OTHER_IMAGES if self.model.kind.is_images else _OTHER_ROWS
@@ -275,7 +275,7 @@ class CalibrationJobs(TrainedData):
         """
         if self.model.kind.is_images:
             return -math.inf, -math.inf
-        sampler = SetSampler(clean, device=self.device)
+        sampler = SetSampler(imputed(clean, self.model), device=self.device)
         return (
             density_floor(self.model, sampler, generator=generator),
             reference_density(self.model, sampler, generator=generator),

@@ -63,6 +63,7 @@ class TrainedData(TrainedModel):
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         min_classes: int = 1,
+        impute: bool = True,
     ) -> Selection:
         if invert and not is_path(data):
             raise ValueError("`invert` is for your own images; name them with `data`, or omit it.")
@@ -84,7 +85,8 @@ class TrainedData(TrainedModel):
                 f"`data` must have at least {min_classes} classes; {data or f'the {split} split'} has "
                 f"{len(examples.names)}. Name other data, or a larger split."
             )
-        examples = imputed(examples.with_levels(self.model.levels), self.model)
+        examples = examples.with_levels(self.model.levels)
+        examples = imputed(examples, self.model) if impute else examples
         if is_path(data):
             self.warn_if_unfamiliar(examples.elements)
         return Selection(examples, _data_name(data, split, () if classes is None else classes))

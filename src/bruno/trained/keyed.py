@@ -184,8 +184,9 @@ class KeyedDetector:
             some = slots if whole else slots[rows]
             if before is not None:
                 before[0][rows], before[1][rows] = self._sets.mean[some], self._sets.scatter[some]
-            given = (*latents, prior) if whole else (*(part[rows] for part in latents), prior[rows])
-            update = self._updates.advance(some, *given, None if complete is None else complete[rows])
+            own = latents if whole else Latents(latents.z[rows], latents.log_det[rows])
+            known = None if complete is None else complete[rows]
+            update = self._updates.advance(some, *own, prior if whole else prior[rows], known)
             found.skipped[rows] = False
             found.score[rows], found.seen[rows], found.position[rows] = update[:3]
             found.out_of_distribution[rows], found.counts[rows] = update.beyond, update.counts
