@@ -33,7 +33,7 @@ from bruno.provenance import provenance
 from bruno.tasks import Cutoffs, GroupCalibration, Groups, fixed_cutoffs, reference_density
 from bruno.tasks.batch_criteria import SetScale
 from bruno.tasks.conformal import GroupScores
-from bruno.tasks.keep_out import batch_scores, shortfall, stream_scores
+from bruno.tasks.keep_out import EncodedSets, batch_scores, shortfall, stream_scores
 from bruno.tasks.metrics import average_precision, roc_auc
 from bruno.training import Run, Trainer
 
@@ -183,8 +183,14 @@ def fold_scores(fold: Fold, set_size: int, seed: int) -> dict[str, Scores]:
     stream, batch = calibration.stream(), calibration.batch(set_size)
     positions = slice(set_size - 1)  # estimates are smoothed over all positions that are kept
     stream = GroupScores(stream.positions[positions], stream.scores[positions], stream.elements)
-    new = groups.scores(lambda z, usable: stream_scores(model, z, cutoffs, usable), every, model.device)
-    whole = groups.scores(lambda z, usable: batch_scores(model, z, cutoffs, usable)[0], every, model.device)
+
+    def in_stream(sets: EncodedSets) -> torch.Tensor:
+        return sets.adjusted(stream_scores(model, sets.z, cutoffs, sets.usable))
+
+    def in_batch(sets: EncodedSets) -> torch.Tensor:
+        return sets.adjusted(batch_scores(model, sets.z, cutoffs, sets.usable)[0])
+
+    new, whole = (groups.scores(of, every, model.device) for of in (in_stream, in_batch))
     if model.kind.is_images:
         whole = SetScale.of(whole).standardised(whole)
     names = fold.held_out.names

@@ -233,23 +233,12 @@ def _default_cutoffs(threshold: float | GroupScores) -> Cutoffs:
 
 
 class Step(NamedTuple):
-    """A judged element of a stream.
-
-    Attributes:
-        judgement: its judgement.
-        state: the state of the stream after it.
-        z: its latents.
-        usable: whether it may count: it is not out-of-distribution, and see `may_count`.
-        counts: whether it counts.
-        x: the element, with its missing numbers imputed from those before it that count.
-    """
+    """The judgement of an element, the state of the stream after it, its latents, and whether it counts."""
 
     judgement: Judgement
     state: StreamEvidence
     z: Float[Tensor, " dim"]
-    usable: bool
     counts: bool
-    x: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,7 +355,7 @@ class Detector:
             counts = bool(usable) and score.item() >= limit
         if state.evidence.count > 0:
             score = score - shortfall(prior + log_det, self.reference)
-        return Step(self._judge(score.item(), bool(beyond), state), after, z, bool(usable), counts, x)
+        return Step(self._judge(score.item(), bool(beyond), state), after, z, counts)
 
     def _judge(self, score: float, beyond: bool, state: StreamEvidence) -> Judgement:
         seen, given = int(state.evidence.count), -math.inf if beyond else score

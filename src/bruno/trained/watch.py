@@ -22,6 +22,7 @@ from bruno.tasks.anomaly import Detector, Judgement
 from bruno.tasks.conformal import Basis
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
+from bruno.tasks.keep_out import StreamEvidence, may_count
 from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.base import Source, are_paths, warn_of_unreadable
 from bruno.trained.data import TrainedData
@@ -126,7 +127,8 @@ class Watch:
         for element in self._elements:
             self._warn_of(element)
             given = self._posterior(element)
-            element, judgement = self._advance(element)
+            judgement = self._advance(element)
+            element = element._replace(x=given.impute(element.x.to(self._trained.device)).cpu())
             if self._explainer is not None and judgement.outlier:
                 (parts,) = self._explainer.contributions(Posterior.stack([given]), element.x.unsqueeze(0))
                 judgement = replace(judgement, contributions=parts)
@@ -167,27 +169,26 @@ class Watch:
         own, model = self.state.sets.get(self._set_of(element)), self._trained.model
         return Posterior(model, own.stream.evidence) if own else model.prior()
 
-    def _advance(self, element: Element) -> Judged:
-        """Judge an element and update the state of its set; its missing numbers are then imputed."""
+    def _advance(self, element: Element) -> Judgement:
+        """Judge an element and update the state of its set."""
         group, model = self._set_of(element), self._trained.model
         own = self.state.sets.get(group) or SetState.of(self.detector.begin())
-        step = self.detector.step(own.stream, model.as_elements(element.x))
-        judgement, stream, z = step.judgement, step.state, step.z
+        judgement, stream, z, counts = self.detector.step(own.stream, model.as_elements(element.x))
         within, drift = own.within, own.drift
         # Ranks take as long as the judgement. With a window, they are only reported if every element counts.
         ranks = self.detector.window is None or self.detector.count_all
-        if ranks and step.usable:
+        if ranks and not judgement.out_of_distribution and _may_count(element, own.stream):
             ranked = within.p_value(model, z)
             within = within.add(z)
             if self.detector.window is None:  # with a window, sets are expected to change
                 drift = drift.add(ranked.uniform)
             judgement = self._with_rank(judgement, ranked.p, stream.incomplete)
         self.state = self.state.with_set(group, SetState(stream, within, drift))
-        if not step.counts:
+        if not counts:
             self.state = self.state.with_kept_out(KeptOut(element.name, group, z))
         if drift.detected and not own.drift.detected:
             self._report_drift(element, group, own.stream.position + 1 - (drift.position - drift.since))
-        return Judged(element._replace(x=step.x.cpu()), judgement)
+        return judgement
 
     def _with_rank(self, judgement: Judgement, p: float, incomplete: bool) -> Judgement:
         """The judgement with the p-value within the set; with `within`, the judgement by that p-value.
@@ -243,6 +244,11 @@ class Watch:
                 stacklevel=3,
             )
             self._warned_of_brightness = True
+
+
+def _may_count(element: Element, before: StreamEvidence) -> bool:
+    complete = not bool(element.x.isnan().any())
+    return bool(may_count(complete, before.evidence.count, before.position))
 
 
 def grouped_elements(
