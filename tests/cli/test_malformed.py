@@ -428,6 +428,7 @@ OTHERS = {
         run --set-class x
         run images/a --classes 2,5
         run images/a --explain --false-discovery-rate 0
+        run images/a --json --false-discovery-rate 0
         run images/a --false-discovery-rate 0
         run images/a --false-discovery-rate 2
         run images/a --false-discovery-rate nan

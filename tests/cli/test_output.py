@@ -189,6 +189,8 @@ def test_tables_do_not_wrap_inside_numbers_or_words(monkeypatch, capsys, width):
     numbers = [f"{1234.5 * 7**i:.4g}" for i in range(24)]
     rows = (("out-of-distribution", *numbers), ("a name of several words", *numbers))
     monkeypatch.setattr(console, "_width", width)
+    console.print()  # what an earlier test has left in the buffer of the console
+    capsys.readouterr()
     print_result(Result("wide", "A wide table", {}, ("row", *names), rows))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width

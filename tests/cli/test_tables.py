@@ -354,6 +354,10 @@ def test_small_classes_limit_the_set_size(machines):
     assert "set size 1 instead of 20: class 'lonely' has 1" in output
     with pytest.raises(ValueError, match=r"`data` .*at least 2 elements.*'lonely' has 1"):
         run("anomaly", "measure", "runs/machines", "--data", "few.csv")
+    with pytest.raises(ValueError, match=r"`data` .*all 25 are out-of-distribution"):
+        run(*WATCH, "stream.csv", "--data", "few.csv")  # a speed that no machine has
+    lines = [f"a,{heat},{speed},{weight}\n" for heat, speed, weight in machines.rows[0, :25].tolist()]
+    Path("few.csv").write_text("machine,heat,speed,weight\n" + "".join(lines))
     assert "calibrated on 1 class with 25 elements" in run(*WATCH, "stream.csv", "--data", "few.csv")
 
 

@@ -453,7 +453,13 @@ def stream_group_scores(
     scores = scores[:, :, 1:]
     by_position = scores.permute(2, 0, 1, 3).flatten(2)
     judged = (~by_position.isnan()).flatten(1).any(1)
-    if not bool(judged.any()):  # no row is complete, and groups are small
+    if not bool(judged.any()):
+        if groups.rows is None:
+            raise ValueError(
+                "`data` must have elements like those of training, to calibrate on; all "
+                f"{len(groups.labels)} are out-of-distribution. Check units and columns."
+            )
+        # No row is complete, and groups are small.
         return stream_group_scores(model, replace(groups, rows=None), cutoffs, seed, unseen)
     return GroupScores.of(
         torch.arange(1, length)[judged],
