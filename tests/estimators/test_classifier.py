@@ -8,6 +8,7 @@ from set_rows import sets_of_rows
 from sklearn.metrics import log_loss
 
 from bruno.sklearn import FewShotClassifier, LatentTransformer
+from bruno.tasks import classify
 
 ROWS, NUMBERS = sets_of_rows(4, 12, seed=5)
 NAMES = np.array(["ash", "birch", "cedar", "dogwood"])
@@ -20,6 +21,18 @@ def test_probabilities_match_the_posteriors(set_model):
     scores = np.stack([set_model.condition(ROWS[name == LABELS]).log_prob(NEW).numpy() for name in NAMES], 1)
     expected = np.exp(scores / 2 - np.logaddexp.reduce(scores / 2, axis=1, keepdims=True))
     np.testing.assert_allclose(classifier.predict_proba(NEW), expected, atol=1e-4)
+
+
+def test_missing_numbers_are_imputed_from_each_class(set_model):
+    rows = NEW.copy()
+    rows[np.random.default_rng(0).random(rows.shape) < 0.3] = math.nan
+    rows = rows[~np.isnan(rows).all(1)]
+    classifier = FewShotClassifier(set_model, temperature=1.0).fit(ROWS, LABELS)
+    support = {name: ROWS[name == LABELS] for name in NAMES}
+    expected = classify(set_model, support, rows).probabilities.numpy()
+    np.testing.assert_allclose(classifier.predict_proba(rows), expected, atol=1e-4)
+    none = FewShotClassifier(set_model, temperature=1.0, none_prior=0.05).fit(ROWS, LABELS)
+    assert (none.predict(rows) == "none of these").mean() < 0.1
 
 
 def test_a_few_examples_suffice(set_model):

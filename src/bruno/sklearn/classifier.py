@@ -154,11 +154,13 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         """Logarithms of the probabilities."""
         check_is_fitted(self)
         x = self._elements(self.model_, self._validated(X))
-        encoded = self._scorer.encode(self._complete(self.model_.prior(), x))  # the class is not known
-        log_scores = self._log_scores(encoded.z, self.evidence_)
-        if self.none_prior:
-            new = self.model_.process.log_prob(encoded.z).double().unsqueeze(1)
-            log_scores = torch.cat([log_scores, new], 1)
+        evidence = extended(self.evidence_, len(self.labels_) + bool(self.none_prior))
+        missing = x.isnan().flatten(1).any(1)
+        log_scores = torch.empty((len(x), len(evidence.count)), dtype=torch.double, device=self.model_.device)
+        if not bool(missing.all()):
+            log_scores[~missing] = self._log_scores(self._scorer.encode(x[~missing]).z, evidence)
+        if bool(missing.any()):
+            log_scores[missing] = self._imputed_scores(x[missing], evidence)
         found = (log_scores / self.temperature_ + self._log_prior.to(log_scores.device)).log_softmax(1)
         return found.cpu().numpy()[:, self._order]
 
@@ -222,6 +224,15 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
             alone = process.log_prob(z, evidence[own] - single).double()
             found[torch.arange(len(z), device=z.device), own] = alone
         return found
+
+    @torch.no_grad()
+    def _imputed_scores(self, x: Float[Tensor, "n *shape"], evidence: Evidence) -> Float[Tensor, "n classes"]:
+        """log p(x | examples) of all classes, with missing numbers imputed from each class."""
+        scores = []
+        for one in (evidence[i] for i in range(len(evidence.count))):
+            z, log_det = self._scorer.encode(self._complete(Posterior(self.model_, one), x))
+            scores.append(self.model_.process.log_prob(z, one) + log_det)
+        return torch.stack(scores, 1).double()
 
     @torch.no_grad()
     def _take(self, labels: Array, evidence: Evidence, sample: RowSample) -> None:
