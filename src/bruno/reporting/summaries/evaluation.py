@@ -93,6 +93,8 @@ def _(outcome: FineTuningComparison) -> Result:
         f"Mean ± standard error: of bits/dim between sets or classes, of accuracy between {outcome.trials} "
         "trials."
     )
+    if outcome.few_shot and all(result.accuracy == 1 for result in outcome.few_shot["before"]):
+        note += " All queries were right before fine-tuning, so accuracy on these classes shows no gain."
     return Result(
         f"finetuning-{outcome.split}",
         f"Before and after fine-tuning, on {outcome.split}",
