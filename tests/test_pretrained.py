@@ -143,7 +143,7 @@ def test_the_example_files_are_the_output_of_their_script(tmp_path):
 
 
 KNOWN = ROOT / "examples" / "known"
-UNLIKE = "unlike those of training"
+UNLIKE = "unlike the training images"
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def test_elements_of_another_shape_are_errors(trained, source, message):
 
 def test_images_unlike_training_images_raise_a_warning(trained):
     noise = torch.randint(0, 17, (4, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    with pytest.warns(UnfamiliarDataWarning, match=r"unlike those of training: .*`invert`"):
+    with pytest.warns(UnfamiliarDataWarning, match=r"unlike the training images: .*`invert`"):
         trained.read(noise)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnfamiliarDataWarning)

@@ -85,7 +85,7 @@ def test_faults_are_planted_in_rows(table):
     assert verdict.unit == "nats/row"
     assert verdict.density(verdict.held_out.mean) == pytest.approx(verdict.held_out.mean * 8 * np.log(2))
     printed = summarise(verdict)
-    assert any(name.startswith("false alarms, asked 1 %") for name, *_ in printed.rows)
+    assert any(name.startswith("false alarms, requested 1 %") for name, *_ in printed.rows)
 
 
 def test_numbers_of_training_data_are_never_those_of_held_out_data(digits, tmp_path):
@@ -94,7 +94,7 @@ def test_numbers_of_training_data_are_never_those_of_held_out_data(digits, tmp_p
     np.savez(tmp_path / "two.npz", images=two.elements.numpy(), labels=two.labels.numpy())
     data = evolve(digits.recipe.data, name=str(tmp_path / "two.npz"))
     verdict = replace(digits, recipe=evolve(digits.recipe, data=data)).verdict(elements=600)
-    assert verdict.basis == "the classes of training"
+    assert verdict.basis == "the training classes"
     assert verdict.held_out is None
     assert verdict.few_shot is not None
     assert "No class was held out" in summarise(verdict).note
@@ -103,7 +103,7 @@ def test_numbers_of_training_data_are_never_those_of_held_out_data(digits, tmp_p
 def test_unseen_elements_of_known_classes_are_reported_as_such(digits, monkeypatch):
     seen = digits.examples("train")
     monkeypatch.setattr(Trained, "_select", lambda self, split, data, invert: Selection(seen, str(split)))
-    assert digits.verdict(elements=600).basis == "unseen elements of the classes of training"
+    assert digits.verdict(elements=600).basis == "unseen elements of the training classes"
 
 
 @pytest.mark.parametrize("split", ["train", "trainval", "all"])

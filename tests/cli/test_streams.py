@@ -260,7 +260,7 @@ def test_an_alarm_is_accepted_by_the_name_in_the_table(stream, option):
         shutil.copy("stream.csv", folder)
         assert "│ stream.csv, line 72 " in run(*watch, f"{folder}/stream.csv")
     accept = ["anomaly", "accept", "run", option, "s"]
-    with pytest.raises(ValueError, match=r"NAMES .*; got 'stream.csv, line 72', which is of ") as error:
+    with pytest.raises(ValueError, match=r"NAMES .*; got 'stream.csv, line 72', which matches ") as error:
         run(*accept, "stream.csv, line 72")
     assert "'data/stream.csv, line 72'" in str(error.value)
     assert "'more/stream.csv, line 72'" in str(error.value)

@@ -275,9 +275,9 @@ def test_far_more_alarms_than_asked_for_name_the_command_that_calibrates(clean):
     judge = ["anomaly", "batch", "runs/machines", "mixed.csv", "--rate", "0.03"]
     output = words(run(*judge))
     advice = "bruno calibrate runs/machines CLEAN.csv"  # never the file that was flagged
-    assert re.search(rf"% are flagged where 3 % was asked for.*{advice}", output)
+    assert re.search(rf"% are flagged where 3 % was requested.*{advice}", output)
     run(*advice.replace("CLEAN", "mixed").split()[1:])
-    assert "was asked for" not in words(run(*judge))
+    assert "was requested" not in words(run(*judge))
 
 
 @pytest.mark.parametrize("kind", ["watch", "batch"])

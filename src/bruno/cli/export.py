@@ -18,7 +18,7 @@ def export(
     int8: Annotated[
         bool,
         typer.Option(
-            "--int8", help="Store most weights in 8 bits: half the size of --half, almost as exact."
+            "--int8", help="Store most weights in 8 bits: half the size of --half, almost as accurate."
         ),
     ] = False,
     checkpoint: Annotated[str, typer.Option(help="For a run: last, or best on validation.")] = "last",

@@ -90,7 +90,7 @@ def show_verdict(trained: Trained, seed: int, split: str | None = None) -> None:
         return
     try:
         verdict = trained.verdict(split=split, seed=seed)
-    except Exception as error:  # whatever it is: the model is trained and saved
+    except Exception as error:  # whatever the error is, the model is trained and saved
         warnings.warn(f"the verdict on the model could not be computed: {error}", stacklevel=2)
     else:
         show(trained, verdict, seed)
@@ -172,7 +172,7 @@ def to_stderr(wanted: bool = True) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(unit: str) -> Iterator[Callable[..., None]]:
-    """A function to call with (done, total) and optionally a text; a bar on a terminal only."""
+    """A function to call with (done, total) and optionally a text: a bar, on a terminal only."""
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task(unit, total=None)
@@ -185,7 +185,7 @@ def progress_bar(unit: str) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def training_bar() -> Iterator[Callable[[LogEntry], None]]:
-    """A function to call with each log entry of training; a bar on a terminal, a summary at the end."""
+    """A function to call with each training log entry: a bar on a terminal, and a summary at the end."""
     last: list[LogEntry] = []
     with progress_bar("steps") as progress:
 

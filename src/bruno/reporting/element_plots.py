@@ -53,7 +53,7 @@ def classification_matrix(
         probabilities: probability of each class for each query.
         images: image of each query, beside its row.
         support: support images of each class, above its column, as many as fit.
-        none_of_these: whether each query is of none of the classes; adds a column.
+        none_of_these: whether each query belongs to none of the classes; adds a column.
         largest_p: largest p-value of each query for any class, shown in that column.
     """
     given = {

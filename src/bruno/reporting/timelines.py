@@ -91,7 +91,7 @@ def score_timeline(
         inliers: images of some inliers of a single set by position.
         xlabel: label of the x axis.
         unit: unit of the scores.
-        in_order: keep the sets in the order of their first elements, as consecutive sets are in that of time.
+        in_order: keep the sets in order of appearance, which is the order in time for consecutive sets.
     """
     groups = [""] * len(scores) if groups is None else groups
     positions = positions_in_sets(groups) if positions is None else positions

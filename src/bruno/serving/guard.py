@@ -143,7 +143,7 @@ class Guard:
         is_foreign = headers.sec_fetch_site in ("cross-site", "same-site") and method not in ("GET", "HEAD")
         own = (f"{scheme}://{headers.host}".lower() for scheme in ("http", "https"))
         if is_foreign or (headers.origin and headers.origin.lower() not in own):
-            raise RequestError(403, "requests of web pages of another origin are refused.")
+            raise RequestError(403, "requests from web pages of other origins are refused.")
 
     def _check_token(self, path: str, authorization: str) -> None:
         if self._token is None or path in self._public:

@@ -30,7 +30,7 @@ class Metrics:
         )
         self._batches = Histogram(
             "bruno_batch_elements",
-            "Elements of batches on their way to a model.",
+            "Number of elements in a batch.",
             ("model",),
             registry=self._registry,
             buckets=_SIZES,

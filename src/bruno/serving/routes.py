@@ -105,7 +105,7 @@ class Routes:
     # --- sets --------------------------------------------------------------------------------------------
 
     async def add_elements(self, request: Request) -> Response:
-        """Add elements to a set, which is made if it does not exist."""
+        """Add elements to a set, which is created if it does not exist."""
         name, served, id, x, once = await self._change(request)
         done = await self.service.run(name, served.add(id, x, *once), len(x))
         return answer({"model": name, **done} | _warnings(served, x))
@@ -187,7 +187,7 @@ def _prior_of(asked: schemas.ClassifyRequest) -> Sequence[float] | None:
 def _warnings(served: ServedModel, x: Tensor) -> dict[str, Any]:
     """A warning if images are probably inverted."""
     if served.is_images and (reason := served.trained.familiarity.too_bright(x)):
-        return {"warnings": [f"images are unlike those of training: {reason}. Are they inverted?"]}
+        return {"warnings": [f"images are unlike the training images: {reason}. Are they inverted?"]}
     return {}
 
 

@@ -16,14 +16,14 @@ Element = Annotated[
             "anyOf": [{"type": "string", "format": "byte"}, _NUMBERS, _ROW],
             "description": "An image: a PNG in base64, or its pixels as nested lists of whole numbers. Or a "
             "row: a list of numbers, or an object with a number for each column that GET /models lists; "
-            "null, or no number, for a missing one.",
+            "null, or an omitted column, is a missing number.",
         }
     ),
 ]
 Elements = Annotated[list[Element], Field(description="One or several elements.")]
-SetId = Annotated[str, Field(description="The id of a set that exists.")]
+SetId = Annotated[str, Field(description="The id of an existing set.")]
 Given = Annotated[Elements | None, Field(description="The elements of a set, instead of the id of one.")]
-Warnings = Annotated[list[str], Field(description="Possible problems of the elements.")]
+Warnings = Annotated[list[str], Field(description="Possible problems with the elements.")]
 _Temperature = Annotated[float, Field(ge=0, le=100, description="Scales the spread of the latents.")]
 
 
@@ -35,7 +35,7 @@ class ScoreRequest(_Request):
     """Elements, and the set to score them by: `set`, `given`, or neither for the prior."""
 
     elements: Elements
-    set: Annotated[str | None, Field(description="The id of a set that exists.")] = None
+    set: Annotated[str | None, Field(description="The id of an existing set.")] = None
     given: Given = None
 
 
@@ -48,7 +48,7 @@ class RankRequest(ScoreRequest):
 class SampleRequest(_Request):
     """The set to sample more of: `set`, `given`, or neither for the prior."""
 
-    set: Annotated[str | None, Field(description="The id of a set that exists.")] = None
+    set: Annotated[str | None, Field(description="The id of an existing set.")] = None
     given: Given = None
     samples: Annotated[int, Field(ge=1)] = 8
     temperature: _Temperature = 1.0

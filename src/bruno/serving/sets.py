@@ -30,7 +30,7 @@ class Sets:
 
     Args:
         model: the model of the latents.
-        path: the file of the store, made if it does not exist, or ":memory:".
+        path: the file of the store, created if it does not exist, or ":memory:".
     """
 
     def __init__(self, model: Bruno, path: str | Path) -> None:
@@ -69,7 +69,7 @@ class Sets:
         return record
 
     def add(self, id: str, z: Float[np.ndarray, "n dim"]) -> int:
-        """Add elements to a set, made if it does not exist, by their latents; returns its size."""
+        """Add latents to a set, which is created if it does not exist; returns its size."""
         record, n = self.get(id), len(z)
         if record is None:
             return self._put(id, Evidence.of(torch.from_numpy(z)), n, n, NO_OFFSET)
@@ -77,7 +77,7 @@ class Sets:
         return self._put(id, after, record.position + n, record.counted + n, record.offset)
 
     def remove(self, id: str, z: Float[np.ndarray, "n dim"]) -> int:
-        """Remove elements from a set, by their latents; returns its size. Raises 409 for unknown elements."""
+        """Remove latents from a set; returns its size. Raises 409 for latents that were not added."""
         record = self[id]
         try:
             after = _evidence(record).remove(torch.from_numpy(z))

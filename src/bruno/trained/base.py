@@ -123,7 +123,7 @@ class TrainedModel:
 
     @property
     def has_consecutive_sets(self) -> bool:
-        """Whether the sets of training were consecutive rows of a table without a group column."""
+        """Whether the training sets were consecutive rows of a table without a group column."""
         return self.recipe is not None and not self.kind.is_images and has_consecutive_sets(self.recipe)
 
     @property
@@ -170,8 +170,8 @@ class TrainedModel:
     ) -> Elements:
         """Elements from files and folders, from a reader, or from frames, arrays, tensors and PIL images.
 
-        Warns about files that were skipped, and about images unlike those of training. By default, files and
-        PIL images are normalised as drawings or inverted, as in training; arrays and tensors are not changed.
+        Warns about files that were skipped, and about images unlike the training images. By default, files
+        and PIL images are normalised or inverted as in training; arrays and tensors are not changed.
         Missing numbers of rows are imputed from the rows of the same group, or of the whole source if it has
         no groups; without `impute` they stay NaN. Errors call the argument `name`.
         """
@@ -185,7 +185,7 @@ class TrainedModel:
     def _read(
         self, source: Source | Iterable[Element], invert: bool | None, skip_bad: bool, name: str = "source"
     ) -> Elements:
-        """`read` without the comparison with training."""
+        """`read` without the comparison with the training images."""
         source = list(source) if isinstance(source, Iterator) else source
         if are_paths(source) or is_frame(source):
             reader = self.reader(invert=invert, skip_bad=skip_bad)
@@ -211,7 +211,7 @@ class TrainedModel:
     def convert(self, source: ArrayLike, *, invert: bool | None = None, name: str = "source") -> Tensor:
         """Elements (n, *shape) on the CPU from an array of one or several, or from PIL images.
 
-        As `read`, but without a comparison with training. Errors call the argument `name`.
+        Like `read`, but without the comparison with the training images. Errors call the argument `name`.
         """
         shape, kind = self.model.shape, self.model.kind
         first = source[0] if isinstance(source, list | tuple) and source else source
@@ -240,13 +240,13 @@ class TrainedModel:
 
     @cached_property
     def familiarity(self) -> Familiarity:
-        """The check of whether images look like those of training."""
+        """A check of whether images look like the training images."""
         return Familiarity(self.model)
 
     def warn_if_unfamiliar(
         self, *images: Tensor, what: str = "these images are", remedy: str = "`invert`"
     ) -> None:
-        """Warn if images are unlike those of training, as predictions for them are still confident."""
+        """Warn if images are unlike the training images, as predictions for them are still confident."""
         for some in images:
             if reason := self.familiarity.check(some):
                 advice = (
@@ -255,8 +255,8 @@ class TrainedModel:
                 if self.normalises:  # polarity, contrast and scale are normalised, too
                     advice = "The model takes single line drawings; other images need a model of their own."
                 warnings.warn(
-                    f"{what} unlike those of training: {reason}. Predictions for them are confident, and "
-                    f"often wrong. {advice}",
+                    f"{what} unlike the training images: {reason}. Predictions for them are confident, "
+                    f"but often wrong. {advice}",
                     UnfamiliarDataWarning,
                     stacklevel=3,
                 )

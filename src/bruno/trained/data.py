@@ -23,7 +23,7 @@ _NAMED_CLASSES = 10  # the name of a result has at most this many of the chosen 
 
 
 class Selection(NamedTuple):
-    """Examples, and the name of results that are measured on them."""
+    """Examples, and the name by which results refer to them."""
 
     examples: Examples
     name: str

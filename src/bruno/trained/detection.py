@@ -107,7 +107,7 @@ class DetectionJobs(CalibrationJobs):
             rate: false-alarm rate, the fraction of clean elements that are flagged.
             threshold: flag scores below this instead of calibrating.
             count_all: every element counts as seen; by default, outliers are excluded from the evidence.
-            within: for `watch` with `within`, which needs `count_all` but no calibration.
+            within: prepare for `watch` with `within`, which needs `count_all` but no calibration.
             data: calibrate on this instead of the calibration that is kept with the model.
             invert: turn dark ink into bright ink in `data`, if it is user data; as in training by default.
             seed: seed of the random orders of the groups.
@@ -329,11 +329,11 @@ class DetectionJobs(CalibrationJobs):
         )
 
     def accept(self, names: list[str], state: str | Path) -> WatchState:
-        """Add elements that were kept out by mistake to their sets in a state file.
+        """Add elements that were excluded by mistake to their sets in a state file.
 
         Args:
             names: names of the elements, as a stream or the table of its outliers reports them: the folders
-                at the beginning of a name may be omitted if the rest is of one element only.
+                at the beginning of a name may be omitted if the rest names only one element.
             state: the file of the state, which is replaced.
         """
         path = Path(state)

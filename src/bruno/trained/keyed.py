@@ -46,7 +46,7 @@ class KeyedDetector:
 
     Args:
         trained: the model.
-        store: a file, made if it does not exist, or ":memory:".
+        store: a file, created if it does not exist, or ":memory:".
         detector: a detector from `Trained.detector`, or a function that returns one and is called once all
             other arguments are valid; by default one calibrated at a false-alarm rate of 1 %.
         window: only this many of the latest elements of a set count, at least 20; by default, all do.
@@ -164,7 +164,7 @@ class KeyedDetector:
         offsets: NDArray[np.int64] | None,
         evidence: bool,
     ) -> tuple[Judgements, dict[int, NDArray[np.float64]]]:
-        """The judgements of rows, and the latents of the rows that are kept out of their sets."""
+        """The judgements of rows, and the latents of the rows that are excluded from their sets."""
         found = Judgements.empty(len(slots))
         latents = self._encode(x) if complete is None else self._encoded(x, complete)
         prior = self._updates.prior(latents.z)
@@ -300,9 +300,9 @@ class KeyedDetector:
         return self._sources.get(name) or self.store.source(name)
 
     def accept(self, *names: str) -> None:
-        """Add elements that were kept out by mistake to their sets, by their `ids` in `step`, and commit.
+        """Add elements that were excluded by mistake to their sets, by their `ids` in `step`, and commit.
 
-        The folders at the beginning of a name may be omitted if the rest is of one element only.
+        The folders at the beginning of a name may be omitted if the rest names only one element.
         """
         self.commit()
         elements = dict(map(self._element_kept_out, names))
@@ -316,7 +316,7 @@ class KeyedDetector:
         self.commit()
 
     def _element_kept_out(self, name: str) -> tuple[int, KeptOut]:
-        """An element that was kept out of its set, and its number in the store."""
+        """An element that was excluded from its set, and its number in the store."""
         found = self.store.kept_out(name)
         if found is None:
             ending = self.store.kept_out_ending(f"/{name}", _CANDIDATES)

@@ -201,7 +201,7 @@ class KeyedWatch:
     # --- the store ---------------------------------------------------------------------------------------
 
     def accept(self, *names: str) -> None:
-        """Add elements that were kept out by mistake to their sets, by name."""
+        """Add elements that were excluded by mistake to their sets, by name."""
         self.keyed.accept(*names)
 
     def __enter__(self) -> KeyedWatch:
@@ -246,12 +246,12 @@ class KeyedJobs(DetectionJobs):
 
         Args:
             stream: files, an open text file such as sys.stdin, arrays or elements.
-            store: the file of the store, made if it does not exist, or ":memory:".
+            store: the file of the store, created if it does not exist, or ":memory:".
             detector: from `Trained.detector`, or a function that returns one; by default calibrated at 1 %.
             group: the column of the keys, if it has another name than in training.
             one_set: all rows are one set.
             window: only this many of the latest elements of a set count, at least 20; by default, all do.
-            half_life: the weight of an element is halved each time that its set gets this many more.
+            half_life: the weight of an element is halved each time that its set gets this many more elements.
             within: judge by the rank of an element within its set; the detector must have `count_all`.
             explain: give the contributions of columns or patches to the scores of outliers.
             offset: a column of whole numbers that increase within each key. A row whose offset is at most the
@@ -283,11 +283,11 @@ class KeyedJobs(DetectionJobs):
         return KeyedWatch(self, stream, make, reader, one_set=one_set, replay=replay, explain=explain)
 
     def accept_in_store(self, names: list[str], store: str | Path) -> int:
-        """Add elements that were kept out by mistake to their sets; returns how many are still kept out.
+        """Add elements that were excluded by mistake to their sets; returns how many are still excluded.
 
         Args:
             names: names of the elements, as a stream or the table of its outliers reports them: the folders
-                at the beginning of a name may be omitted if the rest is of one element only.
+                at the beginning of a name may be omitted if the rest names only one element.
             store: the store.
         """
         if not Path(store).is_file():

@@ -38,7 +38,7 @@ def write_parts(
     """Write arrays and samples to files, part by part; no file is left if that fails. Returns the paths.
 
     Args:
-        folder: the folder of the files; made if it does not exist.
+        folder: the folder of the files; created if it does not exist.
         name: name of the files, without suffix.
         arrays: arrays to write before the samples; "seen" has the numbers of elements conditioned on.
         shape: shape of all samples together.

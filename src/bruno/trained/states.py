@@ -23,7 +23,7 @@ _CANDIDATES = 5  # elements that an error names
 
 
 class KeptOut(NamedTuple):
-    """An element that was kept out of the evidence of its set: its name, its set and its latents."""
+    """An element that was excluded from the evidence of its set: its name, its set and its latents."""
 
     name: str
     group: str
@@ -46,7 +46,7 @@ class SetState:
 
 @dataclass(frozen=True, eq=False)
 class WatchState:
-    """The state of each watched set by its name, and the latest elements that were kept out of their sets.
+    """The state of each watched set by its name, and the latest elements excluded from their sets.
 
     The set of a stream without groups has the name "".
     """
@@ -59,13 +59,13 @@ class WatchState:
         return WatchState({**self.sets, group: state}, self.kept_out)
 
     def with_kept_out(self, element: KeptOut) -> WatchState:
-        """A copy that also remembers this element, which was kept out of its set."""
+        """A copy that also remembers this element, which was excluded from its set."""
         return WatchState(self.sets, (*self.kept_out, element)[-_MAX_KEPT_OUT:])
 
     def accepting(self, names: list[str]) -> WatchState:
-        """A copy in which elements that were kept out by mistake are added to their sets.
+        """A copy in which elements that were excluded by mistake are added to their sets.
 
-        The folders at the beginning of a name may be omitted if the rest is of one element only.
+        The folders at the beginning of a name may be omitted if the rest names only one element.
 
         Raises:
             ValueError: if a name is not that of a remembered element.
@@ -143,17 +143,17 @@ def only_name(name: str, ending: Sequence[str], known: Sequence[str]) -> str:
     Args:
         name: the given name.
         ending: the different names that end with it.
-        known: names of elements that were kept out, from old to new, for the error.
+        known: names of excluded elements, from old to new, for the error.
     """
     if len(ending) == 1:
         return ending[0]
     if ending:
         candidates = ", ".join(map(repr, ending[:_CANDIDATES])) + ", …" * (len(ending) > _CANDIDATES)
-        raise ValueError(f"`names` must each be of one element; got {name!r}, which is of {candidates}.")
+        raise ValueError(f"`names` must each match one element; got {name!r}, which matches {candidates}.")
     latest = ", ".join(map(repr, known[-_CANDIDATES:])) or "none"
     raise ValueError(
-        f"`names` must be of elements that did not count, the latest: {latest}; got {name!r}. The first "
-        "elements of a set may count after all."
+        f"`names` must be names of excluded elements, the latest: {latest}; got {name!r}. Excluded elements "
+        "among the first of a set may have been added since."
     )
 
 

@@ -21,12 +21,12 @@ from bruno.tasks.planted_outliers import PlantedOutliers, measure_planted_outlie
 from bruno.trained.data import TrainedData
 from bruno.training import Run
 
-Basis = Literal["unseen classes", "unseen elements of the classes of training", "the classes of training"]
+Basis = Literal["unseen classes", "unseen elements of the training classes", "the training classes"]
 
 _FRACTION = 0.2  # of the elements seen in training; encoding one takes a third as long as training on it
 _MIN_ELEMENTS, _MAX_ELEMENTS = 600, 20_000
 _WITHOUT_LOG = 4000  # elements, for a model without a training log
-_DENSITY_FRACTION = 0.3  # of the elements: for sets of training, and again for held-out sets
+_DENSITY_FRACTION = 0.3  # of the elements: for training sets, and again for held-out sets
 _SET_SIZE = 20
 _WAY, _SHOTS = 5, (1, 5)
 _TRIALS, _EPISODES = 20, 300  # at least; a trial has an episode for each class
@@ -58,7 +58,7 @@ class Verdict:
         classes: number of classes of the measured elements.
         unit: unit of the densities that `density` returns: "bits/dim", or "nats/row" of −log p.
         dim: dimensions of an element.
-        training: bits/dim of sets of training; None if they are not on this machine.
+        training: bits/dim of training sets; None if they are not on this machine.
         held_out: bits/dim of sets of held-out classes or elements; None if there are none.
         few_shot: for images, few-shot accuracy, compared with nearest neighbours of pixels; None if not
             measured.
@@ -178,7 +178,7 @@ class VerdictJobs(TrainedData):
         check_count("elements", elements)
         train = None if self.lacks_its_data else self._select(self.recipe.data.split, None, None).examples
         held = self._held_out(train, split)
-        new = held.basis != "the classes of training"
+        new = held.basis != "the training classes"
         density_sets = max(2, int(_DENSITY_FRACTION * elements / _SET_SIZE))
         task_elements = int((1 - 2 * _DENSITY_FRACTION) * elements)
         few_shot, faults, outliers, contamination, unmeasured = None, None, None, None, ""
@@ -216,7 +216,7 @@ class VerdictJobs(TrainedData):
         return measure_contamination(self.model, cutoffs, train, held, generator=generator)
 
     def _affordable_elements(self) -> int:
-        """A fifth of the elements of the training, if it has a log."""
+        """The default number of elements: a fifth of those seen in training, if there is a training log."""
         log = Run(self.folder).read_log()
         if not log or self.recipe is None:
             return _WITHOUT_LOG
@@ -236,8 +236,8 @@ class VerdictJobs(TrainedData):
         if len(unseen) == len(found.names) or len(unseen) > 1 or (own and unseen):
             return HeldOut(found.of_classes(unseen), "unseen classes")
         if own:
-            return HeldOut(train, "the classes of training")
-        return HeldOut(found, "unseen elements of the classes of training")
+            return HeldOut(train, "the training classes")
+        return HeldOut(found, "unseen elements of the training classes")
 
     def _density(self, examples: Examples, sets: int, seed: int) -> BitsPerDim:
         sampler = SetSampler(examples, device=self.device)

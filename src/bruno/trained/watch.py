@@ -44,7 +44,7 @@ class Watch:
     """Judges the elements of a stream as they arrive; an iterator of `Judged`.
 
     Rows that name a group belong to the set of that group; other elements are one set. If training had no
-    group column, a row is judged given the 19 before it, as the sets of training were 20 consecutive rows.
+    group column, a row is judged given the 19 before it, because 20 consecutive rows were a training set.
 
     As a context manager, a watch saves its state at the end, even if an exception ends it: no judgement is
     lost. The state of an empty stream is not saved. If another process has changed the file since it was
@@ -145,7 +145,7 @@ class Watch:
         self.save()
 
     def accept(self, *names: str) -> None:
-        """Add elements that were kept out by mistake to their sets, by name."""
+        """Add elements that were excluded by mistake to their sets, by name."""
         self.state = self.state.accepting(list(names))
 
     def save(self) -> None:
@@ -155,7 +155,7 @@ class Watch:
         if _stamp(self._file) != self._stamp:
             other = self._file.with_name(f"{self._file.name}.{os.getpid()}")
             warnings.warn(
-                f"{self._file}: another process has changed the state since; this one is kept in {other}.",
+                f"{self._file}: another process has changed this file; the state is saved in {other}.",
                 stacklevel=2,
             )
             self._file = other
@@ -239,7 +239,7 @@ class Watch:
             self._warned_of_brightness = bool(self._trained.familiarity.too_bright(element.x))
         elif not self._warned_of_brightness and (reason := self._trained.familiarity.too_bright(element.x)):
             warnings.warn(
-                f"{element.name} is unlike the images of training: {reason}.",
+                f"{element.name} is unlike the training images: {reason}.",
                 UnfamiliarDataWarning,
                 stacklevel=3,
             )

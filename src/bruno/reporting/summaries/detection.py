@@ -108,7 +108,7 @@ def _misfit(summary: StreamSummary, rate: float | None, advice: str, rows: bool)
     strange = ", and most are out-of-distribution" * (summary.out_of_distribution > _MOST * summary.count)
     check = "Check units and columns. If they are" if rows else "If the data are"
     return (
-        f"{100 * flagged:.0f} % are flagged where {100 * rate:g} % was asked for{strange}: the model or its "
+        f"{100 * flagged:.0f} % are flagged where {100 * rate:g} % was requested{strange}: the model or its "
         f"calibration does not fit these data, or they are faulty. {check} right, calibrate on clean sets "
         f"of this kind: {advice}"
     )

@@ -116,7 +116,7 @@ def _(outcome: FineTuningComparison) -> Result:
 def _(outcome: Verdict) -> Result:
     rows = [
         (f"−log p, {name}, {outcome.unit}", _density(outcome, bits), "")
-        for name, bits in (("sets of training", outcome.training), ("held-out sets", outcome.held_out))
+        for name, bits in (("training sets", outcome.training), ("held-out sets", outcome.held_out))
         if bits is not None
     ]
     if outcome.gain is not None:
@@ -163,7 +163,7 @@ def _fault_rows(outcome: Verdict) -> list[tuple[str, str, str]]:
     if (found := outcome.faults) is None:
         return []
     ours, other = found.model, found.baseline
-    shares = {f"false alarms, asked {100 * found.rate:g} %": (ours.false_alarms, other.false_alarms)}
+    shares = {f"false alarms, requested {100 * found.rate:g} %": (ours.false_alarms, other.false_alarms)}
     for kind in ours.detections:
         shares[f"found: {kind}"] = (ours.detections[kind], other.detections[kind])
     rows = [(f"{name}, %", f"{100 * a:.1f}", f"{100 * b:.1f}") for name, (a, b) in shares.items()]
@@ -173,7 +173,7 @@ def _fault_rows(outcome: Verdict) -> list[tuple[str, str, str]]:
 def _conclusions(outcome: Verdict) -> list[str]:
     """What the numbers mean, in sentences."""
     sentences = [f"Measured on {outcome.basis}: {outcome.classes}."]
-    if outcome.basis == "the classes of training":
+    if outcome.basis == "the training classes":
         sentences.append("No class was held out, so nothing is known about new ones.")
     if outcome.gain is not None and outcome.gain <= 0:
         sentences.append(
@@ -182,7 +182,7 @@ def _conclusions(outcome: Verdict) -> list[str]:
     if (found := outcome.faults) and found.model.false_alarms > _FAR_MORE * found.rate:
         sentences.append(
             f"{100 * found.model.false_alarms:.0f} % of clean rows are flagged where {100 * found.rate:g} % "
-            "was asked for: thresholds from some sets do not hold for others. Train and calibrate on more "
+            "was requested: thresholds from some sets do not hold for others. Train and calibrate on more "
             "sets."
         )
     if outcome.contamination is not None and outcome.contamination.suspected:
@@ -195,7 +195,7 @@ def _conclusions(outcome: Verdict) -> list[str]:
 
 
 def _comparison(outcome: Verdict) -> list[str]:
-    """Sentences on whether the model or the baseline is better, with the kinds of fault that tell."""
+    """Sentences on whether the model or the baseline is better, and at which kinds of fault."""
     baseline = (
         f"nearest neighbours of {outcome.few_shot.features}"
         if outcome.few_shot
