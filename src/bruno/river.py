@@ -204,7 +204,7 @@ def _element(model: Bruno, evidence: Evidence, row: Mapping[str, float], columns
     """A row as an element; missing columns are imputed, unknown columns are ignored."""
     missing = [name for name in columns if name not in row]
     if missing and model.imputer is None:
-        raise ValueError(f"`x` must have all columns, as the model cannot impute; {missing[0]!r} missing.")
+        raise ValueError(f"`x` must have all columns, as the model cannot impute; got no {missing[0]!r}.")
     values = [row.get(name, math.nan) for name in columns]
     element = torch.tensor(values, dtype=torch.double, device=model.device)
     return Posterior(model, evidence).impute(element) if missing else element

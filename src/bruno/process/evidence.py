@@ -35,7 +35,7 @@ class Evidence(NumpyResult):
     float64 for data of any type: a few vectors cost nothing, and removing an observation leaves an error of
     only 1e-16 of its square.
 
-    numpy arrays, lists and numbers that are given are converted to tensors.
+    Arguments may be tensors, numpy arrays, lists and numbers.
 
     Attributes:
         count: number of observations of each set of the batch.
@@ -183,7 +183,7 @@ class Evidence(NumpyResult):
     def __sub__(self, other: Evidence) -> Evidence:
         """The evidence of a set without a part of it: the inverse of `merge`.
 
-        Warns if the part is so much larger than the rest that the rest has lost its digits.
+        Warns if the part is so much larger than the rest that the rest has lost its significant digits.
 
         Raises:
             ValueError: if the part is larger than the set or contradicts it (the rest would have a negative
@@ -221,7 +221,7 @@ class Evidence(NumpyResult):
         left = (1 + mean.square() + scatter / rest.clamp(min=1).unsqueeze(-1)).amax(-1, keepdim=True)
         if (lost > _TOLERANCE * left).any():
             warnings.warn(
-                "`remove` lost the digits of the other observations: their scatter is off by about "
+                "`remove` lost significant digits of the other observations: their scatter is off by about "
                 f"{lost.max().item():.1g}, since the removed ones are larger by orders of magnitude. Compute "
                 "the evidence of the others again.",
                 stacklevel=3,

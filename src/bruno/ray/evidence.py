@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bruno.streams.codec import EvidenceArrays, decode_all, encode_all
 from bruno.streams.densities import RowDensities
 
-FAR = 1e4  # standard deviations of the predictive; removing an element beyond loses digits of the others
+FAR = 1e4  # standard deviations of the predictive; removing an element beyond costs precision
 
 _EVIDENCE = "evidence"
 
@@ -145,7 +145,7 @@ class KeyedEvidence:
 def far_elements(
     densities: RowDensities, z: Float[np.ndarray, "n dim"], others: EvidenceArrays
 ) -> Bool[np.ndarray, " n"]:
-    """Which elements are so far from the rest of their set that removing them would lose digits of the rest.
+    """Which elements are so far from the rest of their set that their removal would cost it precision.
 
     Distance is in standard deviations of the predictive or of the rest, whichever is larger. Of n elements of
     a set, at most one in each dimension is therefore far, unless n exceeds 1e8.

@@ -60,8 +60,8 @@ def score(
         dataset: a Ray Dataset of rows or images, with a key.
         model: a trained model, or what `bruno.open` takes.
         key: the column that names the set of an element: text or whole numbers.
-        columns: the columns of a row, or the column of images or vectors. By default those of training, or
-            "image" for images.
+        columns: the columns of a row, or the column of images or vectors. By default, the columns that the
+            model was trained on, or "image" for images.
         batch_size: number of elements in a batch; by default, all of a block.
         num_gpus: GPUs of a worker that encodes; by default 1 if the cluster has GPUs.
 

@@ -123,7 +123,7 @@ class SetEstimator(BaseEstimator):  # type: ignore[misc]
         if self._columns and hasattr(x, "columns"):
             missing = [name for name in self._columns if name not in set(x.columns)]
             if missing:
-                raise ValueError(f"`X` must have the columns of the model; {', '.join(missing)} missing.")
+                raise ValueError(f"`X` must have the columns of the model; got no {', '.join(missing)}.")
             x = x[list(self._columns)]
         images = len(self._shape) > 1
         found = validate_data(

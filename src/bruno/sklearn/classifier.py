@@ -42,7 +42,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         prior: "uniform", "empirical" for the frequencies of the examples, or the probability of each class in
             the order of `classes_`, in any unit.
         temperature: T; "auto" to fit it.
-        none_prior: probability that a row is of none of the classes, before it is seen. Above 0, `classes_`
+        none_prior: prior probability that a row belongs to none of the classes. Above 0, `classes_`
             includes `none_label`.
         none_label: the label of "none of these"; by default -1, or "none of these" if labels are text.
         steps: optimiser steps of the small model; by default a fifth of the number of rows, from 10 to 1000.

@@ -179,7 +179,7 @@ class Rule:
         return self._limits[position]
 
     def _place(self, position: Any, seen: Any) -> Any:
-        """The position of the calibration with as much evidence as rows have, to compare them there.
+        """The position in the calibration with as much evidence as these rows; scores are compared there.
 
         The arguments are arrays, or numbers for one row.
         """
@@ -194,7 +194,7 @@ class Rule:
         """Whether the evidence of a set so far was formed as in the groups of the calibration.
 
         Missing numbers are imputed there if the groups have any, too. A full window of exchangeable elements
-        also counts as such, if no element was kept out by its score.
+        also counts as such, if no element was excluded by its score.
         """
         if self._forgets:
             return False

@@ -1,4 +1,4 @@
-"""The store of sets in SQLite: states, positions in the input, elements that were kept out, and answers.
+"""The store of sets in SQLite: states, positions in the input, excluded elements, and answers to requests.
 
 Everything changes in one transaction. If a process is killed or loses power, the store has the state of the
 last commit. Only one process at a time can have a store open.
@@ -51,7 +51,7 @@ class Mark(NamedTuple):
 
 
 class KeptOut(NamedTuple):
-    """An element that was kept out of its set: its id, the name of the set, and its latents as bytes."""
+    """An element that was excluded from its set: its id, the name of the set, and its latents as bytes."""
 
     id: str
     name: str
@@ -71,7 +71,7 @@ class Store:
     Nothing is permanent until `commit`; `close` drops uncommitted changes. Names are any text.
 
     Args:
-        path: the file, made if it does not exist; ":memory:" for none.
+        path: the file, created if it does not exist; ":memory:" for none.
         fingerprint: fingerprint of the model whose states the store holds.
         settings: settings that the states depend on, such as the window; those of an existing store must be
             the same.
@@ -220,14 +220,14 @@ class Store:
         return None if row is None else Mark(*row)
 
     def kept_out(self, id: str) -> tuple[int, KeptOut] | None:
-        """The latest element with this id that was kept out, and its number; None if there is none."""
+        """The latest excluded element with this id, and its number; None if there is none."""
         with self._translated():
             query = "SELECT * FROM kept_out WHERE id = ? ORDER BY number DESC LIMIT 1"
             row = self._db.execute(query, (_blob(id),)).fetchone()
         return None if row is None else (row[0], KeptOut(_text(row[1]), _text(row[2]), bytes(row[3])))
 
     def kept_out_ending(self, end: str, count: int) -> list[str]:
-        """The different ids of elements that were kept out that end with some text, the latest first."""
+        """The different ids of excluded elements that end with this text, the latest first."""
         with self._translated():
             query = (
                 "SELECT id, max(number) FROM kept_out WHERE substr(id, -?) = ? GROUP BY id ORDER BY 2 DESC "
@@ -237,7 +237,7 @@ class Store:
         return [_text(id) for id, _ in rows]
 
     def latest_kept_out(self, count: int) -> list[str]:
-        """The ids of the latest elements that were kept out, from old to new."""
+        """The ids of the latest excluded elements, from old to new."""
         with self._translated():
             rows = self._db.execute(
                 "SELECT id FROM kept_out ORDER BY number DESC LIMIT ?", (count,)
@@ -264,7 +264,7 @@ class Store:
         self._write("INSERT OR REPLACE INTO sets VALUES (?, ?)", rows)
 
     def drop(self, name: str) -> None:
-        """Remove a set, with its elements and the elements that were kept out of it."""
+        """Remove a set, with its elements and the elements that were excluded from it."""
         for table in ("sets", "elements", "kept_out"):
             self._write(f"DELETE FROM {table} WHERE name = ?", [(_blob(name),)])
 
@@ -286,18 +286,18 @@ class Store:
         self._write("DELETE FROM elements WHERE name = ? AND number <= ?", rows)
 
     def put_kept_out(self, elements: Sequence[KeptOut]) -> None:
-        """Add elements that were kept out; only the latest 100,000 stay."""
+        """Add excluded elements; only the latest 100,000 stay."""
         rows = ((_blob(id), _blob(name), z) for id, name, z in elements)
         self._write("INSERT INTO kept_out (id, name, z) VALUES (?, ?, ?)", rows)
         limit = "SELECT max(number) - ? FROM kept_out"
         self._write(f"DELETE FROM kept_out WHERE number <= ({limit})", [(_MAX_KEPT_OUT,)])
 
     def drop_kept_out(self, number: int) -> None:
-        """Remove an element that was kept out, by its number."""
+        """Remove an excluded element, by its number."""
         self._write("DELETE FROM kept_out WHERE number = ?", [(number,)])
 
     def drop_put_back(self, elements: Iterable[tuple[str, bytes]]) -> None:
-        """Remove elements that were kept out at first and now count, by set and latents."""
+        """Remove elements that were excluded at first and now count, by set and latents."""
         rows = ((_blob(name), z) for name, z in elements)
         self._write("DELETE FROM kept_out WHERE name = ? AND z = ?", rows)
 

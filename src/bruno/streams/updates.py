@@ -42,7 +42,7 @@ class Updates:
     The first elements of a set are reconsidered together several times. Until then, they have full weight.
 
     Attributes:
-        put_back: sets and latents of elements that were kept out at first and now count; cleared by the
+        put_back: sets and latents of elements that were excluded at first and now count; cleared by the
             caller.
 
     Args:
@@ -89,7 +89,7 @@ class Updates:
     ) -> Update:
         """Score the next element of each set, and add elements that count; the sets are all different.
 
-        `complete` tells which elements had no missing numbers; None if none had any.
+        `complete` marks the elements without missing numbers; None if all elements are complete.
         """
         sets = self._sets
         if len(slots) == 1 and not self._within and sets.position[slots[0]] >= START:
@@ -141,7 +141,7 @@ class Updates:
         return Update(*found, np.array([counts]), None)
 
     def include(self, slot: int, z: Float[np.ndarray, " dim"]) -> None:
-        """Add an earlier element, which was kept out, to its set; the position stays the same."""
+        """Add an earlier element, which was excluded, to its set; the position stays the same."""
         self.end_of_start(slot)
         self._count(slot, z)
 

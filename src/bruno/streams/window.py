@@ -12,7 +12,7 @@ from bruno.streams.evidence import SetEvidence, without_element
 from bruno.streams.sets import HotSets
 from bruno.streams.store import Store
 
-_HUGE = 1e8  # squared deviation; removing an element with a larger one loses digits of the others
+_HUGE = 1e8  # squared deviation; removing an element with a larger one costs precision
 
 
 class Window:

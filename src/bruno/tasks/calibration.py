@@ -218,7 +218,7 @@ class GroupCalibration:
         return self._kept[name]
 
     def support(self) -> GroupScores:
-        """Scores given known elements that all count, imputed from all elements of their group, by number."""
+        """Scores given n elements that all count, by n; missing numbers are imputed from the whole group."""
         if self.groups.rows is None:
             return self.stream(count_all=True)
         if (name := ("support", 0)) not in self._kept:
@@ -400,7 +400,7 @@ def _parse_scores(positions: Tensor, scores: Tensor, groups: int) -> tuple[Tenso
     wanted = (len(positions), groups, LEVELS)
     require(tuple(scores.shape) == wanted, "scores", f"of shape {wanted}")
     missing = scores.isnan()
-    require(torch.equal(missing.any(-1), missing.all(-1)), "scores", "all NaN, or none, of a group")
+    require(torch.equal(missing.any(-1), missing.all(-1)), "scores", "NaN for all levels of a group, or none")
     require(not bool(missing.all(-1).all(-1).any()), "scores", "of at least one group at each position")
     require(not bool((scores == math.inf).any()), "scores", "below infinity")
     return positions, scores.float()
@@ -456,7 +456,7 @@ def stream_group_scores(
     if not bool(judged.any()):
         if groups.rows is None:
             raise ValueError(
-                "`data` must have elements like those of training, to calibrate on; all "
+                "`data` must have elements like the training data, to calibrate on; all "
                 f"{len(groups.labels)} are out-of-distribution. Check units and columns."
             )
         # No row is complete, and groups are small.

@@ -38,7 +38,7 @@ class Classification(NumpyResult):
         probabilities: probability of each class for each query; every row sums to 1.
         log_scores: log p(query | support of the class) of the latents. The Jacobian of a query is the same
             for every class and is omitted, except for rows with missing numbers, imputed for each class.
-            With `views`, the mean over them; all below are of the queries as they are.
+            With `views`, the mean over them; all attributes below are of the original queries.
         scores: log p(query | support of the class) − log p(query).
         log_prob: log p(query), with missing numbers imputed for each class.
         labels: index of the most probable class of each query.
@@ -49,7 +49,7 @@ class Classification(NumpyResult):
         queries: the elements that were classified.
         kind: kind of the elements.
         p: p-value of each query as an element of each class; None if not calibrated, see `with_p_values`.
-        none_of_these: whether each query is of none of the classes; None if not calibrated.
+        none_of_these: whether each query belongs to none of the classes; None if not calibrated.
         examples: the first support elements of each class, at most `MAX_EXAMPLES`, to show.
     """
 
@@ -208,10 +208,10 @@ def _scores_of_part(
 
 @torch.no_grad()
 def with_p_values(found: Classification, calibration: GroupCalibration, rate: float) -> Classification:
-    """The classification with a p-value of each query for each class, and whether it is of none of them.
+    """The classification with a p-value of each query for each class, and whether it belongs to none.
 
     The p-value of a class is that of the query as the next element of its support, which counts completely.
-    A query is of none of the classes if all its p-values are at most `rate`. A query of one of the classes
+    A query belongs to no class if all its p-values are at most `rate`. A query of one of the classes
     is then rejected with a probability of at most `rate`, as its own class must reject it.
     """
     scores = calibration.support()

@@ -17,7 +17,7 @@ _BULK = 0.8  # the excess of a row is in units of this quantile above the median
 _FAR, _BETWEEN = 8, 4  # excess of rows that are far beyond the bulk, and of rows between these and the bulk
 _FEWEST, _FRACTION = 5, 0.01  # far rows, at least
 _SPREAD = 0.5  # far rows are in at least this fraction of the sets that they would be in at random
-_NEAR = 0.75  # fraction of the rows of training that the robust covariance uses
+_NEAR = 0.75  # fraction of the training rows that the robust covariance uses
 _ROUNDS = 5  # of choosing these rows
 _MAX_SETS, _MAX_ROWS = 300, 200  # rows of each set
 
@@ -49,8 +49,8 @@ class Contamination:
     def suspected(self) -> bool:
         """Whether these rows seem to be faults.
 
-        Of a heavy tail, more rows are between the bulk and the far rows than far. Rows of a few sets that
-        the model does not fit are in few sets.
+        In a heavy tail, more rows are between the bulk and the far rows than far. If the model does not fit
+        some sets, the far rows are in few sets.
         """
         return (
             self.far >= max(_FEWEST, _FRACTION * self.rows, self.between)

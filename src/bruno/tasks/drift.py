@@ -1,4 +1,4 @@
-"""p-values within one set, by ranks of leave-one-out scores, and a test whether a stream has changed."""
+"""p-values within one set, by ranks of leave-one-out scores, and a test for change in a stream."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class WithinSet:
 
     If the elements of a set and a new element are exchangeable, the rank of the new element's leave-one-out
     score among those of the set is uniform: P(p ≤ a) ≤ a for any model. The set must not be training data,
-    and no element may be selected by its score, so this does not hold if outliers are kept out. The smallest
+    and no element may be selected by its score, so this does not hold if outliers are excluded. The smallest
     p is 1/(m + 1) for m ranked elements.
 
     Attributes:

@@ -35,8 +35,8 @@ class Familiarity:
     def check(self, images: ArrayLike) -> str:
         """Why images (*batch, channels, height, width) of any size are unfamiliar, or "".
 
-        Images are unfamiliar if their mean brightness is far from that of training, if they are on average
-        less likely than samples of the model, or if one of them is `too_bright`.
+        Images are unfamiliar if their mean brightness is far from that of the training images, if they are on
+        average less likely than samples of the model, or if one of them is `too_bright`.
         """
         if not self.model.kind.is_images:
             return ""

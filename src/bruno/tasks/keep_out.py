@@ -26,9 +26,9 @@ _ROUNDS = 10  # elements are put back in at most this many rounds
 def may_count(complete: Any, count: Any, position: Any) -> Any:
     """Whether elements may count, given how many count already and how many came before; arrays or numbers.
 
-    A missing number is imputed from the elements of the set that count. Without any, that is a guess at the
-    level of the set: as evidence, it would make outliers of the complete rows that follow. So incomplete rows
-    do not count before another element does, except after the first `START` elements.
+    A missing number is imputed from the elements of the set that count. If none counts yet, the number is a
+    guess at the level of the set: as evidence, it would make outliers of the complete rows that follow. So,
+    among the first `START` elements, incomplete rows do not count before another element does.
     """
     return complete | (count > 0) | (position >= START)
 
@@ -245,7 +245,7 @@ class StreamEvidence:
         )
 
     def including(self, z: Float[Tensor, "*batch dim"]) -> StreamEvidence:
-        """The state after an earlier element, which was kept out, is added; the position stays the same."""
+        """The state after an earlier element, which was excluded, is added; the position stays the same."""
         return replace(
             self, evidence=self.evidence.add(z), first=self.first[..., :0, :], usable=self.usable[..., :0]
         )
@@ -329,7 +329,7 @@ def stream_scores(
 
 @dataclass(frozen=True, eq=False)
 class EncodedSets:
-    """Encoded elements of sets, and what their scores and their evidence depend on besides.
+    """Encoded elements of sets, and everything else that their scores and their evidence depend on.
 
     Attributes:
         z: latents of the elements.

@@ -57,7 +57,7 @@ class PlantedFaults:
         set_size: rows of a set.
         model: what the model flags.
         baseline: what the baseline flags: the Mahalanobis distance from the median of the set, with the
-            covariance of the rows of training around the medians of their sets.
+            covariance of the training rows around the medians of their sets.
         area_gain: area of the model minus that of the baseline.
         area_error: its standard error, from a bootstrap over classes; None for a single class.
         detection_errors: by the kind of fault, the standard error of the fraction that the model detects

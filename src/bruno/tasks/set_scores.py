@@ -161,7 +161,7 @@ class SetScorer:
         return self.scores(encoded, whole - Evidence(counts.long(), own, torch.zeros_like(own)))
 
     def usable(self, encoded: Encoded) -> Bool[Tensor, "*batch"]:
-        """Which elements may count: neither out-of-distribution, nor so far away that digits are lost."""
+        """Which elements may count: neither out-of-distribution, nor so far away that precision is lost."""
         near = (encoded.z.abs() < _FURTHEST).all(-1)
         if self.criterion == "density" or self.floor == -math.inf:
             return near
