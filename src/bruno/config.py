@@ -139,7 +139,7 @@ class ModelConfig:
 
 @attrs.frozen(slots=False, field_transformer=typed)
 class TrainConfig:
-    """Settings of training: on sets of one class, on few-shot episodes, or on a weighted sum of both.
+    """Training settings: on sets of one class, on few-shot episodes, or on a weighted sum of both losses.
 
     Schedules depend on the completed fraction of the run, so that they are the same for runs that are limited
     by minutes and by steps.

@@ -41,13 +41,13 @@ def demo(
     seed: int = 0,
     progress: Callable[[LogEntry], None] | None = None,
 ) -> Demo:
-    """Train on handwritten digits, show what this and the pretrained model can do, and write it on one page.
+    """Train on handwritten digits, and show what this model and the pretrained model can do, on one page.
 
     Args:
         out: the run folder; a number is appended if it exists.
         steps: training steps; those of the preset by default.
-        seed: of training and of all samples.
-        progress: called with a log entry after every step of training, or every few steps on a GPU.
+        seed: seed of the training and of all samples.
+        progress: called with a log entry after every training step, or every few steps on a GPU.
 
     Raises:
         TrainingInterrupted: after SIGINT or SIGTERM; its `folder` is the run to resume.

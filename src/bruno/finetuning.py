@@ -44,7 +44,7 @@ _COMPARED_SETS = 10  # of a class, at most; more would have the same elements in
 
 @dataclass(frozen=True)
 class FineTuningComparison:
-    """Bits/dim and few-shot accuracy before and after fine-tuning, on classes unseen in both trainings.
+    """Bits/dim and few-shot accuracy before and after fine-tuning, on classes that neither training used.
 
     Attributes:
         split: split of the data.
@@ -66,7 +66,7 @@ class FineTuned:
     Attributes:
         trained: the fine-tuned model.
         comparison: comparison with the original model; None if not requested.
-        unseen: the split that is unseen in both trainings.
+        unseen: the split that neither training used.
     """
 
     trained: Trained
@@ -171,7 +171,7 @@ def _finetuning_recipe(
     Args:
         before: the model to start from.
         original: its recipe.
-        plan: settings of training; all others have the defaults of fine-tuning.
+        plan: training settings; all others have the defaults of fine-tuning.
         settings: settings that override both.
     """
     defaults = {"episodes": _EPISODES, "way": _WAY, "queries": 1, "shared": False, "discriminative": 1.0}
@@ -197,7 +197,7 @@ def _with_sized_steps(
 ) -> Recipe:
     """The recipe with episodes that also serve as sets, as large as time and memory allow.
 
-    A resumed run keeps the episodes that it began with. On a GPU, neither time nor memory is short.
+    A resumed run keeps the episodes that it began with. On a GPU, time and memory are not a limit.
     """
     examples = examples if examples.shape == model.shape else data.split(recipe.data.split)
     train, smallest = recipe.train, int(examples.counts.min())

@@ -45,7 +45,7 @@ _LONG = 7200  # seconds; the duration of a longer run is logged
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM stopped a training after its step and checkpoint; `train(resume=True)` continues it.
+    """SIGINT or SIGTERM stopped training after a step and a checkpoint; `train(resume=True)` continues it.
 
     Attributes:
         signal: the number of the signal.
@@ -87,7 +87,7 @@ def train(
         save_every: seconds between checkpoints.
         progress: called with a log entry after every step, or every few steps on a GPU.
         settings: override those of the recipe: a section as a dictionary, ``data={"name": "table.csv"}``, or
-            settings of training by their names, ``minutes=5``. The name of the data may be a frame of pandas,
+            training settings by their names, ``minutes=5``. The name of the data may be a frame of pandas,
             polars or pyarrow, whose rows are kept in the run folder.
 
     Raises:

@@ -41,7 +41,7 @@ class UnknownModel:
         raise LookupError(
             f"the model of this posterior, {self._fingerprint}, is not in this process: {self.reason}. Save "
             "the model before pickling its posteriors (bruno.save), or load it in this process first, and "
-            "keep it (bruno.load, bruno.open)."
+            "keep a reference to it (bruno.load, bruno.open)."
         )
 
 

@@ -1,4 +1,4 @@
-"""The function that opens a model, for modules that it is itself built on.
+"""The function that opens a model, for the modules that `bruno.open` itself imports.
 
 The package sets `opener` to `bruno.open`, which is imported at its first call.
 """

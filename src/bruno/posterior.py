@@ -64,7 +64,7 @@ class Posterior:
     with the batch of sets: k sets score q elements by ``posterior.log_prob(x.unsqueeze(1))``, (q, k).
 
     A batch has a length, and can be indexed and iterated over; `stack` makes a batch. A pickled posterior
-    names its model by its fingerprint, and does not carry the weights. When it is unpickled, it takes the
+    names its model by its fingerprint, and does not carry the weights. When it is unpickled, it uses the
     model with this fingerprint in the process, or opens the file that the model was read from or saved to.
     """
 

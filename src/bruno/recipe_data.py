@@ -135,7 +135,7 @@ def with_absolute_path(recipe: Recipe) -> Recipe:
 def keep_frame(frame: Any, recipe: Recipe, folder: Path) -> Recipe:
     """Write the rows of a frame into a run folder, and return the recipe that reads them from there.
 
-    The name of the file depends on its content, so that a second run never replaces the data of the first.
+    The name of the file depends on its content, so a second run never replaces the data of the first.
     """
     data = recipe.data
     missing = recipe.missing == "impute"

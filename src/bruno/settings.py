@@ -21,7 +21,7 @@ T = TypeVar("T")
 Field: TypeAlias = Any  # an attrs.Attribute, which cannot be subscripted at run time
 Check = Callable[[str, Any], None]  # takes the name and the value of a setting
 
-_NEAR = 0.6  # likeness of a name to one that it may have been meant to be
+_NEAR = 0.6  # a known name is suggested if its likeness to the given one is at least this
 _RENAMED = {"train.length": "set_size"}  # settings of files written by version 0.1
 
 

@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM: finish the work in progress first, raise KeyboardInterrupt, or leave.
 
-`StopSignal` is for work of the library: it is in force while that work lasts, in any program. `leave` and
-`stop` are the handlers of the program `bruno` itself, for the rest of its time: a library must not exit.
+`StopSignal` is for work of the library, in any program: it handles signals only while that work lasts.
+`leave` and `stop` are the handlers of the program `bruno` itself, until it ends: a library must not exit.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def leave(number: int, frame: FrameType | None) -> None:
 def stop(number: int, frame: FrameType | None) -> None:
     """Handle a signal: raise KeyboardInterrupt or SystemExit, or leave at once while modules are imported.
 
-    Commands import modules when they need them. Some are imported by C code that ignores exceptions, and
-    would be used half imported.
+    Commands import modules when they need them. Some are imported by C code that ignores exceptions, so an
+    exception would leave a half-imported module in use.
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):

@@ -25,7 +25,7 @@ def shortened(text: str, most: int = 2000) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a name is valid UTF-8: names of files can be any bytes, and some packages reject them."""
+    """Whether a name is valid UTF-8: a file name can be any bytes, and some packages reject other names."""
     try:
         text.encode()
     except UnicodeEncodeError:

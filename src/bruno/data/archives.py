@@ -97,7 +97,7 @@ def entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
 
 
 def read_arrays(path: Path, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Read the wanted arrays of an npz, as far as it has them. Nothing is unpickled.
+    """Read those of the wanted arrays that an npz contains, at least one. Nothing is unpickled.
 
     The sizes that the file declares are checked before memory is allocated: all arrays together must be
     within `limits.MEMORY`. Raises one of `READ_ERRORS` or ValueError if the file is damaged.
@@ -168,7 +168,7 @@ def _parse_array(content: bytes, name: str) -> NDArray[Any]:
     if not dtype.itemsize:  # empty text
         return np.zeros(shape, dtype)
     if dtype.kind == "U" and np.frombuffer(values, dtype.byteorder + "u4").max(initial=0) > sys.maxunicode:
-        raise ValueError(f"{name} must be text; got numbers that are no characters")
+        raise ValueError(f"{name} must be text; got numbers that are not characters")
     return np.frombuffer(values, dtype).reshape(shape, order="F" if fortran_order else "C")
 
 

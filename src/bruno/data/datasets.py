@@ -288,7 +288,7 @@ DATASETS = {
 
 
 def split_dataset(name: str, examples: Examples, split: str) -> Examples:
-    """Return a split of all examples of a named dataset; raises if they have no class of it."""
+    """Return a split of all examples of a named dataset; raises if the split has no classes."""
     part = DATASETS[name].split(examples, split)
     if not part.names:
         raise ValueError(

@@ -3,7 +3,7 @@
 A model of Omniglot has seen drawings of 105 × 105 pixels made with one pen and reduced by one filter. The
 same drawings are unlikely under it if their pen is thicker or their filter is sharper. Other images are
 therefore scaled to 105 × 105, binarised, redrawn with Omniglot's pen if their pen differs, and reduced by the
-filter of training.
+filter that was used in training.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Examples(NumpyResult):
         return members_by_label(self.labels, len(self.names))
 
     def at(self, places: Int[Tensor, " some"] | Bool[Tensor, " n"]) -> Examples:
-        """Return the examples at some positions; all classes stay, also those without examples."""
+        """Return the examples at some positions; all classes stay, even those without examples."""
         return replace(self, elements=self.elements[places], labels=self.labels[places])
 
     def inverted(self) -> Examples:

@@ -82,7 +82,7 @@ class ImageReader:
 class RowReader:
     """Finds tables and parses their rows; text may have a header or not.
 
-    The format of each table is detected. If several fit, that of training, `table_format`, is chosen.
+    The format of each table is detected. If several fit, `table_format`, the format in training, is chosen.
     """
 
     plural = "tables"

@@ -94,7 +94,7 @@ def _as_numbers(name: str, array: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _text(cell: object) -> str:
-    """A cell of a frame as text; whole floats, as of an integer column with holes, as integers."""
+    """A cell of a frame as text; whole floats as integers, as missing cells turn integers into floats."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
 
 

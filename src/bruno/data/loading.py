@@ -33,7 +33,7 @@ from bruno.files import check_regular
 
 
 class Arguments(NamedTuple):
-    """What a caller calls the data and the format of a table, and how to set the data: to name in errors."""
+    """How errors name the data and the format of a table, and how they say to set the data."""
 
     data: str
     table_format: str = "table_format"
@@ -76,7 +76,7 @@ def load_examples(
         grey: for user images: one channel; otherwise three.
         group: for a table: the column that names the set of a row; without one, consecutive rows are a set.
         columns: for a table: the columns to read, in this order; by default all that are numbers.
-        table_format: for a table: words for what is not to be detected, such as "semicolon decimal-comma".
+        table_format: for a table: words for the known parts of its format, as "semicolon decimal-comma".
         missing: for a table: read missing cells as NaN.
         skip_bad: for user files: skip elements that cannot be read; `Examples.skipped` names them.
         min_count: with skip_bad, also skip classes with fewer elements. Other classes keep their split.
@@ -205,7 +205,7 @@ def check_source(
 
 
 def _normalised(examples: Examples, invert: bool | None) -> Examples:
-    """Examples of one channel and 256 grey values as drawings of their own size; others raise."""
+    """Grey examples of 256 levels, normalised as drawings of the same size; raises for other examples."""
     if len(examples.shape) != 3 or examples.shape[0] != 1 or examples.levels != 256:
         raise ValueError(
             f"`drawings` must be omitted for elements other than grey images; got {examples.shape}."

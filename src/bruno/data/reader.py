@@ -212,5 +212,5 @@ def _after(rows: Iterable[Unread], place: Place, origin: str) -> Iterator[Unread
     if not found:
         raise ValueError(
             f"{origin}: must begin with the rows that were judged before, up to line {place.line}; that row "
-            "is missing or another one. Give the file another name to judge all of it."
+            "is missing or has changed. Give the file another name to judge all of it."
         )

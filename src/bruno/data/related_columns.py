@@ -35,7 +35,7 @@ class Related(NamedTuple):
 
 
 def related_columns(x: Float[np.ndarray, "rows columns"]) -> list[Related]:
-    """The columns that could be left out, since others that stay determine them almost exactly.
+    """The columns that could be left out, as the remaining columns determine them almost exactly.
 
     A column is a linear combination if the residual variance of a robust fit on all other columns is below
     10⁻⁴ of its variance. Two columns a and b are on a circle, such as the sine and cosine of the time of day,
@@ -101,7 +101,7 @@ def _robust_fit(x: Numbers, y: Numbers, fits: int = _FITS) -> tuple[float, Numbe
 
 
 def _on_circle(a: Numbers, b: Numbers) -> bool:
-    """Whether a² + k·b² is a linear function of a and b, for a k > 0, though a² is none of a."""
+    """Whether a² + k·b² is a linear function of a and b, for a k > 0, while a² is not one of a alone."""
     a, b = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
     square, terms = a * a, np.column_stack([a, b, b * b])
     if _robust_fit(terms, square, fits=1)[0] > _SCREEN:

@@ -137,8 +137,8 @@ def simulate_machines(
 
     Machines differ in their means, and share the correlations between sensors. With probability `fault_rate`,
     a row has a fault, of three kinds with equal probability: the row is of another machine; one sensor has a
-    spike of 4 to 8 standard deviations; or a correlation is broken, as one sensor is on the wrong side of its
-    mean, at 1 to 2.5 standard deviations, which its own distribution does not reveal.
+    spike of 4 to 8 standard deviations; or a correlation is broken: one sensor is on the wrong side of its
+    mean, at 1 to 2.5 standard deviations, which is not unusual for that sensor alone.
     """
     if not 0 <= fault_rate < 1:
         raise ValueError(f"`fault_rate` must be at least 0 and below 1; got {fault_rate}.")

@@ -321,7 +321,7 @@ def _fit(rows: list[list[str]], form: TableFormat, wanted: Collection[str]) -> t
 
 
 def _is_header(cells: Sequence[str], form: TableFormat, wanted: Collection[str]) -> bool:
-    """Whether these cells are a header: the wanted names, or at least no numbers."""
+    """Whether these cells are a header: they contain all wanted names, or no numbers."""
     names = _names(wanted, len(cells))
     if names and names <= set(map(str.strip, cells)):
         return True

@@ -81,7 +81,7 @@ def read_table(
         group: the group column. Without one, each 20 consecutive rows form a set.
         columns: the columns to read, in this order; by default all that are numbers.
         skip_bad: skip lines that cannot be read; `Examples.skipped` names them.
-        table_format: words for the parts of the format that are not to be detected, as "semicolon".
+        table_format: words for the known parts of the format, such as "semicolon"; others are detected.
         prefer: the format of similar tables, chosen if several fit equally well.
         missing: read missing cells as NaN; otherwise they are errors.
     """

@@ -126,7 +126,7 @@ def _read_training(path: Path, device: torch.device | str) -> Checkpoint:
     wrong = [name for name, kind in kinds.items() if not isinstance(header.get(name), kind)]
     validation = header["metrics"].get("validation", 0.0) if "metrics" not in wrong else 0.0
     if header["kind"] != "training" or wrong or not isinstance(validation, int | float):
-        raise ValueError(f"{path}: must be a checkpoint of a training; it is of kind {header['kind']!r}.")
+        raise ValueError(f"{path}: must be a training checkpoint; it is of kind {header['kind']!r}.")
     return Checkpoint(path, tensors, header)
 
 

@@ -96,7 +96,7 @@ class Run:
     def model_and_about(
         self, which: str = "last", device: torch.device | str = "cpu"
     ) -> tuple[Bruno, dict[str, Any]]:
-        """The model at a checkpoint, and its metadata for a file: the recipe, and provenance of training."""
+        """The model at a checkpoint, and its metadata for a file: the recipe and the training provenance."""
         model, header = self._checkpoints.model(which, device)
         return model, {"recipe": to_dict(self.recipe), "provenance": header["provenance"]}
 
@@ -331,5 +331,5 @@ class Run:
 
 
 def _lasting(train: dict[str, Any]) -> dict[str, Any]:
-    """The settings of training that a resumed run must keep: all except its length and its memory use."""
+    """The training settings that a resumed run must keep: all except its length and its memory use."""
     return {"train": {name: value for name, value in train.items() if name not in _CHANGEABLE}}
