@@ -21,7 +21,7 @@ def local_cluster() -> Iterator[None]:
 
 
 def _start() -> None:
-    """Start it, again if need be: Ray waits for its processes for 30 s, too short on a busy machine."""
+    """Start it, if necessary again: Ray waits 30 s for its processes, too short on a busy machine."""
     for attempt in range(_ATTEMPTS):
         try:
             ray.init(

@@ -333,7 +333,7 @@ def test_weights_of_another_shape_are_named(tmp_path):
         ({"mean": torch.zeros(3)}, r"`mean` .*\(2,\); got .*\(3,\)"),
     ],
 )
-def test_a_state_that_no_set_has_is_an_error(tmp_path, changed, message):
+def test_a_state_that_no_set_can_have_is_an_error(tmp_path, changed, message):
     model = Bruno.from_config(from_dict(ModelConfig, TINY))
     tensors = {"count": torch.tensor(2), "mean": torch.ones(2), "scatter": torch.ones(2), **changed}
     write(tmp_path / "state", tensors, {"kind": "posterior", "model": model.fingerprint()})

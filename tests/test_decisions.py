@@ -1,4 +1,4 @@
-"""False-alarm rates are those that were asked for: the benchmark of decisions, reduced and in full."""
+"""False-alarm rates are the requested ones: the benchmark of decisions, reduced and in full."""
 
 import importlib.util
 import sys

@@ -145,7 +145,7 @@ def test_training_reads_its_data_once(tmp_path, monkeypatch):
     assert len(reads) == 1
 
 
-def test_the_data_of_a_training_are_those_of_the_opened_model(tmp_path):
+def test_a_trained_model_has_the_same_data_as_an_opened_one(tmp_path):
     data = {"name": str(MACHINES), "group": "machine"}
     trained = bruno.train("table", tmp_path / "run", steps=1, data=data)
     opened = bruno.open(tmp_path / "run")
@@ -156,7 +156,7 @@ def test_the_data_of_a_training_are_those_of_the_opened_model(tmp_path):
     assert len(pickle.dumps(trained.data)) < 10_000
 
 
-def test_notes_of_training_are_warnings(tmp_path, monkeypatch):
+def test_training_notes_are_warnings(tmp_path, monkeypatch):
     original = Trainer.advance
 
     def advance(self, count, progress):
@@ -225,7 +225,7 @@ def test_fine_tuning_compares_the_models_before_and_after(tiny, tmp_path):
 
 
 def steps_of(tiny, out, minutes=0.0, **settings):
-    """The settings of training of a fine-tuned model, at a second for each element and any memory."""
+    """The training settings of a fine-tuned model, at a second for each element and any memory."""
     length = {"minutes": minutes} if minutes else {"steps": 1}
     tuned = bruno.finetune(tiny, out, trials=0, **length, **settings)
     return tuned.trained.recipe.train

@@ -88,7 +88,7 @@ def test_faults_are_planted_in_rows(table):
     assert any(name.startswith("false alarms, requested 1 %") for name, *_ in printed.rows)
 
 
-def test_numbers_of_training_data_are_never_those_of_held_out_data(digits, tmp_path):
+def test_numbers_measured_on_training_data_are_never_called_held_out(digits, tmp_path):
     two = digits.examples("train").of_classes([0, 1])  # fewer than three classes: none is held out
     two.save(tmp_path / "two.npz")
     np.savez(tmp_path / "two.npz", images=two.elements.numpy(), labels=two.labels.numpy())
@@ -133,7 +133,7 @@ def test_too_few_elements_for_a_job_leave_the_densities(digits, monkeypatch):
     assert verdict.unmeasured in summarise(verdict).note
 
 
-def test_the_number_of_elements_is_a_fraction_of_those_of_training(digits):
+def test_the_number_of_elements_is_a_fraction_of_the_training_elements(digits):
     per_step = digits.recipe.train.elements
     assert digits._affordable_elements() == min(20_000, int(0.2 * 300 * per_step))
     short = replace(digits, folder=Path("no-such-run"))
@@ -250,7 +250,7 @@ def test_a_calibration_on_sets_with_faults_says_so(table, tmp_path):
     report.path.unlink()
 
 
-def test_far_more_false_alarms_than_asked_for_are_pointed_out(table):
+def test_far_more_false_alarms_than_requested_are_pointed_out(table):
     verdict = table.verdict(elements=600)
     faults = verdict.faults
     for share, far_more in ((0.02, False), (0.3, True)):

@@ -104,7 +104,7 @@ def test_images_of_the_size_of_the_model_are_not_blurred_by_maps(workplace):
     run(*tune, "--set", "train.warp=0.02", "--out", "warped")
     assert Run("warped").recipe.train.warp == 0.02
     run(*TUNE, "--steps", "1", "--way", "3", "--episodes", "2", "--trials", "0", "--out", "same")
-    assert Run("same").recipe.train.warp == 0.05  # on the data of training
+    assert Run("same").recipe.train.warp == 0.05  # on the training data
 
 
 def test_a_mistake_leaves_no_run_behind(tiny):

@@ -91,12 +91,12 @@ def killed_often(kills: int, source: list[str], settings: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_command_that_is_killed_reports_and_keeps_what_one_that_is_not_does():
+def test_a_killed_command_reports_and_keeps_the_same_as_an_uninterrupted_one():
     killed_often(1, ["stream.csv"], [])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [[], ["--window", "30"]], ids=str)
 @pytest.mark.parametrize("source", [["stream.csv"], ["-", "--replay"]], ids=str)
-def test_a_command_that_is_killed_50_times_reports_and_keeps_the_same(source, settings):
+def test_a_command_killed_50_times_reports_and_keeps_the_same(source, settings):
     killed_often(50, source, settings)

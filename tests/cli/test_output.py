@@ -94,7 +94,7 @@ def started(*arguments: str, **options) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "0, 1, 2"])
-def test_closed_streams_are_no_error(closed):
+def test_closed_streams_are_not_an_error(closed):
     close = f"import os, sys\nfor n in ({closed},): os.close(n)\n"
     ended = started("-c", close + "os.execv(sys.executable, [sys.executable, '-m', 'bruno', 'presets'])")
     assert ended.returncode == 0

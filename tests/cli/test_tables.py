@@ -268,7 +268,7 @@ def test_a_calibration_of_another_model_is_rejected(calibrated, digits_run):
         GroupCalibration.load(Path(calibrated, "calibration.safetensors"), other.model)
 
 
-def test_far_more_alarms_than_asked_for_name_the_command_that_calibrates(clean):
+def test_far_more_alarms_than_requested_name_the_command_that_calibrates(clean):
     header, *lines = clean.read_text().splitlines()
     mixed = [f"n{i % 20},{line.split(',', 1)[1]}" for i, line in enumerate(lines)]  # rows of many machines
     Path("mixed.csv").write_text("\n".join([header, *mixed]))
@@ -466,7 +466,7 @@ def test_a_small_set_limits_the_set_size(workplace):
     assert "set size 2 instead of 20: class '6' has 2" in train(GOOD + "6,1,2\n6,2,2\n")
 
 
-def test_a_table_that_is_too_small_is_an_error_with_the_size_that_would_do(workplace):
+def test_a_table_that_is_too_small_is_an_error_with_the_size_that_is_enough(workplace):
     for text, message in (
         ("0,1,2\n0,2,5\n", r"`data` .*2 sets.*got 1\. 10 sets would be enough"),
         ("0,1,2\n0,2,5\n0,3,5\n" * 20, r"`data` .*2 sets.*got 1\. Omit the group column"),
@@ -557,7 +557,7 @@ def test_a_window_continues_from_a_state(wandering, workplace):
     assert [one.score for one in parts] == pytest.approx([one.score for one in whole], rel=1e-5)
 
 
-def test_a_few_sets_are_trained_on_for_as_long_as_validation_sets_gain(workplace):
+def test_validation_sets_choose_the_number_of_steps_for_few_sets(workplace):
     generator = np.random.default_rng(0)
     rows = generator.normal(size=(120, 8))
     text = "".join(f"m{i // 20}," + ",".join(f"{v:.3f}" for v in row) + "\n" for i, row in enumerate(rows))

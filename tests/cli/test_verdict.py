@@ -30,7 +30,7 @@ def test_a_verdict_can_be_switched_off(workplace):
     assert not Path("new/results").exists()
 
 
-def test_a_training_that_ended_well_does_not_fail_by_its_verdict(workplace, monkeypatch):
+def test_a_failed_verdict_does_not_fail_the_training(workplace, monkeypatch):
     def fail(self, **options):
         raise RuntimeError("a disk is full")
 

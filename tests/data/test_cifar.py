@@ -67,7 +67,7 @@ class TestSheets:
         assert examples.elements[:, 0, 0, 0].tolist() == [*range(6), *range(20, 26)]
         assert (examples.elements == examples.elements[:, :1, :1, :1]).all()
 
-    def test_they_are_the_dataset_where_no_archive_is(self, tmp_path, monkeypatch):
+    def test_sheets_replace_a_missing_archive(self, tmp_path, monkeypatch):
         monkeypatch.setenv("BRUNO_CACHE", str(tmp_path / "cache"))
         self.sheets(tmp_path / "cifar10")
         train, test = (load_examples("cifar10", split, data_dir=tmp_path) for split in ("train", "test"))

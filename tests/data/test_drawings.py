@@ -40,7 +40,7 @@ def line(width: int, side: int = 105, ends=((30, 25), (75, 80))) -> np.ndarray:
     return np.asarray(image)
 
 
-def test_drawings_of_the_pen_and_frame_of_training_are_only_reduced(drawings):
+def test_drawings_with_the_pen_and_frame_of_omniglot_are_only_reduced(drawings):
     same = (normalised(drawings) == reduced(drawings)).all((1, 2))
     assert same.mean() > 0.8
     assert difference(normalised(drawings)[same], reduced(drawings)[same]) == 0
@@ -88,7 +88,7 @@ def test_every_pen_gives_the_stroke_of_one_pen(width):
 
 
 @pytest.mark.parametrize("scale", [0.3, 2.0, 5.0])
-def test_ink_is_scaled_and_moved_into_the_frame_of_training(scale):
+def test_ink_is_scaled_and_moved_into_the_frame_of_omniglot(scale):
     small = Image.fromarray(line(5)).resize((round(105 * scale),) * 2)
     page = Image.new("L", (max(640, small.width), 480))
     page.paste(small, (0, 20))

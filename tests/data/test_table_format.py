@@ -58,7 +58,7 @@ def test_a_format_is_named_in_words(tmp_path):
             TableFormat.parse(words)
 
 
-def test_the_format_of_training_decides_where_several_fit():
+def test_the_training_format_is_chosen_if_several_fit():
     lines = ["machine;a\n", "m1;1.234\n"]
     trained = TableFormat(delimiter=";", decimal=",", thousands=".")
     assert detect(lines).number("1.234") == 1.234

@@ -58,7 +58,7 @@ def test_a_new_class_is_known_at_once(set_model):
     assert (classifier.predict(ROWS[~old][2:]) == "birch").mean() > 0.8
 
 
-def test_what_is_forgotten_was_never_there(set_model):
+def test_forgotten_examples_leave_no_trace(set_model):
     some = np.arange(48) % 3 == 0
     without = FewShotClassifier(set_model).fit(ROWS[~some], LABELS[~some])
     forgotten = FewShotClassifier(set_model).fit(ROWS, LABELS).forget(ROWS[some], LABELS[some])
@@ -67,7 +67,7 @@ def test_what_is_forgotten_was_never_there(set_model):
     assert len(forgotten._sample.labels) == 32
 
 
-def test_a_class_without_examples_is_gone(set_model):
+def test_a_class_without_examples_is_removed(set_model):
     gone = LABELS == "cedar"
     without = FewShotClassifier(set_model).fit(ROWS[~gone], LABELS[~gone])
     forgotten = FewShotClassifier(set_model).fit(ROWS, LABELS).forget(ROWS[gone], LABELS[gone])

@@ -234,7 +234,7 @@ def test_the_offset_of_a_fraction_follows_all_parts(set_model):
     assert parts.offset_ == pytest.approx(whole.offset_, abs=1e-4)
 
 
-def test_partial_fit_keeps_outliers_out_and_takes_new_sets(set_model):
+def test_partial_fit_excludes_outliers_and_accepts_new_sets(set_model):
     rows, groups = sets_of_rows(3, 40, seed=4)
     detector = SetOutlierDetector(set_model, novelty=True).fit(rows[:80], groups=groups[:80])
     detector.partial_fit(rows[:10] + 50, groups=groups[:10])

@@ -124,7 +124,7 @@ def test_recomputing_changes_only_memory_use(dropout):
 
 @pytest.fixture
 def compiler(request, monkeypatch):
-    """Compile with another backend than that of training; "eager" only traces."""
+    """Compile with another backend than in training; "eager" only traces."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=request.param))
     _compiled_forward.cache_clear()
     yield

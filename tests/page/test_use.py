@@ -78,7 +78,7 @@ def test_everything_fits_on_a_phone(phone):
         assert all(width >= 100 for width in widths)  # wide enough for a finger
 
 
-def test_a_drawing_is_recognised_and_a_stranger_is_none_of_these(desktop):
+def test_a_drawing_is_recognised_and_a_different_symbol_is_none_of_these(desktop):
     section = open_panel(desktop, "apart")
     pads, query = section.locator(".pads .pad canvas"), section.locator(".query canvas")
     assert highest(section) == 1  # of our own examples

@@ -26,7 +26,7 @@ def test_only_many_outliers_show_that_a_model_does_not_fit(elements, outliers, a
 
 
 @pytest.mark.parametrize(("beyond", "said"), [(290, True), (20, False)])
-def test_data_that_are_mostly_out_of_distribution_are_said_to_be_so(beyond, said):
+def test_a_summary_says_if_most_elements_are_out_of_distribution(beyond, said):
     summary = StreamSummary()
     for i in range(300):
         summary.add(str(i), torch.zeros(1), Judgement(0.0, 1, 0.0, i < 290, i < beyond))

@@ -58,7 +58,7 @@ def test_an_error_of_one_job_leaves_the_others(served):
     assert outcomes[2].error.status == 404
 
 
-def test_changes_of_one_batch_are_counted_each_and_once(served):
+def test_each_change_of_a_batch_counts_exactly_once(served):
     outcomes = served.run([served.add("a", x(1, i), f"key {i // 2}", b"%d" % (i // 2)) for i in range(20)])
     counts = [outcome.answer["count"] for outcome in outcomes]
     assert counts == [i // 2 + 1 for i in range(20)]

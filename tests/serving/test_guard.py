@@ -146,7 +146,7 @@ def test_a_body_that_is_too_large_is_refused(content):
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "1e3", "9" * 400, "１"])
-def test_a_length_that_is_no_number_or_too_large_is_refused(client, length):
+def test_a_length_that_is_not_a_number_or_too_large_is_refused(client, length):
     headers = {**JSON, "Content-Length": length.encode()}
     assert client.post("/score", content=b"{}", headers=headers).status_code in (400, 413)
 
@@ -227,9 +227,9 @@ def test_metrics_count_requests_by_route_and_never_by_what_they_contain(client):
     assert "secret" not in text.lower()
 
 
-def test_an_error_of_our_own_shows_nothing_of_the_inside(client, monkeypatch):
+def test_an_internal_error_reveals_no_details(client, monkeypatch):
     def failing(*given):
-        raise RuntimeError("a secret of the inside")
+        raise RuntimeError("an internal secret")
 
     monkeypatch.setattr(service_module, "read_rows", failing)
     answer = client.post("/score", json={"elements": X})
@@ -248,7 +248,7 @@ def test_limits_are_checked(change, without_shape_checks):
 @pytest.mark.parametrize(
     "models", [[], ["nowhere"], ["omniglot", "omniglot"], {"a/b": "omniglot"}, {"": "omniglot"}], ids=str
 )
-def test_models_have_names_of_their_own(models, tmp_path):
+def test_invalid_models_are_refused(models, tmp_path):
     with pytest.raises(ValueError, match=r"`(models|path)`"):
         create_app(models, store=tmp_path / "sets")
     assert list(tmp_path.iterdir()) == []

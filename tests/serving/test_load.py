@@ -56,7 +56,7 @@ def malformed(number: int, choose: random.Random) -> tuple[str, str, object, dic
 
 
 def torn(port: int, number: int) -> None:
-    """Half of a request, or what is none."""
+    """Half of a request, or bytes that are not a request."""
     content = [
         b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{",
         b"\0\1\2",

@@ -117,7 +117,7 @@ def gif() -> bytes:
     [(b"", 422), (b"text", 422), (gif(), 422), (png(images(1)[0])[:50], 422), (huge_png(), 413)],
     ids=["empty", "text", "another format", "truncated", "a bomb"],
 )
-def test_bodies_that_are_no_png_or_too_large_are_refused_before_they_are_decoded(client, body, status):
+def test_bodies_that_are_not_png_or_too_large_are_refused_before_they_are_decoded(client, body, status):
     answer = client.post("/score?model=images", content=body, headers={"Content-Type": "image/png"})
     assert answer.status_code == status
 
@@ -139,7 +139,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: str(body)[:40])
-def test_bodies_that_are_no_request_are_refused(client, body):
+def test_bodies_that_are_not_requests_are_refused(client, body):
     answer = client.post("/score", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code in (404, 422)
     assert len(answer.json()["error"]) < 500

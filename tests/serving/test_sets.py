@@ -20,7 +20,7 @@ def scores(client, id):
     return client.post("/score", json={"elements": rows(3, seed=8), "set": id}).json()["scores"]
 
 
-def test_elements_that_are_removed_were_never_there(client):
+def test_removed_elements_leave_no_trace(client):
     put(client, "a", X[:2])
     put(client, "b", X)
     assert remove(client, "b", X[2:]).json() == {"model": "rows", "id": "b", "count": 2, "removed": 4}

@@ -102,7 +102,7 @@ def test_a_truncated_record_is_refused(cut):
         decode(with_checksum(bytearray(data[:cut])), MODEL, DIM)
 
 
-def test_numbers_that_no_set_has_are_refused():
+def test_numbers_that_no_set_can_have_are_refused():
     for place, value in ((24, -1.0), (24, float("nan")), (24, 1e300)):
         data = bytearray(encode(record(), MODEL)[:-4])
         start = struct.calcsize("<3sBB8sIBHB")

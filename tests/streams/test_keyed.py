@@ -159,7 +159,7 @@ def test_a_set_with_a_half_life_is_the_weighted_evidence():
         judge.posterior("a")
 
 
-def test_a_window_adapts_to_a_change_that_all_elements_would_not():
+def test_a_window_adapts_to_a_change_unlike_a_set_of_all_elements():
     rows = machines(1, 300, seed=5)[0]
     rows[100:] += 1.0
     alarms = {}
@@ -295,7 +295,7 @@ def test_bad_rows_change_nothing(keys, x, more, message):
         ({"cache": 0}, "`cache` .*got 0"),
     ],
 )
-def test_bad_settings_make_no_store(settings, message, tmp_path):
+def test_bad_settings_create_no_store(settings, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         made(tmp_path / "s.db", **settings)
     assert list(tmp_path.iterdir()) == []
@@ -307,7 +307,7 @@ def test_a_detector_of_another_model_is_refused():
         keyed(detector=Detector(other))
 
 
-def test_numbers_are_names_too():
+def test_keys_may_be_numbers():
     judge = made()
     judge.step([3, np.int64(4)], X[:2])
     assert list(judge) == ["3", "4"]

@@ -60,7 +60,7 @@ def test_what_is_not_committed_is_not_kept(path):
     assert store.kept_out("line 1")[0] == 2
 
 
-def test_elements_that_count_again_are_no_longer_kept_out(path):
+def test_elements_that_count_again_are_no_longer_excluded(path):
     store = filled(path)
     store.drop_put_back([("b", b"new")])
     assert store.kept_out("line 1") == (1, KeptOut("line 1", "a", b"old"))

@@ -37,7 +37,7 @@ def calibrated(
 @pytest.mark.slow
 @pytest.mark.parametrize("calibrations", [1, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("count_all", [False, True])
-def test_false_alarms_of_new_machines_are_within_the_asked_rate(model, count_all, calibrations):
+def test_false_alarms_of_new_machines_are_within_the_requested_rate(model, count_all, calibrations):
     """The model ignores the correlations of sensors; p-values hold nevertheless."""
     shares: dict[tuple[float, str], list[float]] = {}
     new = latents_of(model, machines(60, 20, seed=2))

@@ -35,7 +35,7 @@ def found(model):
 
 
 @pytest.mark.slow
-def test_both_methods_flag_about_as_many_clean_rows_as_asked_for(found):
+def test_both_methods_flag_about_as_many_clean_rows_as_requested(found):
     for method in (found.model, found.baseline):
         assert 0.02 < method.false_alarms < 0.1
 
@@ -71,7 +71,7 @@ def test_the_error_of_a_detection_rate_is_that_between_classes_and_never_too_sma
     assert _detection_error(ours, other, faulty, torch.zeros_like(classes)) is None
 
 
-def test_a_single_set_is_compared_with_rows_of_training(model):
+def test_a_single_set_is_compared_with_training_rows(model):
     alone = machines(2, 20, seed=3).of_classes([0])
     found = measure(model, machines(20, 20, seed=1).of_classes(range(1, 20)), alone, 100)
     assert found.sets == 5

@@ -100,7 +100,7 @@ def test_the_estimate_of_the_steps_is_that_of_the_whole_run():
     assert "train.batch=2" in note  # instead of 4
 
 
-def test_a_run_is_as_long_as_validation_sets_ask_for():
+def test_validation_sets_choose_the_length_of_a_run():
     tried = []
 
     def run_of(steps: int):
