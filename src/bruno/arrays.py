@@ -73,7 +73,7 @@ def as_real_tensor(x: ArrayLike, name: str = "x", *, device: torch.device | str 
 
 
 def check_element_type(x: Tensor, kind: Kind, given: ArrayLike, name: str = "x") -> None:
-    """Raise unless elements, a tensor of what was given, are numbers, and real ones if they are rows."""
+    """Raise unless elements are numbers, and real numbers if they are rows; `given` is their source."""
     if x.dtype == torch.bool or x.is_complex():
         raise TypeError(f"`{name}` must be integers or floating point; got {x.dtype}.")
     if not x.is_floating_point() and not kind.is_images:

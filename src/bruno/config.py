@@ -194,7 +194,7 @@ class TrainConfig:
         """Check the settings that depend on each other."""
         if self.onset and not self.generative:
             raise ValueError(
-                f"`train.onset` needs `train.generative` above 0, as the loss before it; got {self.onset}."
+                f"`train.onset` needs a loss before it, `train.generative` above 0; got {self.onset}."
             )
         if not self.generative and not self.discriminative:
             raise ValueError("`train.generative` or `train.discriminative` must be above 0; got 0 for both.")

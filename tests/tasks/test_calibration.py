@@ -87,7 +87,7 @@ def test_consecutive_rows_are_calibrated_in_the_order_of_time(model):
 
 @pytest.mark.slow
 def test_false_alarms_of_rows_with_missing_numbers_are_at_most_the_rate():
-    """Imputed numbers are typical of the set: rows with holes are flagged no more often than others."""
+    """Imputed numbers are typical of the set: rows with missing numbers are flagged no more often than others."""
     model, size, sets = machine_model("impute"), 12, 40
     reference = reference_density(model, SetSampler(machines(40, size, seed=50)), generator=seeded())
     found = calibrated(model, 40, rows=size, reference=reference)
@@ -113,7 +113,7 @@ def flagged_with_holes(found: GroupCalibration, x: torch.Tensor, rate: float) ->
 
 @pytest.mark.slow
 def test_rates_hold_for_complete_and_imputed_rows_of_groups_that_have_both():
-    """Groups with holes pass through the same imputation as a new set: p-values stay exact."""
+    """Groups with missing numbers pass through the same imputation as a new set: p-values stay exact."""
     model, size, sets, rate = machine_model("impute"), 12, 80, 0.1
 
     def holed(count: int, seed: int) -> Examples:

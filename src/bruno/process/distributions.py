@@ -136,7 +136,7 @@ class StudentT(td.StudentT):
         generator: Generator | None = None,
         common: bool = False,
     ) -> Tensor:
-        """As `rsample`, with no gradient."""
+        """Like `rsample`, without gradients."""
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator, common=common)
 
@@ -166,7 +166,7 @@ class Normal(td.Normal):
         generator: Generator | None = None,
         common: bool = False,
     ) -> Tensor:
-        """As `rsample`, with no gradient."""
+        """Like `rsample`, without gradients."""
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator, common=common)
 

@@ -151,7 +151,7 @@ class Sets:
 
 
 def _evidence(record: SetRecord) -> Evidence:
-    """As `SetRecord.evidence`, without the checks, which are made when a record is read."""
+    """Like `SetRecord.evidence`, without the checks, which are made when a record is read."""
     if record.count != int(record.count):
         return record.evidence  # raises
     mean, scatter = torch.from_numpy(record.mean), torch.from_numpy(record.scatter)

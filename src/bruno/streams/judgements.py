@@ -100,7 +100,7 @@ def _number(value: float) -> float | None:
 
 
 class Rule:
-    """Decides which elements are outliers; as `Detector`, for arrays.
+    """Decides which elements are outliers, like `Detector`, but for arrays.
 
     Args:
         detector: threshold, rate and warm-up.
@@ -133,7 +133,7 @@ class Rule:
         found.exact &= self._is_as_calibrated(found.position, found.incomplete)
 
     def _judge_one(self, found: Judgements) -> None:
-        """As `judge`, for one row: branches in Python are faster than numpy for a single number."""
+        """Like `judge`, for one row: branches in Python are faster than numpy for a single number."""
         position, seen, detector = found.position.item(), found.seen.item(), self.detector
         found.outlier[0] = beyond = found.out_of_distribution.item()
         if position < detector.warm_up or seen <= 0 or found.skipped.item():

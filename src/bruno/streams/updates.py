@@ -121,7 +121,7 @@ class Updates:
         return Update(score, seen, position, beyond, counts, p_within)
 
     def _advance_one(self, slot: int, z: Float[np.ndarray, " dim"], log_det: float, prior: float) -> Update:
-        """As `advance`, for one set whose first elements are no longer reconsidered: incomplete rows count.
+        """Like `advance`, for one set whose first elements are no longer reconsidered: incomplete rows count.
 
         Branches are in Python, as a comparison takes a microsecond in numpy, however small its arrays are.
         """

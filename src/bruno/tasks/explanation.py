@@ -138,7 +138,7 @@ def explain_scores(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Explanation:
-    """As `explain`, with the scores of a `SetScorer`; the other arguments are the same."""
+    """Like `explain`, with the scores of a `SetScorer`; the other arguments are the same."""
     check_count("permutations", permutations, 4)
     if permutations % 2:
         raise ValueError(f"`permutations` must be even; got {permutations}.")

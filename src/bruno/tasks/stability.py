@@ -137,7 +137,7 @@ def stability_study(
         steps: training steps of each model.
         seeds: seeds of each variant and process.
         flow: the flow of all models, except for the settings of a variant.
-        train: the training of all models, likewise.
+        train: the training settings of all models, except for those of a variant.
         alpha: α of the logit preprocessing.
         device: the device to train on.
         folder: each curve is written to this folder as soon as its model is trained, so that a study that was

@@ -138,7 +138,7 @@ class WatchState:
 
 
 def only_name(name: str, ending: Sequence[str], known: Sequence[str]) -> str:
-    """The name of the only element whose name ends with a given one; raises ValueError if there are others.
+    """The name of the only element whose name ends with a given one; raises ValueError unless there is one.
 
     Args:
         name: the given name.
