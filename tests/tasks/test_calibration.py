@@ -87,7 +87,7 @@ def test_consecutive_rows_are_calibrated_in_the_order_of_time(model):
 
 @pytest.mark.slow
 def test_false_alarms_of_rows_with_missing_numbers_are_at_most_the_rate():
-    """Imputed numbers are typical of the set: rows with missing numbers are flagged no more often than others."""
+    """Imputed numbers are typical of the set: incomplete rows are flagged no more often than others."""
     model, size, sets = machine_model("impute"), 12, 40
     reference = reference_density(model, SetSampler(machines(40, size, seed=50)), generator=seeded())
     found = calibrated(model, 40, rows=size, reference=reference)

@@ -245,7 +245,7 @@ def test_a_temperature_is_fitted_to_encoded_groups():
 
 @pytest.mark.slow
 def test_queries_with_missing_numbers_are_rejected_at_most_as_often_as_requested():
-    """A query of a class is called none of these at most as often as requested, with missing numbers or without."""
+    """A query of a class is called none of these at most as often as requested, complete or not."""
     model, data = machine_model("impute"), machines(40, 20, seed=1)
     other, groups = (Groups.of(model, machines(40, 20, seed=seed), generator=seeded()) for seed in (2, 3))
     calibration = GroupCalibration(model, groups, fixed_cutoffs(model, other), -math.inf, "", True)
