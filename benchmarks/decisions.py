@@ -2,9 +2,9 @@
 
 Coverage: in every redraw, the held-out groups are divided at random into calibration and test groups. Each
 test group is one stream and one batch, in random order. The false-alarm rate is the mean over groups of the
-share of clean elements with p at most the asked rate. Standard errors are clustered by group: over the means
-of groups. Data with ten classes have five models, each trained without three of them: two are calibrated on.
-The rates of each model are reported, too: those of a single choice of classes vary.
+share of clean elements with p at most the requested rate. Standard errors are clustered by group: over the
+means of groups. Data with ten classes have five models, each trained without three of them: two are
+calibrated on. The rates of each model are reported, too: those of a single choice of classes vary.
 
 Detection: 200 machines that were not trained on, with 8 % faults. All methods judge the same rows. Each has
 its own threshold at a rate of 1 %, the same quantile of its scores on the same clean machines.
@@ -210,7 +210,7 @@ def _reference(model: Bruno, train: Examples, generator: torch.Generator) -> flo
 
 
 def coverage(case: Case, redraws: int, seed: int) -> list[dict[str, Any]]:
-    """False-alarm rates of streams and batches at each asked rate, over redraws of the groups."""
+    """False-alarm rates of streams and batches at each requested rate, over redraws of the groups."""
     folds = [fold_scores(fold, case.set_size, seed) for fold in case.folds]
     tables = []
     for procedure in ("stream", "batch"):
@@ -235,7 +235,7 @@ def coverage(case: Case, redraws: int, seed: int) -> list[dict[str, Any]]:
     return tables
 
 
-Shares = dict[float, dict[tuple[int, str], list[float]]]  # by asked rate, and by fold and group
+Shares = dict[float, dict[tuple[int, str], list[float]]]  # by requested rate, and by fold and group
 
 
 def _redraw(folds: list[Scores], calibrated: int, redraws: int, seed: int) -> tuple[GroupScores, Shares]:

@@ -1,4 +1,4 @@
-"""Few-shot accuracy on images that someone else made, with and without normalisation of drawings.
+"""Few-shot accuracy on images from other sources, with and without normalisation of drawings.
 
     python benchmarks/foreign.py omniglot
     python benchmarks/foreign.py runs/omniglot --trials 20

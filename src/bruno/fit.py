@@ -230,7 +230,7 @@ def _watch(
         taken += 1
         if taken == 3 and not trainer.config.minutes and entry.seconds_left > _LONG:
             _log.info(
-                "%s steps of %.2g s take about %.1f hours; minutes limit the time, steps their number",
+                "%s steps of %.2g s take about %.1f hours; set minutes or steps for a shorter run",
                 f"{trainer.config.steps:,}",
                 entry.step_seconds,
                 entry.seconds_left / 3600,
@@ -273,7 +273,7 @@ def _with_suitable_steps(
 
     found = suitable_steps(trainer, measure, steps)
     _log.info(
-        "%d sets are few: training for %d of at most %d steps, with the best bits/dim on validation sets",
+        "%d sets are few: training for %d of at most %d steps, as chosen by bits/dim on validation sets",
         len(examples.names),
         found,
         steps,

@@ -288,7 +288,7 @@ def _warn_if_few(found: GroupCalibration) -> None:
     if classes < _TOO_FEW_GROUPS:
         warnings.warn(
             f"calibrated on {classes} class{'es' * (classes > 1)} with {elements} elements, too few: at low "
-            "rates, only gross outliers are flagged. Use the order of the scores, calibrate on more classes "
+            "rates, only gross outliers are flagged. Rank elements by score, calibrate on more classes "
             "(`bruno calibrate`), or set a threshold.",
             stacklevel=4,
         )

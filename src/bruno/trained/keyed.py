@@ -230,8 +230,8 @@ class KeyedDetector:
 
     def _warn_of_drift(self, slot: int, since: int) -> None:
         warnings.warn(
-            f"set {self._sets.name(slot)!r} has changed, since about its element {since + 1}. If that "
-            "is permanent, begin a new set.",
+            f"set {self._sets.name(slot)!r} has changed since about its element {since + 1}. If the "
+            "change is permanent, begin a new set.",
             stacklevel=2,
         )
 

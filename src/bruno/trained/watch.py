@@ -162,7 +162,7 @@ class Watch:
         with StopSignal():  # no signal interrupts the writing
             self.state.save(self._file, self._trained.model)
         self._stamp = _stamp(self._file)
-        _log.info("the state is kept in %s", self._file)
+        _log.info("the state is saved in %s", self._file)
 
     def _posterior(self, element: Element) -> Posterior:
         """The posterior of the set of an element, before the element is added."""
@@ -207,8 +207,8 @@ class Watch:
     def _report_drift(self, element: Element, group: str, since: int) -> None:
         what = f"{self._trained.group} {group}" if group else "the stream"
         warnings.warn(
-            f"{element.name}: {what} has changed, since about its element {since + 1}. If that is permanent, "
-            "begin a new set.",
+            f"{element.name}: {what} has changed since about its element {since + 1}. If the change is "
+            "permanent, begin a new set.",
             stacklevel=3,
         )
 
@@ -219,7 +219,7 @@ class Watch:
         if self._file is None or not self._file.is_file():
             return None
         state = WatchState.load(self._file, self._trained.model)
-        ignored = "; `typical` is ignored, as it is for the beginning of a stream" * (typical is not None)
+        ignored = "; `typical` is ignored, because it is for a new stream" * (typical is not None)
         count = sum(one.stream.position for one in state.sets.values())
         sets = f" of {len(state.sets)} sets" if len(state.sets) > 1 else ""
         _log.info("resuming from %s, after %d elements%s%s", self._file, count, sets, ignored)
@@ -230,10 +230,10 @@ class Watch:
             self._advance(element)
         kept = sum(int(one.stream.evidence.count) for one in self.state.sets.values())
         if excluded := len(typical) - kept:
-            _log.info("`typical`: excluded %d of %d elements, outliers", excluded, len(typical))
+            _log.info("`typical`: excluded %d of %d elements as outliers", excluded, len(typical))
 
     def _warn_of(self, element: Element) -> None:
-        """Warn about the first elements that are unlike training."""
+        """Warn about the first elements that are unlike the training images."""
         if self.summary.count == 0:
             self._trained.warn_if_unfamiliar(element.x)
             self._warned_of_brightness = bool(self._trained.familiarity.too_bright(element.x))
