@@ -62,7 +62,7 @@ def test_a_dictionary_may_hold_lists_and_omit_defaults():
             {"shape": [1], "flow": {"coupling": "cubic"}},
             r"`flow.coupling` .*'affine' or 'spline'; got 'cubic'",
         ),
-        ({"shape": [1], "flow": {"spline_scales": 3}}, r"`flow.spline_scales` .*at most the 2 .*got 3"),
+        ({"shape": [1], "flow": {"spline_scales": 3}}, r"`flow.spline_scales` .*at most 2, .*got 3"),
         ({"shape": [1], "flow": {"spline_scales": -1}}, r"`flow.spline_scales` .*at least 0; got -1"),
         ({"shape": [1], "flow": {"bins": 1}}, r"`flow.bins` .*from 2 to 128; got 1"),
         ({"shape": [1], "flow": {"interval": 0}}, r"`flow.interval` .*above 0 .*got 0"),

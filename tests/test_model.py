@@ -495,7 +495,7 @@ class TestMistakes:
             Bruno.from_config(MODELS["vector of 7"]).log_prob(torch.full((2, 7), math.nan))
 
     def test_one_element_is_not_enough_to_initialise(self):
-        with pytest.raises(ValueError, match=r"`x` must be at least two elements .*got \(1, 1, 8, 8\)"):
+        with pytest.raises(ValueError, match=r"`x` must have at least two elements, .*got \(1, 1, 8, 8\)"):
             Bruno.from_config(MODELS["8×8"]).initialise(torch.zeros(1, 1, 8, 8))
 
     def test_a_flow_that_does_not_return_vectors_is_rejected(self):

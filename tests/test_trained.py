@@ -202,9 +202,9 @@ def test_samples_of_sets_of_the_data(trained):
     spread = trained.sample_repeats(set_size=2)
     assert spread.variance[-1] < spread.variance[0]
     for arguments, message in (
-        ({"sets": 4}, r"`sets` .*3 classes; got 4"),
+        ({"sets": 4}, r"`sets` .*3, the number of classes; got 4"),
         ({"set_size": 999}, r"`set_size` .*got 999"),
-        ({"prefixes": (9,)}, r"`prefixes` .*8 elements.*got 9"),
+        ({"prefixes": (9,)}, r"`prefixes` .*8, the set size; got 9"),
         ({"prefixes": (1, 0)}, r"`prefixes` .*got 0 after 1"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -93,7 +93,7 @@ class FlowConfig:
         """Check the settings that depend on each other."""
         if self.spline_scales > self.scales:
             raise ValueError(
-                f"`flow.spline_scales` must be at most the {self.scales} scales, or 0 for all; "
+                f"`flow.spline_scales` must be at most {self.scales}, the number of scales, or 0 for all; "
                 f"got {self.spline_scales}."
             )
 

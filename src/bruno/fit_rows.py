@@ -62,7 +62,7 @@ def fit_rows(
     """
     x = as_tensor(rows, "rows").double()
     if x.ndim != 2 or len(x) < 2 or not x.shape[1]:
-        raise ValueError(f"`rows` must be at least 2 rows (n, dim); got shape {tuple(x.shape)}.")
+        raise ValueError(f"`rows` must have at least 2 rows, (n, dim); got shape {tuple(x.shape)}.")
     steps = default_steps(len(x)) if steps is None else steps
     check_count("steps", steps)
     examples = _sets(x.cpu(), None if labels is None else as_tensor(labels, "labels").cpu())

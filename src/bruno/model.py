@@ -144,7 +144,7 @@ class Bruno(nn.Module):
         x = self.as_elements(x)
         if self.batch_of(x).numel() < 2:
             raise ValueError(
-                f"`x` must be at least two elements to estimate a scale from; got {tuple(x.shape)}."
+                f"`x` must have at least two elements, to estimate a scale; got {tuple(x.shape)}."
             )
         if isinstance(self.preprocessing, Standardise | Gaussianise):
             self.preprocessing.fit(x.reshape(-1, *self.shape))

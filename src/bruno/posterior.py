@@ -154,13 +154,13 @@ class Posterior:
     def stack(cls, posteriors: Sequence[Posterior]) -> Posterior:
         """Posteriors of one model, with the same batch shape, as one batch with a new first axis."""
         if not posteriors:
-            raise ValueError("`posteriors` must be at least one; got none.")
+            raise ValueError("`posteriors` must have at least one posterior; got none.")
         for one in posteriors:
             check_type("posteriors", one, Posterior)
         first = posteriors[0].model
         for one in posteriors:
             if not first.is_same(one.model):
-                raise ValueError("`posteriors` must be of one model; got one of another model.")
+                raise ValueError("`posteriors` must all be of the same model; got one of another model.")
         return Posterior(first, Evidence.stack([one.evidence for one in posteriors]))
 
     def __len__(self) -> int:

@@ -195,7 +195,8 @@ def _numbers(x: Mapping[str, Any]) -> dict[str, float]:
     except (TypeError, ValueError):
         name = next(name for name, value in x.items() if not isinstance(value, int | float))
         raise ValueError(
-            f"`x` must hold numbers; got {x[name]!r} in column {name!r}. Select numbers, or encode it."
+            f"`x` must hold numbers; got {x[name]!r} in column {name!r}. Select columns of numbers, or "
+            "encode this one."
         ) from None
     return {name: value for name, value in row.items() if not math.isnan(value)}
 

@@ -111,11 +111,11 @@ def test_files_that_cannot_be_read_are_skipped_on_request(in_digits, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sets", "4"], r"`sets` .*3 classes; got 4"),
+        (["--sets", "4"], r"`sets` .*3, the number of classes; got 4"),
         (["--set-size", "999"], r"`set_size` .*got 999"),
         (["--given", "nowhere.png"], r"nowhere\.png"),
         (["--prefixes", "1,0"], r"`prefixes` .*got 0 after 1"),
-        (["--prefixes", "0-9999"], r"`prefixes` .*8 elements.*got 9"),
+        (["--prefixes", "0-9999"], r"`prefixes` .*8, the set size; got 9"),
         (["--prefixes", "5-2"], r"`--prefixes` .*got '5-2'"),
         (["--prefixes", "1-2-3"], r"`--prefixes` .*got '1-2-3'"),
         (["--prefixes", "a"], r"`--prefixes` .*got 'a'"),

@@ -146,7 +146,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.steps is not None and self.minutes is not None:
             raise ValueError(
-                f"`--steps` and `--minutes` exclude each other; got {self.steps} and {self.minutes}."
+                f"`--steps` and `--minutes` cannot be combined; got {self.steps} and {self.minutes}."
             )
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise ValueError(f"`--minutes` must be above 0 and finite; got {self.minutes}.")

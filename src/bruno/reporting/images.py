@@ -38,7 +38,9 @@ def grid(
             f"`images` must be at least one image with 1 or 3 channels; got shape {tuple(images.shape)}."
         )
     if columns < 1 or padding < 0:
-        raise ValueError(f"`columns` must be at least 1 and `padding` 0; got {columns} and {padding}.")
+        raise ValueError(
+            f"`columns` must be at least 1, and `padding` at least 0; got {columns} and {padding}."
+        )
     rows = -(-n // columns)
     cells = images.new_full((rows * columns, channels, height + padding, width + padding), background)
     cells[:n, :, :height, :width] = images

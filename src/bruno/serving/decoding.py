@@ -93,7 +93,7 @@ def check_number_of(elements: int, limits: Limits, name: str) -> None:
     """Raise 413 if a request has too many elements."""
     if elements > limits.elements:
         raise RequestError(
-            413, f"`{name}` must be at most {limits.elements} elements; got {elements}. Send them in parts."
+            413, f"`{name}` must have at most {limits.elements} elements; got {elements}. Send them in parts."
         )
 
 

@@ -159,7 +159,7 @@ class Routes:
 
     async def _given(self, name: str, asked: schemas.ScoreRequest | schemas.SampleRequest) -> Given:
         if asked.set is not None and asked.given is not None:
-            raise RequestError(422, "`set` and `given` exclude each other; got both.")
+            raise RequestError(422, "`set` and `given` cannot be combined; got both.")
         return asked.set if asked.given is None else await self.service.read(name, asked.given, "given")
 
     async def _change(self, request: Request) -> tuple[str, ServedModel, str, Tensor, tuple[str, bytes]]:

@@ -131,7 +131,7 @@ def _named(models: Models) -> dict[str, Trained | str | Path]:
             raise ValueError(f"`models` must have different names; got {name!r} twice. Name one: NAME=PATH.")
         found[name] = model
     if not found:
-        raise ValueError("`models` must be at least one; got none.")
+        raise ValueError("`models` must name at least one model; got none.")
     return found
 
 

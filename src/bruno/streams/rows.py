@@ -23,7 +23,7 @@ def check_forgetting(window: int | None, half_life: float | None, within: bool) 
     if half_life is not None and not 0 < half_life < np.inf:
         raise ValueError(f"`half_life` must be above 0 and finite; got {half_life}.")
     if window is not None and half_life is not None:
-        raise ValueError(f"`window` and `half_life` exclude each other; got {window} and {half_life}.")
+        raise ValueError(f"`window` and `half_life` cannot be combined; got {window} and {half_life}.")
     if within and (window is not None or half_life is not None):
         raise ValueError("`within` ranks among all elements of a set; omit `window` and `half_life`.")
 

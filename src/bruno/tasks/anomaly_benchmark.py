@@ -213,7 +213,8 @@ def _quality(
     gap = (score.unsqueeze(2) - score.unsqueeze(1))[pairs]
     if not len(gap):
         raise ValueError(
-            f"`sets` must be enough for one with both outliers and inliers; got {len(outlier)} without."
+            f"`sets` must be so large that a set has both outliers and inliers; got {len(outlier)}, none of "
+            "which has both."
         )
     times = torch.stack([torch.bincount(pick, minlength=len(outlier)) for pick in picks])
     weight = torch.cat([torch.ones_like(times[:1]), times]).double().repeat_interleave(outlier.shape[1], 1)

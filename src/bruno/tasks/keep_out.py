@@ -47,7 +47,7 @@ class Cutoffs:
 
     def __post_init__(self) -> None:
         if not self.by_count or any(map(math.isnan, self.by_count)):
-            raise ValueError(f"`by_count` must be numbers, one for n = 1 at least; got {self.by_count}.")
+            raise ValueError(f"`by_count` must have at least one number, and no NaN; got {self.by_count}.")
 
     def at(self, count: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """The cutoff given this many elements; −∞ given none."""

@@ -132,6 +132,8 @@ def mean_and_error(values: Float[Tensor, "n *rest"] | Arrays) -> MeanAndError:
     """Mean over the first axis and its standard error, s/√n; n must be at least 2."""
     values = as_tensor(values, "values")
     if len(values) < 2:
-        raise ValueError(f"`values` must have at least 2 to estimate a standard error; got {len(values)}.")
+        raise ValueError(
+            f"`values` must have at least 2 entries, to estimate a standard error; got {len(values)}."
+        )
     deviation, mean = torch.std_mean(values, 0)
     return MeanAndError(mean, deviation / math.sqrt(len(values)))

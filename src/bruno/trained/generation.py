@@ -164,7 +164,7 @@ class GenerationJobs(TrainedData):
         most = int(examples.counts.min())
         if not 1 <= given <= most:
             raise ValueError(
-                f"`given` must be from 1 to the {most} elements of the smallest class; got {given}."
+                f"`given` must be from 1 to {most}, the size of the smallest class; got {given}."
             )
         generator = self._generator(seed)
         x = torch.stack([examples.elements[members[:given]] for members in examples.by_class()])
@@ -228,7 +228,8 @@ class GenerationJobs(TrainedData):
             return self.read(given, invert=invert, skip_bad=skip_bad).x.to(self.device).unsqueeze(0)
         examples = self._select(split, data, classes, invert).examples
         if not 1 <= sets <= len(examples.names):
-            raise ValueError(f"`sets` must be from 1 to the {len(examples.names)} classes; got {sets}.")
+            most = len(examples.names)
+            raise ValueError(f"`sets` must be from 1 to {most}, the number of classes; got {sets}.")
         sampler = SetSampler(examples, device=self.device)
         if set_size is None:
             set_size = min(_SAMPLED_SET_SIZE, sampler.min_count)
@@ -310,6 +311,6 @@ def _check_prefixes(prefixes: Sequence[int], most: int) -> None:
         raise TypeError(f"`prefixes` must be a list of numbers; got {prefixes}.")
     for place, length in enumerate(prefixes):
         if not 0 <= length <= most:
-            raise ValueError(f"`prefixes` must be from 0 to the {most} elements of a set; got {length}.")
+            raise ValueError(f"`prefixes` must be from 0 to {most}, the set size; got {length}.")
         if place and not length:
             raise ValueError(f"`prefixes` must have 0 first; got {length} after {prefixes[place - 1]}.")

@@ -139,7 +139,7 @@ class KeyedDetector:
         x, complete = self._checked(x, len(names))
         given = checked_offsets(offsets, len(names))
         if ids is not None and len(ids) != len(names):
-            raise ValueError(f"`ids` must be {len(names)}, one for each key; got {len(ids)}.")
+            raise ValueError(f"`ids` must have {len(names)} names, one for each key; got {len(ids)}.")
         self._begin_step()
         with _MarkInterrupted(self):
             slots = self._sets.slots(names)
