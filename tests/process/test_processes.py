@@ -450,6 +450,7 @@ def test_single_elements_are_first_steps(name):
 @pytest.mark.parametrize(
     ("elements", "given"),
     [
+        ((), ()),
         ((7,), ()),
         ((7, 1), (3,)),
         ((), (7,)),

@@ -73,7 +73,7 @@ def element_log_prob(
     batch = torch.broadcast_shapes(z.shape[:-1], evidence.batch_shape)
     numbers = math.prod(batch) * z.shape[-1]
     most = _NUMBERS_IN_A_BLOCK if z.device.type == "cpu" else _NUMBERS_IN_A_BLOCK_ON_A_GPU
-    if numbers <= most or differentiated or is_traced():
+    if numbers <= most or not batch or differentiated or is_traced():
         return predict(evidence).log_prob(z)
     length = max(batch)
     axis = batch.index(length) - len(batch)
