@@ -2,6 +2,7 @@
 
 import pytest
 from serving.service import images, in_base64, new_key, put, rows, served
+from streams.keyed import keyed
 
 X = rows(6)
 
@@ -120,3 +121,15 @@ def test_if_a_commit_fails_nothing_is_acknowledged_and_nothing_has_happened(tmp_
             assert put(client, "a", X[2:]).status_code == 500
         assert client.get("/sets/a").json()["count"] == 2
         assert put(client, "a", X[2:]).json()["count"] == len(X)
+
+
+def test_a_set_remembers_in_the_store_that_a_row_was_incomplete(tmp_path):
+    """A stream that continues the set must not call its p-values exact."""
+    with served(tmp_path) as client:
+        for id, row in (("complete", X[2]), ("incomplete", [None, *X[2][1:]])):
+            put(client, id, X[:2])
+            put(client, id, [row])
+            put(client, id, [X[3]])
+        assert remove(client, "incomplete", [X[3]]).status_code == 200
+    with keyed(tmp_path / "rows.db") as judge:
+        assert judge.step(["complete", "incomplete"], X[4:]).exact.tolist() == [True, False]

@@ -133,7 +133,8 @@ class ServedModel:
         z, _ = yield Encode(self._complete(x, self.sets.get(id) or self._empty))
 
         def change() -> dict[str, Any]:
-            return {"id": id, "count": self.sets.add(id, z), "added": len(x)}
+            count = self.sets.add(id, z, incomplete=self._is_incomplete(x))
+            return {"id": id, "count": count, "added": len(x)}
 
         return self.sets.once(key, digest, change)
 

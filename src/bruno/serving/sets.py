@@ -15,7 +15,7 @@ from jaxtyping import Float
 from bruno.model import Bruno
 from bruno.process import Evidence
 from bruno.serving.settings import RequestError
-from bruno.streams.codec import NO_OFFSET, SetRecord, decode, encode
+from bruno.streams.codec import SetRecord, decode, encode
 from bruno.streams.sets import capacity_for
 from bruno.streams.store import Answer, Store
 
@@ -68,22 +68,23 @@ class Sets:
             raise RequestError(404, f"`set` must exist; {id!r} does not. PUT elements into it first.")
         return record
 
-    def add(self, id: str, z: Float[np.ndarray, "n dim"]) -> int:
-        """Add latents to a set, which is created if it does not exist; returns its size."""
-        record, n = self.get(id), len(z)
-        if record is None:
-            return self._put(id, Evidence.of(torch.from_numpy(z)), n, n, NO_OFFSET)
-        after = _evidence(record).add(torch.from_numpy(z))
-        return self._put(id, after, record.position + n, record.counted + n, record.offset)
+    def add(self, id: str, z: Float[np.ndarray, "n dim"], *, incomplete: bool = False) -> int:
+        """Add latents to a set, which is created if it does not exist; returns its size.
+
+        `incomplete` says that some of the elements had missing numbers; their set remembers it.
+        """
+        before, added = self.get(id), torch.from_numpy(z)
+        evidence = Evidence.of(added) if before is None else _evidence(before).add(added)
+        return self._put(id, evidence, before, len(z), incomplete=incomplete)
 
     def remove(self, id: str, z: Float[np.ndarray, "n dim"]) -> int:
         """Remove latents from a set; returns its size. Raises 409 for latents that were not added."""
-        record = self[id]
+        before = self[id]
         try:
-            after = _evidence(record).remove(torch.from_numpy(z))
+            after = _evidence(before).remove(torch.from_numpy(z))
         except ValueError as error:
             raise RequestError(409, str(error)) from error
-        return self._put(id, after, record.position, record.counted, record.offset)
+        return self._put(id, after, before, 0)
 
     def delete(self, id: str) -> None:
         """Delete a set; raises 404 if it does not exist."""
@@ -134,9 +135,21 @@ class Sets:
         """Close the store, and drop uncommitted changes."""
         self._store.close()
 
-    def _put(self, id: str, evidence: Evidence, position: int, counted: int, offset: int) -> int:
+    def _put(
+        self,
+        id: str,
+        evidence: Evidence,
+        before: SetRecord | None,
+        added: int,
+        *,
+        incomplete: bool = False,
+    ) -> int:
+        """Replace the state of a set by one with this evidence; returns its size."""
         record = self._states[id] = SetRecord.of(evidence)
-        record.position, record.counted, record.offset = position, counted, offset
+        record.incomplete = incomplete
+        if before is not None:
+            record.position, record.counted = before.position + added, before.counted + added
+            record.offset, record.incomplete = before.offset, before.incomplete or incomplete
         self._changed.add(id)
         return int(record.count)
 
