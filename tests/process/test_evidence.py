@@ -263,13 +263,13 @@ class TestMistakes:
             Evidence.of(np.ones((3, 2), int))
         with pytest.raises(TypeError, match=r"floating point; got torch.bool.$"):
             Evidence.of([[True, False]])
+        with pytest.raises(ValueError, match=r"at least one observation; got shape \(0, 3\)"):
+            Evidence.of(torch.zeros(0, 3))
 
     def test_whole_numbers_of_a_list_are_real_numbers(self):
         evidence = Evidence.of([[1, 2], [3, 4]])
         assert evidence.mean.tolist() == [2.0, 3.0]
         assert evidence.add([5, 6]).mean.tolist() == [3.0, 4.0]
-        with pytest.raises(ValueError, match=r"at least one observation; got shape \(0, 3\)"):
-            Evidence.of(torch.zeros(0, 3))
 
     def test_another_device_is_rejected(self):
         with pytest.raises(
