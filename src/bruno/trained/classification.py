@@ -81,8 +81,7 @@ class ClassificationJobs(CalibrationJobs):
         if len(sets) < 2:
             raise ValueError(f"`support` must have at least two classes; got {len(sets)}.")
         x, names, _ = self._read(queries, name="queries", **reading)
-        imputed = self.model.prior().impute(x.to(self.device)).cpu()
-        self.warn_if_unfamiliar(torch.cat(list(sets.values())), imputed)
+        self.warn_if_unfamiliar(torch.cat(list(sets.values())), x)
         calibration = self.ready_calibration() if none_rate is None else self.calibration(seed=seed)
         if temperature is None and calibrate:
             temperature = self._fitted_temperature(sets, data, invert, views, seed)
