@@ -116,10 +116,10 @@ def _robust(model: Bruno, train: Examples) -> RobustDistance:
     found = RobustDistance.of(model, train)
     y = model.normalised(train.elements).double().cpu()
     rows = torch.cat([y[members] - y[members].median(0).values for members in train.by_class()])
+    # Of all rows, as most may equal the median of their set.
+    ridge = 1e-6 * found.covariance.diagonal().mean() * torch.eye(y.shape[1], dtype=torch.double)
     for _ in range(_ROUNDS):
         far = (rows @ torch.linalg.inv(found.covariance) * rows).sum(1)
         near = rows[far <= far.sort().values[int(_NEAR * (len(far) - 1))]]
-        covariance = near.T @ near / len(near)
-        ridge = 1e-6 * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=torch.double)
-        found = RobustDistance(model, covariance + ridge)
+        found = RobustDistance(model, near.T @ near / len(near) + ridge)
     return found

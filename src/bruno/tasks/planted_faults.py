@@ -29,6 +29,7 @@ _SET_SIZE = 30  # at most
 _MAX_SETS = 400
 _CUTOFF_CLASSES = 60  # training classes that set the cutoffs
 _TRIMMED = 0.05  # fraction of the rows that the covariance of the baseline ignores
+_RIDGE = 1e-12  # variance that is added to every column, as all may be constant within sets
 _RESAMPLES = 200  # bootstrap resamples of the classes, to estimate a standard error
 
 
@@ -153,7 +154,7 @@ class RobustDistance:
         y, labels = model.normalised(examples.elements).double(), examples.labels
         medians = torch.stack([y[members].median(0).values for members in examples.by_class()])
         rows = y - medians[labels]
-        ridge = 1e-6 * rows.square().mean() * torch.eye(rows.shape[1], dtype=torch.double)
+        ridge = (1e-6 * rows.square().mean() + _RIDGE) * torch.eye(rows.shape[1], dtype=torch.double)
         covariance = rows.T @ rows / len(rows) + ridge
         distance = (rows @ torch.linalg.inv(covariance) * rows).sum(1)
         near = rows[distance <= distance.quantile(1 - _TRIMMED)] if len(rows) < 2**20 else rows
