@@ -1,6 +1,7 @@
 """Signs of faults in sets that should be clean."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from bruno import Bruno
 from bruno.data import Examples
 from bruno.tasks.calibration import Groups, fixed_cutoffs
 from bruno.tasks.contamination import Contamination, measure_contamination
+from bruno.tasks.keep_out import Cutoffs
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +23,16 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def measure(model: Bruno, test: Examples, train: Examples | None = None) -> Contamination:
-    plain = machines(40, 30, seed=1)
-    cutoffs = fixed_cutoffs(model, Groups.of(model, plain, generator=seeded()))
-    return measure_contamination(model, cutoffs, train or plain, test, generator=seeded())
+TRAIN = machines(40, 30, seed=1)
+
+
+@cache
+def cutoffs_of(model: Bruno) -> Cutoffs:
+    return fixed_cutoffs(model, Groups.of(model, TRAIN, generator=seeded()))
+
+
+def measure(model: Bruno, test: Examples, train: Examples = TRAIN) -> Contamination:
+    return measure_contamination(model, cutoffs_of(model), train, test, generator=seeded())
 
 
 def with_noise(examples: Examples, noise: torch.Tensor) -> Examples:
