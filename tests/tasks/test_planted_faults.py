@@ -79,9 +79,9 @@ def test_a_single_set_is_compared_with_training_rows(model):
     assert set(found.detection_errors.values()) == {None}
 
 
-def test_sets_without_a_majority_are_rejected(model):
-    with pytest.raises(ValueError, match=r"`test` .*at least 3 rows.*got 2"):
-        measure(model, machines(20, 20, seed=1), machines(20, 2, seed=2))
+def test_sets_without_a_clean_row_are_rejected(model):
+    with pytest.raises(ValueError, match=r"`test` .*at least 4 rows.*got 3"):
+        measure(model, machines(20, 20, seed=1), machines(20, 3, seed=2))
 
 
 def test_only_the_planted_cells_change(model):

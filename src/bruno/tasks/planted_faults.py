@@ -109,8 +109,11 @@ def measure_planted_faults(
     """
     check_rate("rate", rate)
     size = min(_SET_SIZE, *(int(part.counts.median()) for part in (train, test)))
-    if size < 3:
-        raise ValueError(f"`test` must have sets of at least 3 rows, to have a majority; got {size}.")
+    if size <= len(FAULTS):
+        raise ValueError(
+            f"`test` must have sets of at least {len(FAULTS) + 1} rows, one for each kind of fault and a "
+            f"clean one; got {size}."
+        )
     train, test = train.with_at_least(size), test.with_at_least(size)
     distance = RobustDistance.of(model, train)
     judges = {"model": _score_of(model, train, generator), "baseline": distance.scores}
