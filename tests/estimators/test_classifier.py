@@ -1,5 +1,6 @@
 """Few-shot classification, as an estimator."""
 
+import copy
 import math
 
 import numpy as np
@@ -33,6 +34,13 @@ def test_missing_numbers_are_imputed_from_each_class(set_model):
     np.testing.assert_allclose(classifier.predict_proba(rows), expected, atol=1e-4)
     none = FewShotClassifier(set_model, temperature=1.0, none_prior=0.05).fit(ROWS, LABELS)
     assert (none.predict(rows) == "none of these").mean() < 0.1
+
+
+def test_the_parameters_of_a_model_may_have_gradients(set_model):
+    trainable = copy.deepcopy(set_model).requires_grad_(True)
+    found = FewShotClassifier(trainable).fit(ROWS, LABELS).predict_proba(NEW)
+    expected = FewShotClassifier(set_model).fit(ROWS, LABELS).predict_proba(NEW)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_few_examples_suffice(set_model):

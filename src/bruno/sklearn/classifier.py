@@ -150,6 +150,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         """Probabilities (n, classes), in the order of `classes_`."""
         return np.exp(self.predict_log_proba(X))
 
+    @torch.no_grad()
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithms of the probabilities."""
         check_is_fitted(self)
@@ -225,7 +226,6 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
             found[torch.arange(len(z), device=z.device), own] = alone
         return found
 
-    @torch.no_grad()
     def _imputed_scores(self, x: Float[Tensor, "n *shape"], evidence: Evidence) -> Float[Tensor, "n classes"]:
         """log p(x | examples) of all classes, with missing numbers imputed from each class."""
         scores = []
