@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from streams.keyed import DIM, NAN, detector, in_steps, keyed, machines, stream, trained
+from streams.keyed import DIM, NAN, calibration, detector, in_steps, keyed, machines, stream, trained
 
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.data import Element, Examples, SetSampler
-from bruno.tasks.anomaly import Detector, density_floor, reference_density
+from bruno.tasks.anomaly import Detector, density_floor, judge_batch, reference_density
 from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.keep_out import Cutoffs
 from bruno.trained import KeyedDetector, Trained
 
 RATE, GROUPS, SETS, ROWS = 0.05, 200, 400, 10
@@ -78,6 +79,25 @@ def test_ranks_within_an_incomplete_set_are_estimated():
     expected = ["exact"] * 7 + ["estimated"] * 22
     assert [one.judgement.basis for one in judged][1:] == expected
     assert [one.basis for one in found][1:] == expected
+
+
+def test_p_values_of_an_incomplete_batch_are_estimated_if_the_calibration_has_no_holes(tmp_path):
+    calibration().save(tmp_path / "calibration.safetensors")
+    owner = Trained(trained().model, None, tmp_path)
+    batch = elements_of(["a"] * 15 + ["b"] * 15, hole_at(2))
+    judged = owner.judge_batch(batch, rate=0.1).judgements
+    assert [one.judgement.basis for one in judged] == ["estimated"] * 15 + ["exact"] * 15
+
+
+def test_batches_remember_that_the_groups_have_holes(tmp_path):
+    model, path = linear_model(), tmp_path / "calibration.safetensors"
+    groups = Groups.of(model, far_apart(20, 0.2, seed=1), generator=seeded())
+    found = GroupCalibration(model, groups, Cutoffs((-math.inf,)), -math.inf, "", True)
+    assert found.batch(5).incomplete
+    found.save(path)
+    assert GroupCalibration.load(path, model).batch(5).incomplete
+    whole = judge_batch(model, torch.zeros(5, DIM), found.batch(5), rate=0.2, count_all=True, imputed=True)
+    assert {one.basis for one in whole} == {"exact"}
 
 
 def test_incomplete_rows_do_not_count_before_another_element_does():

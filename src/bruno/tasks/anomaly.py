@@ -150,6 +150,7 @@ def judge_batch(
     reference: float = -math.inf,
     criterion: BatchCriterion = "score",
     false_discovery_rate: float | None = None,
+    imputed: bool = False,
 ) -> tuple[Judgement, ...]:
     """Judge each element of a complete set (n, *shape), n ≥ 2, given all others that count.
 
@@ -163,11 +164,11 @@ def judge_batch(
         count_all: every element is in the evidence for the others, whatever its score.
         floor: an element with a lower log p(x) is out-of-distribution, and always excluded from the evidence;
             see `density_floor`.
-        reference: log p(x) of a typical element; the shortfall of log p(x) below it is subtracted from the
-            score, see `shortfall`.
+        reference: log p(x) of a typical element; the `shortfall` below it is subtracted from the score.
         criterion: criterion of the calibration, for images: "score" for standardised scores (`SetScale`), or
             "patches" for distances between patches, which then replace the scores (`patch_scores`).
         false_discovery_rate: with p-values, flag by Benjamini–Hochberg at this rate instead of `rate`.
+        imputed: whether elements had missing numbers: p-values are estimated if the groups have none.
     """
     x = as_tensor(x, kind=model.kind)
     z, log_det = _encoded(model, x, at_least=2)
@@ -190,7 +191,7 @@ def judge_batch(
             Judgement(score, n, float(threshold), bool(low) or out, out) for score, n, low, out in found
         )
     given = given if scale is None else scale.standardised(given)
-    decided = _decide(given.numpy(), threshold, rate, false_discovery_rate)
+    decided = _decide(given.numpy(), threshold, rate, false_discovery_rate, imputed)
     limit = decided.limit if scale is None else scale.in_nats(decided.limit)
     values = zip(scores.tolist(), seen, decided.flagged, beyond.tolist(), decided.p.tolist(), strict=True)
     return tuple(
@@ -209,13 +210,19 @@ class _Decisions(NamedTuple):
 
 
 def _decide(
-    given: Float[np.ndarray, " n"], known: GroupScores, rate: float, false_discovery_rate: float | None
+    given: Float[np.ndarray, " n"],
+    known: GroupScores,
+    rate: float,
+    false_discovery_rate: float | None,
+    imputed: bool,
 ) -> _Decisions:
     """Decide by the p-values of the scores of a batch, at a false-alarm or a false-discovery rate."""
     position = len(given) - 1
     asked = rate if false_discovery_rate is None else false_discovery_rate / len(given)
     basis = known.basis(position, asked)
     p = known.p_values(given, position, basis)
+    if imputed and not known.incomplete:  # the groups were never imputed
+        basis = "estimated"
     if false_discovery_rate is None:
         return _Decisions(p, basis, p <= rate, known.threshold(position, asked))
     flagged = benjamini_hochberg(p, false_discovery_rate)

@@ -267,6 +267,7 @@ class GroupCalibration:
             scores.flatten(1).unsqueeze(0),
             int(groups.counts[large].sum()),
             unseen=self.unseen,
+            incomplete=groups.rows is not None,
         )
 
     def of_scores_alone(self) -> GroupCalibration:
@@ -384,9 +385,10 @@ def _parse_groups(tensors: dict[str, Tensor], header: dict[str, Any], model: Bru
 def _parse_tables(
     tensors: dict[str, Tensor], header: dict[str, Any]
 ) -> Iterator[tuple[tuple[str, int], GroupScores]]:
-    incomplete = bool(header.get("incomplete", False))
+    in_streams, in_batches = bool(header.get("incomplete", False)), "rows" in tensors
     for i, (name, size, elements) in enumerate(header["tables"]):
         require(isinstance(name, str), "tables", "a name, a size and a number of elements")
+        incomplete = in_batches if name.startswith("batch") else in_streams
         scores = _parse_scores(tensors[f"positions.{i}"], tensors[f"scores.{i}"], len(header["names"]))
         found = GroupScores(*scores, check_whole("tables", elements, 1), bool(header["unseen"]), incomplete)
         yield (name, check_whole("tables", size)), found

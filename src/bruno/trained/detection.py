@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -84,6 +85,20 @@ class AnomalyEvaluation(NumpyResult):
 
     data: str
     contaminations: tuple[Contamination, ...]
+
+
+class _Batch(NamedTuple):
+    """A batch, ready to be judged.
+
+    Attributes:
+        elements: the elements with the names of their sets, and their missing numbers imputed.
+        incomplete: whether each element had missing numbers.
+        has_consecutive_sets: whether the sets are consecutive rows.
+    """
+
+    elements: list[Element]
+    incomplete: list[bool]
+    has_consecutive_sets: bool
 
 
 class DetectionJobs(CalibrationJobs):
@@ -174,16 +189,12 @@ class DetectionJobs(CalibrationJobs):
         check_rate("rate", rate)
         if false_discovery_rate is not None:
             check_rate("false_discovery_rate", false_discovery_rate)
-        elements, consecutive = self._batch_elements(
-            batch, self.reader(invert=invert, skip_bad=skip_bad, group=group), one_set
-        )
-        found = None
+        read = self._read_batch(batch, self.reader(invert=invert, skip_bad=skip_bad, group=group), one_set)
+        elements, found = read.elements, None
         if threshold is None:
             found = self.calibration(data, invert=invert, seed=seed, progress=progress)
         sets = list(_members(elements, one_set).values())
-        judged = self._judge_sets(
-            elements, sets, found, threshold or 0.0, rate, count_all, false_discovery_rate
-        )
+        judged = self._judge_sets(read, sets, found, threshold or 0.0, rate, count_all, false_discovery_rate)
         explanation = self._explained(elements, judged, sets, found, seed) if explain else None
         if explanation is not None:
             for i, parts in zip(lowest_outliers(judged), explanation.by_feature, strict=True):
@@ -191,16 +202,10 @@ class DetectionJobs(CalibrationJobs):
         summary = self._batch_summary(elements, judged, one_set)
         asked = rate if found and false_discovery_rate is None else None
         criterion = found.criterion if found else "score"
-        advice = self.calibration_command
-        return BatchJudgement(summary, self.kind, asked, advice, criterion, explanation, consecutive)
+        advice, in_order = self.calibration_command, read.has_consecutive_sets
+        return BatchJudgement(summary, self.kind, asked, advice, criterion, explanation, in_order)
 
-    def _batch_elements(
-        self, batch: Source | Iterable[Element], reader: ElementReader, one_set: bool
-    ) -> tuple[list[Element], bool]:
-        """The elements of a batch with the names of their sets, and missing numbers imputed.
-
-        Also returns whether the sets are consecutive rows.
-        """
+    def _read_batch(self, batch: Source | Iterable[Element], reader: ElementReader, one_set: bool) -> _Batch:
         elements = collected(grouped_elements(self, batch, reader, one_set))
         warn_of_unreadable(reader)
         if len(elements) < 2:
@@ -208,13 +213,14 @@ class DetectionJobs(CalibrationJobs):
         consecutive = self.has_consecutive_sets and not one_set and not any(one.group for one in elements)
         if consecutive:
             elements = _in_consecutive_sets(elements)
+        incomplete = [bool(one.x.isnan().any()) for one in elements]
         elements = _completed(self.model, elements, one_set)
         self.warn_if_unfamiliar(torch.stack([one.x for one in elements]))
-        return elements, consecutive
+        return _Batch(elements, incomplete, consecutive)
 
     def _judge_sets(
         self,
-        elements: list[Element],
+        batch: _Batch,
         sets: list[list[int]],
         found: GroupCalibration | None,
         threshold: float,
@@ -228,7 +234,7 @@ class DetectionJobs(CalibrationJobs):
         """
         judged: dict[int, Judgement] = {}
         for members in sets:
-            x = torch.stack([elements[i].x for i in members]).to(self.device)
+            x = torch.stack([batch.elements[i].x for i in members]).to(self.device)
             if len(x) < 2:
                 judged[members[0]] = Judgement(0.0, 0, None, False, False)
                 continue
@@ -236,6 +242,7 @@ class DetectionJobs(CalibrationJobs):
                 self.model,
                 x,
                 found.batch(len(x), count_all=count_all) if found else threshold,
+                imputed=any(batch.incomplete[i] for i in members),
                 rate=rate,
                 cutoffs=found.cutoffs if found else None,
                 count_all=count_all,
