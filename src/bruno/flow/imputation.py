@@ -152,10 +152,11 @@ class Imputer(nn.Module):
     def _conditioned(
         self, y: Tensor, known: dict[bytes, Tensor], near: Bool[Tensor, " n"] | None = None
     ) -> _Conditioned:
-        """One set given its numbers. A is the inverse of W over the numbers that a row has, 0 elsewhere.
+        """The moments of b and w given the numbers of one set.
 
+        A is the inverse of W over the numbers that a row has, 0 elsewhere; `known` keeps A by its pattern.
         J = Σ A_i, V = B (I + J B)⁻¹ and E b = V Σ A_i (y_i − m), over the rows that are `near`, by default
-        all. `known` keeps A by its pattern.
+        all.
         """
         there = ~y.isnan()
         patterns, place = there.unique(dim=0, return_inverse=True)

@@ -143,12 +143,12 @@ class _Layout:
 
     @property
     def width(self) -> float:
-        """Of the picture."""
+        """Width of the picture."""
         cells = self.classes * self.column + (_GAP + _NONE_WIDTH) * self.has_none
         return max(self.left + cells + _GAP, 4.0)
 
     def height(self, queries: int) -> float:
-        """Of the picture."""
+        """Height of the picture."""
         return self.top + queries * self.row + 0.32
 
     def cell(self, row: int, column: int) -> tuple[float, float, float, float]:

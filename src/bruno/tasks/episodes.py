@@ -88,7 +88,7 @@ class EpisodeIndices(NamedTuple):
 def draw_episodes(
     sampler: SetSampler, way: int, shot: int, generator: Generator, *, rotated_decoys: bool = False
 ) -> EpisodeIndices:
-    """Draw, for each class, a query and n other elements as its support, and n supports of k − 1 decoys.
+    """Draw for each class a query, n other elements as its support, and n elements of each of k − 1 decoys.
 
     With rotations a character is four classes. By default a decoy is never a rotation of the queried
     character, nor of another decoy, and each decoy has its own random rotation. With `rotated_decoys`, the
