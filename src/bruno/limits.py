@@ -26,7 +26,7 @@ class Limit:
 
     @property
     def value(self) -> int:
-        """The limit: that of the environment variable, if it is set."""
+        """The limit: the value of the environment variable if it is set, otherwise the default."""
         text = os.environ.get(self.variable, "")
         if text and not (text.isascii() and text.isdigit()):
             raise ValueError(

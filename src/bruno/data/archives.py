@@ -97,7 +97,7 @@ def entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
 
 
 def read_arrays(path: Path, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Read those of the wanted arrays that an npz contains, at least one. Nothing is unpickled.
+    """Read the wanted arrays that an npz contains, at least one. Nothing is unpickled.
 
     The sizes that the file declares are checked before memory is allocated: all arrays together must be
     within `limits.MEMORY`. Raises one of `READ_ERRORS` or ValueError if the file is damaged.

@@ -171,7 +171,7 @@ class ExchangeableProcess(nn.Module):
     ) -> Float[Tensor, "*any n"]:
         """log p(z_i | evidence, all z_j with j ≠ i), for all i at once and in O(n).
 
-        The evidence of the others merges that of the elements before i and of those after i. These are
+        The evidence of the others is merged from the elements before i and the elements after i. These are
         sums of non-negative terms; subtracting an outlier instead would cancel the rest.
         """
         return self._guarded(self._leave_one_out, z, evidence, dimensions, validate)
@@ -231,7 +231,7 @@ class ExchangeableProcess(nn.Module):
         return element_log_prob(z.squeeze(-2), evidence, predict, differentiated=differentiated)
 
     def _prediction(self, evidence: Evidence, parameters: Parameters, weight: Tensor) -> Prediction:
-        """The next element of each set, in the type of `weight`, that of each dimension in the sum."""
+        """The prediction for the next element of each set, in the dtype of the weights of dimensions."""
         location, square = self._location_and_variance(evidence, parameters)
         excess, wide, dtype = parameters.excess, weight.double(), weight.dtype
         if excess is None:

@@ -257,7 +257,7 @@ class _Carry:
 def _through_spread(
     work: _Workspace, grad: Tensor, seen: Tensor, dof: Tensor, weight: Tensor, carry: _Carry, out: Tensor
 ) -> Float[Tensor, " dim"]:
-    """Write the gradient of t to `out` and that of A at the block's start to the carry; return that of ν.
+    """Write the gradient of t to `out`, carry the gradient of A at the block's start; return that of ν.
 
     With G the incoming gradient, the loss depends on log A_i by −½ (ν + N_i + 1)(G_i − G_{i+1}), from the
     density of this element and of the next; t_i enters A_i and every later A.
@@ -281,7 +281,7 @@ def _through_spread(
 def _through_innovations(
     work: _Workspace, tables: Coefficients, carry: _Carry, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Turn the gradient of t into that of z, in place; store that of the total in the carry.
+    """Turn the gradient of t into the gradient of z, in place; store the total's gradient in the carry.
 
     Returns the inputs of the tables' gradients: t times the gradient of t, and the gradient of gain.
     """

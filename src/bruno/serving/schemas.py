@@ -71,7 +71,7 @@ class ClassifyRequest(_Request):
     ] = None
     temperature: Annotated[
         float | None,
-        Field(gt=0, le=1e6, description="Divides the log-probabilities; by default that of the calibration."),
+        Field(gt=0, le=1e6, description="Divides the log-probabilities; by default from the calibration."),
     ] = None
     none_rate: Annotated[
         float,

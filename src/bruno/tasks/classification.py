@@ -210,7 +210,7 @@ def _scores_of_part(
 def with_p_values(found: Classification, calibration: GroupCalibration, rate: float) -> Classification:
     """The classification with a p-value of each query for each class, and whether it belongs to none.
 
-    The p-value of a class is that of the query as the next element of its support, which counts completely.
+    The p-value for a class is that of the query as the next element of its support, all of which counts.
     A query belongs to no class if all its p-values are at most `rate`. A query of one of the classes
     is then rejected with a probability of at most `rate`, as its own class must reject it.
     """

@@ -187,7 +187,7 @@ def majority(
 ) -> Bool[Tensor, "*batch n"]:
     """The half of each set that is left after the element with the lowest score is removed repeatedly.
 
-    `scores` are those of all elements, given the others that are inside.
+    `scores` maps the elements inside to the scores of all elements, each given the others inside.
     """
     inside, left = usable, usable.sum(-1, keepdim=True)
     half = _half(left)

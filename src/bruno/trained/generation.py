@@ -89,7 +89,7 @@ class GenerationJobs(TrainedData):
             prefixes: numbers of elements to condition on; 0, the prior, can only be the first. By default,
                 all numbers from 0 to the set size.
             sets: number of sets to draw from the data, each of a different class.
-            set_size: number of elements in each of these sets; 8 by default, or those of the smallest class.
+            set_size: number of elements in each of these sets; 8 by default, or the smallest class size.
             temperature: below 1, samples are closer to the mean of the latents.
             split: split of the data; test by default.
             data: a dataset or the path of user data, instead of the model's own data.

@@ -87,7 +87,7 @@ class KeyedWatch:
 
     @property
     def explanation(self) -> Explanation | None:
-        """The explanation of the most unusual elements; None if not asked for, or if there are none."""
+        """The explanation of the most unusual elements; None if not requested, or if there are none."""
         return self._explainer.most_unusual(self.summary) if self._explainer else None
 
     def __iter__(self) -> Iterator[Judged]:
