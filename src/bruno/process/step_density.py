@@ -257,7 +257,7 @@ class _Carry:
 def _through_spread(
     work: _Workspace, grad: Tensor, seen: Tensor, dof: Tensor, weight: Tensor, carry: _Carry, out: Tensor
 ) -> Float[Tensor, " dim"]:
-    """Write the gradient of t to `out`, carry the gradient of A at the block's start; return that of ν.
+    """Write the gradient of t to `out`, and that of A at the start to the carry; return that of ν.
 
     With G the incoming gradient, the loss depends on log A_i by −½ (ν + N_i + 1)(G_i − G_{i+1}), from the
     density of this element and of the next; t_i enters A_i and every later A.

@@ -239,8 +239,8 @@ class CalibrationJobs(TrainedData):
     def _clean_groups(self, data: str | None, invert: bool | None) -> CleanGroups:
         """The groups to calibrate on.
 
-        Of the model's own data, these are the classes of the unseen split or, if user data has few of them,
-        all classes that were not trained on. Training classes are used only if there are no other classes:
+        From the model's own data, these are the classes of the unseen split or, if user data has few of
+        them, all classes that were not trained on. Training classes are used only if there are no others:
         the model fits them better than new classes, so thresholds from them flag too many new elements.
         """
         if data is not None and not (self.recipe and _is_same_path(data, self.recipe.data.name)):
