@@ -81,7 +81,7 @@ def test_ranks_within_an_incomplete_set_are_estimated():
     assert [one.basis for one in found][1:] == expected
 
 
-def test_p_values_of_an_incomplete_batch_are_estimated_if_the_calibration_has_no_holes(tmp_path):
+def test_p_values_of_an_incomplete_batch_are_estimated_if_the_calibration_is_complete(tmp_path):
     calibration().save(tmp_path / "calibration.safetensors")
     owner = Trained(trained().model, None, tmp_path)
     batch = elements_of(["a"] * 15 + ["b"] * 15, hole_at(2))
@@ -89,7 +89,7 @@ def test_p_values_of_an_incomplete_batch_are_estimated_if_the_calibration_has_no
     assert [one.judgement.basis for one in judged] == ["estimated"] * 15 + ["exact"] * 15
 
 
-def test_batches_remember_that_the_groups_have_holes(tmp_path):
+def test_batches_remember_that_the_groups_are_incomplete(tmp_path):
     model, path = linear_model(), tmp_path / "calibration.safetensors"
     groups = Groups.of(model, far_apart(20, 0.2, seed=1), generator=seeded())
     found = GroupCalibration(model, groups, Cutoffs((-math.inf,)), -math.inf, "", True)

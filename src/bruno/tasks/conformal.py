@@ -55,7 +55,7 @@ class GroupScores:
         elements: number of different elements behind the scores.
         unseen: whether groups and cutoffs support exact p-values: the groups were not trained on, and the
             cutoffs were set on other data.
-        incomplete: whether some elements had missing numbers, imputed as those of a new set are.
+        incomplete: whether some elements had missing numbers, which were imputed as in a new set.
     """
 
     positions: Int[Tensor, " positions"]
