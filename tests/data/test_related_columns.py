@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bruno.data import Examples
+from bruno.data import related_columns as module
 from bruno.data.related_columns import Related, related_columns
 from bruno.data.synthetic import simulate_machines
 from bruno.recipe_data import warn_of_related_columns
@@ -45,6 +46,22 @@ def test_a_total_is_a_combination_of_its_parts(plain):
     assert related_columns(np.column_stack([plain, total])) == [Related(6, (0, 1, 4), False)]
     noisy = total + 0.05 * total.std() * np.random.default_rng(1).normal(size=len(total))
     assert related_columns(np.column_stack([plain, noisy])) == []
+
+
+def test_columns_that_are_only_correlated_are_not_fitted_robustly(monkeypatch):
+    """A robust fit of each takes time: ten seconds for 200 columns."""
+    random = np.random.default_rng(0)
+    correlated = random.normal(size=(2000, 3)) @ random.normal(size=(3, 12))
+    correlated = correlated / correlated.std(0) + 0.15 * random.normal(size=correlated.shape)
+    fits, fit = [], module._robust_fit
+    monkeypatch.setattr(module, "_robust_fit", lambda x, *y, **k: fits.append(x.shape[1]) or fit(x, *y, **k))
+    assert related_columns(correlated) == []
+    assert 11 not in fits
+
+
+def test_many_combinations_are_not_all_found(plain):
+    copies = np.column_stack([plain[:, :1] * (i + 1) for i in range(15)])
+    assert len(related_columns(copies)) == 10
 
 
 @pytest.mark.parametrize("decimals", [2, 4])

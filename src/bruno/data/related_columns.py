@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +14,12 @@ Numbers = NDArray[np.float64]
 _LIMIT = 1e-4  # residual variance of a linear combination, as a fraction of the variance of the column
 _ON_CIRCLE = 1e-3  # the same for a² of a circle, which may be rounded to two decimals
 _SCREEN = 0.05  # columns with a larger residual variance, outliers included, are not fitted robustly
+_BULK = 0.4  # of the residual variance, in all but a few rows, if it is due to these; 0.76 if it is normal
 _TRIMMED, _FITS = 0.05, 4  # fraction of the rows that the robust fit ignores; number of fits
 _RIDGE = 1e-9
 _PART = 0.01  # of the largest standardised coefficient: smaller ones are not named
 _ROWS, _ROWS_OF_PAIRS = 5_000, 2_000  # at most
+_MAX_COMBINATIONS = 10  # each takes up to a second to find, and a warning
 _ALL_PAIRS = 100  # with more columns, only columns side by side are tested for a circle
 
 
@@ -40,7 +43,7 @@ def related_columns(x: Float[np.ndarray, "rows columns"]) -> list[Related]:
     A column is a linear combination if the residual variance of a robust fit on all other columns is below
     10⁻⁴ of its variance. Two columns a and b are on a circle, such as the sine and cosine of the time of day,
     if a² is determined in the same way by a, b and b², but not by a alone. Rows with missing numbers are
-    ignored; there must be enough others.
+    ignored; there must be enough others. At most ten linear combinations are found.
     """
     x = np.asarray(x, dtype=np.float64)
     x = x[np.isfinite(x).all(1)]
@@ -49,7 +52,7 @@ def related_columns(x: Float[np.ndarray, "rows columns"]) -> list[Related]:
         return []
     varying = [i for i in range(x.shape[1]) if _spread(x[:, i]) > 0]
     found: list[Related] = []
-    while (one := _combination(x, varying)) is not None:
+    while len(found) < _MAX_COMBINATIONS and (one := _combination(x, varying)) is not None:
         found.append(one)
         varying.remove(one.column)
     some = x[:: -(-len(x) // _ROWS_OF_PAIRS)]
@@ -66,17 +69,27 @@ def _combination(x: Numbers, columns: list[int]) -> Related | None:
     y = x[:, columns]
     y = (y - y.mean(0)) / y.std(0)
     inverse = np.linalg.inv(y.T @ y / len(y) + _RIDGE * np.eye(len(columns)))
+    fractions = 1 / inverse.diagonal()
+    residuals = y @ inverse * fractions  # of the least-squares fit of each column on all others
     for place in reversed(range(len(columns))):
-        if 1 / inverse[place, place] > _SCREEN:
+        if fractions[place] > _SCREEN:
+            continue
+        if fractions[place] > _LIMIT and not _is_by_few_rows(residuals[:, place]):
             continue
         others = [i for i in range(len(columns)) if i != place]
         fraction, weights = _robust_fit(y[:, others], y[:, place])
         if fraction < _LIMIT:
-            single = [i for i in others if _robust_fit(y[:, [i]], y[:, place])[0] < _LIMIT][:1]
+            alone = (i for i in others if _robust_fit(y[:, [i]], y[:, place])[0] < _LIMIT)
             share = np.abs(weights) / np.abs(weights).max()
-            named = single or [i for i, part in zip(others, share, strict=True) if part > _PART]
+            named = [*islice(alone, 1)] or [i for i, part in zip(others, share, strict=True) if part > _PART]
             return Related(columns[place], tuple(columns[i] for i in named), False)
     return None
+
+
+def _is_by_few_rows(residual: Numbers) -> bool:
+    """Whether most of the variance of residuals is of a few rows, which a robust fit would ignore."""
+    squares = np.sort(np.square(residual))
+    return bool(squares[: int((1 - _TRIMMED) * len(squares))].sum() < _BULK * squares.sum())
 
 
 def _robust_fit(x: Numbers, y: Numbers, fits: int = _FITS) -> tuple[float, Numbers]:
