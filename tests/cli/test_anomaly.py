@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -17,7 +18,9 @@ import sklearn.ensemble
 
 import bruno
 from bruno.checkpoint import write
+from bruno.cli.anomaly import _print_json
 from bruno.data import ElementReader
+from bruno.tasks.anomaly import Judgement
 from bruno.tasks.stream_summary import StreamSummary
 from bruno.training.run import Run
 from cli.commandline import picture_of, run, run_main, values_of, words
@@ -264,6 +267,13 @@ def test_json_lines_of_a_batch_are_those_of_a_stream_and_all_of_standard_output(
     values = values_of("run", "anomaly-batch")
     assert values["outlier"] == [line["outlier"] for line in lines]
     assert values["out_of_distribution"] == [line["out_of_distribution"] for line in lines]
+
+
+def test_json_has_null_for_a_threshold_that_is_infinite(capsys):
+    """If every element of a set is flagged at a false-discovery rate."""
+    _print_json("a", "", Judgement(-2.5, 1, math.inf, True, False))
+    line = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (line["score"], line["threshold"]) == (-2.5, None)
 
 
 def test_patches_of_an_outlier_are_explained(stream, pictures):

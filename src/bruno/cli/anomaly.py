@@ -355,7 +355,9 @@ def _print_json(name: str, group: str, judgement: Judgement) -> None:
     """Print the judgement of an element as one JSON object on one line."""
     from dataclasses import asdict
 
+    from bruno.reporting.results import finite
+
     values = asdict(judgement)
     if judgement.contributions is None:
         del values["contributions"]
-    print(json.dumps({"element": name, "group": group, **values}), flush=True)
+    print(json.dumps(finite({"element": name, "group": group, **values}), allow_nan=False), flush=True)

@@ -68,7 +68,7 @@ class Result:
             "provenance": provenance(seed),
         }
         with atomic_write(path) as file:
-            file.write_text(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n", "utf-8")
+            file.write_text(json.dumps(finite(record), indent=2, allow_nan=False) + "\n", "utf-8")
         return path
 
 
@@ -143,10 +143,10 @@ def _check(valid: bool, name: str, rule: str) -> None:
         raise ValueError(f"{name} must be {rule}")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The value with None for NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
+        return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
