@@ -8,10 +8,12 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score
+from tasks.machines import machine_model, machines
 
 import bruno
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.data import ElementReader, Examples
+from bruno.data.synthetic import SENSORS
 from bruno.tasks.familiarity import Familiarity
 from bruno.tasks.index import Index, open_index
 from bruno.tasks.retrieval import measure_retrieval, rank
@@ -56,7 +58,7 @@ def test_a_ranking_orders_all_elements_from_best_to_worst(digits_model, learnt_d
 def test_batch_sizes_make_no_difference(digits_model, learnt_digits, index, monkeypatch):
     query = query_of(learnt_digits, 1)
     whole = rank(index, digits_model, query)
-    monkeypatch.setattr("bruno.tasks.scorers._NUMBERS_AT_A_TIME", 100 * digits_model.dim)
+    monkeypatch.setattr("bruno.process.element_density._NUMBERS_IN_A_BLOCK", 100 * digits_model.dim)
     in_parts = rank(Index.of(digits_model, learnt_digits, batch_size=77), digits_model, query)
     torch.testing.assert_close(in_parts.scores, whole.scores, rtol=1e-4, atol=1e-3)
 
@@ -215,6 +217,28 @@ def test_rows_of_a_csv_are_indexed_by_line(tmp_path):
     exchanged, encoded_now = open_index(model, ElementReader((2,), 0, columns=("b", "a")), table)
     assert encoded_now
     torch.testing.assert_close(exchanged.latents[0], model.latents(torch.tensor([2.0, 1.0])))
+
+
+def test_an_index_does_not_depend_on_which_files_changed(tmp_path):
+    """The missing number in one file is not imputed from the other, which may change later."""
+    model, x = machine_model("impute"), machines(2, 12, seed=1).elements
+    x[0, 1] = torch.nan
+    reader = ElementReader(model.shape, 0, group="machine", columns=SENSORS, missing=True)
+    folder = tmp_path / "rows"
+    folder.mkdir()
+
+    def write(name: str, rows: torch.Tensor) -> None:
+        cells = [["machine", *SENSORS], *(["m", *map(str, row)] for row in rows.tolist())]
+        (folder / name).write_text("\n".join(map(",".join, cells)))
+
+    write("a.csv", x[:4])
+    write("b.csv", x[4:8])
+    open_index(model, reader, folder)
+    write("b.csv", x[8:12])
+    updated, _ = open_index(model, reader, folder)
+    whole, _ = open_index(model, reader, folder, tmp_path / "new.index")
+    torch.testing.assert_close(updated.latents, whole.latents)
+    assert updated.names == whole.names
 
 
 def test_skipped_and_unfamiliar_elements_and_an_unwritable_index_are_warnings(

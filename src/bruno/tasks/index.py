@@ -276,7 +276,7 @@ def _updated(
         names += [kept.names[i] for i in still.tolist()]
         places.append(file_of[still])
     if new.elements:
-        latents.append(Index.of(model, _complete(model, new.elements), progress=progress).latents)
+        latents.append(Index.of(model, _complete(model, new), progress=progress).latents)
         names += [element.name for element in new.elements]
         places.append(torch.tensor([place[file] for file in new.files]))
     file_of = torch.cat(places)
@@ -291,11 +291,15 @@ def _updated(
     )
 
 
-def _complete(model: Bruno, elements: Sequence[Element]) -> Tensor:
-    """Elements (n, *shape); missing numbers of a row are imputed from its group, or else from the prior."""
-    sets: dict[str, int] = {}
-    labels = [sets.setdefault(element.group or element.name, len(sets)) for element in elements]
-    return model.impute(torch.stack([element.x for element in elements]), torch.tensor(labels))
+def _complete(model: Bruno, new: _Read) -> Tensor:
+    """Elements (n, *shape); missing numbers of a row are imputed from its group, or else from the prior.
+
+    Only rows of the same file are used, so that the index does not depend on which files changed since.
+    """
+    sets: dict[tuple[str, str], int] = {}
+    owners = zip(new.files, (element.group or element.name for element in new.elements), strict=True)
+    labels = [sets.setdefault(owner, len(sets)) for owner in owners]
+    return model.impute(torch.stack([element.x for element in new.elements]), torch.tensor(labels))
 
 
 def _folder_of(collection: Path) -> Path:
