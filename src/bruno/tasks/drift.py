@@ -60,7 +60,6 @@ class WithinSet:
         if not len(self.sample):
             return WithinPValue(1.0, self._random())
         density = model.process.log_prob(z, self.evidence)
-        score = density - model.process.log_prob(z)
         one = Evidence(
             torch.ones(len(self.sample), dtype=torch.long, device=z.device),
             self.sample.double(),
@@ -68,7 +67,8 @@ class WithinSet:
         )
         others = self.evidence.add(z).reshape(1) - one
         densities = model.process.log_prob(self.sample, others)
-        scores = densities - model.process.log_prob(self.sample)
+        alone = model.process.log_prob(torch.cat([self.sample, z.unsqueeze(0)]))
+        scores, score = densities - alone[:-1], density - alone[-1]
         below, ties = int((densities < density).sum()), int((densities == density).sum())
         count = len(self.sample) + 1
         p = (1 + int((scores <= score).sum())) / count
