@@ -16,7 +16,8 @@ from bruno.checkpoint import read_about
 from bruno.config import Recipe, from_dict
 from bruno.data import Examples, load_examples
 from bruno.reporting.summaries import summarise
-from bruno.tasks.calibration import GroupCalibration, Groups
+from bruno.tasks.calibration import GroupCalibration
+from bruno.tasks.groups import Groups
 from bruno.trained import Trained, UnfamiliarDataWarning, export
 
 UNSEEN = ("2", "5", "8")

@@ -11,7 +11,8 @@ from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.data import Examples, SetSampler
 from bruno.streams.judgements import Judgements
 from bruno.tasks.anomaly import Detector, reference_density
-from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
+from bruno.tasks.groups import Groups
 from bruno.trained import KeyedDetector, Trained
 
 DIM = 4

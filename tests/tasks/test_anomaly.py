@@ -18,7 +18,8 @@ from bruno.tasks.anomaly import (
     leave_one_out_scores,
     online_scores,
 )
-from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
+from bruno.tasks.groups import Groups
 from bruno.tasks.keep_out import START
 from bruno.tasks.stream_summary import StreamSummary
 

@@ -10,7 +10,8 @@ from bruno.checkpoint import read, write
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.tasks.anomaly import density_floor, judge_batch, reference_density
-from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
+from bruno.tasks.groups import Groups
 from bruno.tasks.keep_out import batch_scores, stream_scores
 
 

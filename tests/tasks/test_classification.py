@@ -7,7 +7,7 @@ from tasks.machines import machine_model, machines, with_holes
 
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
-from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.classification import (
     best_temperature,
     classify,
@@ -17,6 +17,7 @@ from bruno.tasks.classification import (
 )
 from bruno.tasks.episodes import FewShotProtocol, draw_episodes
 from bruno.tasks.few_shot import episode_scores
+from bruno.tasks.groups import Groups
 from bruno.tasks.metrics import calibration_error, log_loss
 
 

@@ -9,8 +9,9 @@ from tasks.machines import machine_model, machines
 
 from bruno import Bruno
 from bruno.data import Examples
-from bruno.tasks.calibration import Groups, fixed_cutoffs
+from bruno.tasks.calibration import fixed_cutoffs
 from bruno.tasks.contamination import Contamination, measure_contamination
+from bruno.tasks.groups import Groups
 from bruno.tasks.keep_out import Cutoffs
 
 

@@ -7,7 +7,8 @@ from tasks.machines import latents_of, machine_model, machines
 from bruno.data.synthetic import simulate_machines
 from bruno.process import Evidence
 from bruno.tasks.anomaly import Detector, leave_one_out_scores
-from bruno.tasks.calibration import Groups, fixed_cutoffs
+from bruno.tasks.calibration import fixed_cutoffs
+from bruno.tasks.groups import Groups
 from bruno.tasks.keep_out import (
     START,
     Cutoffs,

@@ -20,7 +20,7 @@ from bruno.tasks.anomaly import (
 )
 from bruno.tasks.anomaly_benchmark import Contamination, DetectionQuality, measure_anomaly
 from bruno.tasks.attribution import UnusualColumn, unusual_column
-from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.classification import Calibration, Classification, classify, fit_temperature
 from bruno.tasks.conformal import GroupScores, PValue, benjamini_hochberg
 from bruno.tasks.drift import DriftTest, WithinSet
@@ -43,6 +43,7 @@ from bruno.tasks.generation import (
     samples_by_prefix,
     spread_by_repeats,
 )
+from bruno.tasks.groups import Groups
 from bruno.tasks.index import Index, open_index
 from bruno.tasks.keep_out import Cutoffs, StreamEvidence, typical_elements
 from bruno.tasks.progress import Progress

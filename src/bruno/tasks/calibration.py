@@ -1,183 +1,30 @@
-"""Calibration of decisions on held-out groups: their latents, and their scores in streams and batches."""
+"""Calibration of decisions: the scores of held-out groups in streams and batches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Generator, Tensor
 
-from bruno.checkpoint import check_tensor, check_whole, parsing, read, require, write
+from bruno.checkpoint import check_whole, parsing, read, require, write
 from bruno.checks import check_choice
-from bruno.data.examples import Examples, members_by_label
 from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BATCH_CRITERIA, BatchCriterion, SetScale, patch_scores
-from bruno.tasks.conformal import LEVELS, GroupScores
-from bruno.tasks.keep_out import Cutoffs, EncodedSets, batch_scores, scores_of_the_rest, shortfall
-from bruno.tasks.progress import Progress
+from bruno.tasks.conformal import GroupScores
+from bruno.tasks.groups import Groups
+from bruno.tasks.keep_out import Cutoffs, EncodedSets, batch_scores, scores_of_the_rest
 
 _KEPT_OUT = 0.01  # fraction of clean elements below the cutoffs
 _LONGEST = 128  # calibrated positions of a stream; later positions use the scores of the last one
-_MAX_ELEMENTS = 200  # of a group
-_SEQUENCES = 600  # random orders of all groups together
 _BATCH_ELEMENTS = 120  # elements of each group in all its batches, at least
 _PATCH_SETS = 64  # sets of all groups together whose patches are compared, approximately
-_MIN_ORDERS, _MAX_ORDERS = 2, 32  # of each group
-_NUMBERS = 2**20  # latent values in all orders, at most; `_MIN_ORDERS` takes precedence
-_NUMBERS_AT_A_TIME = 2**20
-_IMPUTING = 2**30  # (length · dimensions)² in all orders, at most, if rows are imputed at every position
-
-# Adjusted scores of sets (sets, n), or at each position (sets, n, n).
-Scores = Callable[[EncodedSets], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Groups:
-    """Encoded groups of clean elements.
-
-    Attributes:
-        latents: latents of all elements, with missing numbers imputed from all elements of the group; empty
-            in a calibration that keeps only scores.
-        labels: the group of each element.
-        usable: whether log p(x) of each element is at least the floor.
-        shortfall: how far log p(x) of each element is below the reference, see `shortfall`.
-        names: names of the groups.
-        ordered: whether the elements of a group follow each other in time. They are then not exchangeable: if
-            their level drifts, the next element is less likely than a random one.
-        images: the elements themselves, where distances between patches need them; else None.
-        rows: the elements with missing numbers as NaN, as streams impute them from earlier elements; None if
-            no element has missing numbers, or in a calibration that keeps only scores.
-        floor, reference: of log p(x), for rows with missing numbers.
-    """
-
-    latents: Float[Tensor, "n_or_none dim"]
-    labels: Int[Tensor, " n"]
-    usable: Bool[Tensor, " n"]
-    shortfall: Float[Tensor, " n"]
-    names: tuple[str, ...]
-    ordered: bool = False
-    images: Tensor | None = None
-    rows: Float[Tensor, "n dim"] | None = None
-    floor: float = -math.inf
-    reference: float = -math.inf
-
-    @classmethod
-    @torch.no_grad()
-    def of(
-        cls,
-        model: Bruno,
-        examples: Examples,
-        *,
-        floor: float = -math.inf,
-        reference: float = -math.inf,
-        generator: Generator,
-        ordered: bool = False,
-        keep_images: bool = False,
-        progress: Progress | None = None,
-    ) -> Groups:
-        """Encode examples, at most `_MAX_ELEMENTS` of each class: random ones, or the first if ordered.
-
-        Rows may have missing numbers, if the model can impute them.
-        """
-        order = torch.arange(len(examples))
-        if not ordered:
-            order = torch.randperm(len(examples), generator=generator, device=generator.device).cpu()
-        groups = members_by_label(examples.labels[order], len(examples.names))
-        chosen = order[torch.cat([members[:_MAX_ELEMENTS] for members in groups])]
-        latents, log_probs = [], []
-        complete, rows = examples.elements, None
-        if not model.kind.is_images and bool(complete.isnan().any()):
-            complete, rows = model.impute(complete, examples.labels).cpu(), complete[chosen]
-        for some in chosen.split(256):
-            z, log_det = model.encode(complete[some].to(model.device))
-            latents.append(z.cpu())
-            log_probs.append((model.process.log_prob(z) + log_det).cpu())
-            if progress is not None:
-                progress(sum(map(len, latents)), len(chosen))
-        log_prob = torch.cat(log_probs)
-        return cls(
-            torch.cat(latents),
-            examples.labels[chosen],
-            log_prob >= floor,
-            shortfall(log_prob, reference),
-            examples.names,
-            ordered,
-            examples.elements[chosen] if keep_images else None,
-            rows,
-            floor,
-            reference,
-        )
-
-    @cached_property
-    def members(self) -> tuple[Int[Tensor, " members"], ...]:
-        """The positions of the elements of each group, in order."""
-        return members_by_label(self.labels, len(self.names))
-
-    @cached_property
-    def counts(self) -> Int[Tensor, " groups"]:
-        """Number of elements of each group."""
-        return torch.bincount(self.labels, minlength=len(self.names))
-
-    def orders(
-        self, groups: Int[Tensor, " some"], length: int, orders: int, generator: Generator
-    ) -> Int[Tensor, "some orders length"]:
-        """Random orders of the elements of groups, as indices; −1 after the last element of a group.
-
-        The first order of an ordered group is the order in time.
-        """
-        index = torch.full((len(groups), orders, length), -1)
-        for place, group in enumerate(groups.tolist()):
-            members = self.members[group]
-            keys = torch.rand((orders, len(members)), generator=generator, device=generator.device).cpu()
-            if self.ordered:
-                keys[0] = torch.arange(len(members))
-            shuffled = members[keys.argsort(1)[:, :length]]
-            index[place, :, : shuffled.shape[1]] = shuffled
-        return index
-
-    def scores(
-        self, function: Scores, index: Int[Tensor, "some orders length"], device: torch.device
-    ) -> Float[Tensor, "some orders *positions length"]:
-        """Scores of sets in these orders, NaN after the last element of a group."""
-        sets = index.flatten(0, 1)
-        size = max(1, _NUMBERS_AT_A_TIME // (sets.shape[1] * max(self.latents.shape[1:] + sets.shape[1:])))
-        parts = []
-        for some in sets.split(size):
-            scores = function(self._encoded(some, device)).cpu()
-            lacks = some < 0 if scores.ndim == 2 else (some < 0).unsqueeze(1)
-            parts.append(scores.masked_fill(lacks, math.nan))
-        found = torch.cat(parts)
-        return found.view(*index.shape[:2], *found.shape[1:])
-
-    def _encoded(self, index: Int[Tensor, "sets length"], device: torch.device) -> EncodedSets:
-        """Sets of these elements; after the last element of a group, elements are not usable."""
-        inside, some = index >= 0, index.clamp(min=0)
-        rows = None
-        if self.rows is not None:
-            rows = torch.where(inside.unsqueeze(-1), self.rows[some], 0.0).to(device)
-        return EncodedSets(
-            self.latents[some].to(device),
-            (self.usable[some] & inside).to(device),
-            self.shortfall[some].to(device),
-            rows,
-            self.floor,
-            self.reference,
-        )
-
-    def number_of_orders(self, groups: int, length: int) -> int:
-        """Number of random orders of each group: more if groups are few and elements are small."""
-        numbers = length * self.latents.shape[1]
-        sequences = min(_SEQUENCES, _NUMBERS // numbers)
-        if self.rows is not None:
-            sequences = min(sequences, _IMPUTING // numbers**2)
-        return min(_MAX_ORDERS, max(_MIN_ORDERS, math.ceil(sequences / groups)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,16 +153,7 @@ class GroupCalibration:
             "incomplete": self.stream().incomplete,
             "tables": tables,
         }
-        tensors = {
-            "latents": self.groups.latents,
-            "labels": self.groups.labels,
-            "usable": self.groups.usable,
-            "shortfall": self.groups.shortfall,
-        }
-        if self.groups.images is not None:
-            tensors["images"] = self.groups.images
-        if self.groups.rows is not None:
-            tensors["rows"] = self.groups.rows
+        tensors = self.groups.tensors
         for i, one in enumerate(self._kept.values()):
             tensors |= {f"positions.{i}": one.positions, f"scores.{i}": one.scores}
         write(path, tensors, header)
@@ -335,15 +173,19 @@ class GroupCalibration:
                 "Calibrate again."
             )
         with parsing(path, "a calibration that `bruno calibrate` saved"):
+            floor, reference = _bound(header, "floor"), _bound(header, "reference")
+            ordered = bool(header.get("ordered", False))
             return cls(
                 model,
-                _parse_groups(tensors, header, model),
+                Groups.checked(
+                    tensors, header["names"], model, ordered=ordered, floor=floor, reference=reference
+                ),
                 Cutoffs(_numbers("cutoffs", header["cutoffs"]), *_numbers("rate", [header["rate"]])),
-                _bound(header, "floor"),
+                floor,
                 str(header["data"]),
                 bool(header["unseen"]),
                 check_whole("seed", header["seed"]),
-                _bound(header, "reference"),
+                reference,
                 _parse_criterion(tensors, header),
                 dict(_parse_tables(tensors, header)),
             )
@@ -356,32 +198,6 @@ def _parse_criterion(tensors: dict[str, Tensor], header: dict[str, Any]) -> Batc
     return criterion
 
 
-def _parse_groups(tensors: dict[str, Tensor], header: dict[str, Any], model: Bruno) -> Groups:
-    names, images, rows = header["names"], tensors.get("images"), tensors.get("rows")
-    latents = check_tensor("latents", tensors["latents"], (None, model.dim))
-    labels, usable = tensors["labels"], tensors["usable"]
-    shape = (len(labels),) if labels.ndim else ()
-    require(isinstance(names, list) and all(isinstance(name, str) for name in names), "names", "texts")
-    require(labels.dtype == torch.long and labels.ndim == 1, "labels", "whole numbers")
-    require(len(latents) in (0, len(labels)), "latents", "one for each of the labels, or none")
-    require(usable.dtype == torch.bool and usable.shape == shape, "usable", "one for each of the labels")
-    lacking = check_tensor("shortfall", tensors["shortfall"], shape)
-    require(len(labels) > 0 and int(labels.min()) >= 0, "labels", "at least 0")
-    require(int(labels.max()) < len(names), "labels", f"below {len(names)}")
-    if images is not None:
-        wanted = (len(labels), *model.shape)
-        require(tuple(images.shape) == wanted, "images", f"of shape {wanted}")
-    if rows is not None:
-        wanted = (len(labels), model.dim)
-        require(model.imputer is not None and tuple(rows.shape) == wanted, "rows", f"of shape {wanted}")
-        require(rows.is_floating_point() and not bool(rows.isinf().any()), "rows", "finite or missing")
-    ordered = bool(header.get("ordered", False))
-    levels = _bound(header, "floor"), _bound(header, "reference")
-    groups = Groups(latents, labels, usable, lacking, tuple(names), ordered, images, rows, *levels)
-    require(int(groups.counts.min()) >= 2, "labels", "of at least two elements in each group")
-    return groups
-
-
 def _parse_tables(
     tensors: dict[str, Tensor], header: dict[str, Any]
 ) -> Iterator[tuple[tuple[str, int], GroupScores]]:
@@ -389,23 +205,15 @@ def _parse_tables(
     for i, (name, size, elements) in enumerate(header["tables"]):
         require(isinstance(name, str), "tables", "a name, a size and a number of elements")
         incomplete = in_batches if name.startswith("batch") else in_streams
-        scores = _parse_scores(tensors[f"positions.{i}"], tensors[f"scores.{i}"], len(header["names"]))
-        found = GroupScores(*scores, check_whole("tables", elements, 1), bool(header["unseen"]), incomplete)
+        found = GroupScores.checked(
+            tensors[f"positions.{i}"],
+            tensors[f"scores.{i}"],
+            check_whole("tables", elements, 1),
+            groups=len(header["names"]),
+            unseen=bool(header["unseen"]),
+            incomplete=incomplete,
+        )
         yield (name, check_whole("tables", size)), found
-
-
-def _parse_scores(positions: Tensor, scores: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    require(positions.dtype == torch.long and positions.ndim == 1, "positions", "whole numbers")
-    require(len(positions) > 0 and int(positions[0]) > 0, "positions", "at least 1")
-    require(bool((positions.diff() > 0).all()), "positions", "increasing")
-    require(scores.is_floating_point() and scores.ndim == 3, "scores", "(positions, groups, levels)")
-    wanted = (len(positions), groups, LEVELS)
-    require(tuple(scores.shape) == wanted, "scores", f"of shape {wanted}")
-    missing = scores.isnan()
-    require(torch.equal(missing.any(-1), missing.all(-1)), "scores", "NaN for all levels of a group, or none")
-    require(not bool(missing.all(-1).all(-1).any()), "scores", "of at least one group at each position")
-    require(not bool((scores == math.inf).any()), "scores", "below infinity")
-    return positions, scores.float()
 
 
 def _bound(header: dict[str, Any], name: str) -> float:

@@ -17,9 +17,10 @@ from bruno.data import Examples
 from bruno.kinds import Kind
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
-from bruno.tasks.calibration import GroupCalibration, Groups
+from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.few_shot import episode_scores
+from bruno.tasks.groups import Groups
 from bruno.tasks.keep_out import shortfall
 from bruno.tasks.metrics import calibration_error, log_loss
 from bruno.tasks.progress import Progress

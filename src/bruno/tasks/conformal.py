@@ -20,6 +20,8 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bruno.checkpoint import require
+
 Basis = Literal["exact", "estimated"]
 
 LEVELS = 128  # scores that are kept for each group at each position
@@ -80,6 +82,31 @@ class GroupScores:
         ranks = (starts * count).long()
         kept = torch.where(count > 0, ordered.gather(-1, ranks.clamp(max=scores.shape[-1] - 1)), math.nan)
         return cls(positions.cpu(), kept.float().cpu(), elements, unseen, incomplete)
+
+    @classmethod
+    def checked(
+        cls,
+        positions: Tensor,
+        scores: Tensor,
+        elements: int,
+        *,
+        groups: int,
+        unseen: bool = True,
+        incomplete: bool = False,
+    ) -> GroupScores:
+        """Scores that were read from a file; raises ValueError if they are not those of so many groups."""
+        require(positions.dtype == torch.long and positions.ndim == 1, "positions", "whole numbers")
+        require(len(positions) > 0 and int(positions[0]) > 0, "positions", "at least 1")
+        require(bool((positions.diff() > 0).all()), "positions", "increasing")
+        require(scores.is_floating_point() and scores.ndim == 3, "scores", "(positions, groups, levels)")
+        wanted = (len(positions), groups, LEVELS)
+        require(tuple(scores.shape) == wanted, "scores", f"of shape {wanted}")
+        missing = scores.isnan()
+        whole = torch.equal(missing.any(-1), missing.all(-1))
+        require(whole, "scores", "NaN for all levels of a group, or none")
+        require(not bool(missing.all(-1).all(-1).any()), "scores", "of at least one group at each position")
+        require(not bool((scores == math.inf).any()), "scores", "below infinity")
+        return cls(positions, scores.float(), elements, unseen, incomplete)
 
     # --- p-values ----------------------------------------------------------------------------------------
 

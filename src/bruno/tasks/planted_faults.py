@@ -16,8 +16,9 @@ from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.tasks.anomaly import check_rate, density_floor, reference_density
-from bruno.tasks.calibration import Groups, fixed_cutoffs
+from bruno.tasks.calibration import fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
+from bruno.tasks.groups import Groups
 from bruno.tasks.keep_out import batch_scores, shortfall
 from bruno.tasks.metrics import roc_auc
 

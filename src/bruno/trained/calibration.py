@@ -21,9 +21,10 @@ from bruno.files import inside
 from bruno.recipe_data import imputed, is_path
 from bruno.tasks.anomaly import check_rate, density_floor, reference_density
 from bruno.tasks.batch_criteria import BatchCriterion
-from bruno.tasks.calibration import GroupCalibration, Groups, fixed_cutoffs
+from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.contamination import Contamination, measure_contamination
+from bruno.tasks.groups import Groups
 from bruno.tasks.keep_out import Cutoffs
 from bruno.tasks.planted_outliers import measure_planted_outliers
 from bruno.tasks.progress import Progress

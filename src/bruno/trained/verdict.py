@@ -11,11 +11,12 @@ import torch
 from bruno.checks import check_count
 from bruno.data import Examples, SetSampler
 from bruno.recipe_data import is_path
-from bruno.tasks.calibration import Groups, fixed_cutoffs
+from bruno.tasks.calibration import fixed_cutoffs
 from bruno.tasks.contamination import Contamination, measure_contamination
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
 from bruno.tasks.few_shot import FewShotComparison, FewShotResult, compare_few_shot
+from bruno.tasks.groups import Groups
 from bruno.tasks.planted_faults import PlantedFaults, measure_planted_faults
 from bruno.tasks.planted_outliers import PlantedOutliers, measure_planted_outliers
 from bruno.trained.data import TrainedData
