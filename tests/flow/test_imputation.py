@@ -88,6 +88,18 @@ def test_the_next_row_is_imputed_given_the_rows_before_it(imputer):
 
 
 @pytest.mark.slow
+def test_next_rows_of_several_sets_are_imputed_like_each_alone(imputer):
+    """Rows that lack no number, some, or all."""
+    y, _ = rows_of_sets(imputer, 1, 8)
+    y[torch.arange(8).unsqueeze(1) >> torch.arange(DIM) & 1 > 0] = torch.nan
+    centre, seen = rows_of_sets(imputer, 2, 1, seed=1)[0].unsqueeze(1), torch.tensor([[0], [7]])
+    filled = imputer.next(y, centre, seen)
+    for i, row in ((i, row) for i in range(2) for row in range(8)):
+        torch.testing.assert_close(filled[i, row], imputer.next(y[row], centre[i, 0], seen[i, 0]))
+    assert torch.equal(filled[1][~y.isnan()], y[~y.isnan()])
+    torch.testing.assert_close(filled[1, 7], centre[1, 0])  # nothing is known of this row
+
+
 def test_draws_have_the_distribution_of_the_missing_numbers(imputer):
     y, _ = rows_of_sets(imputer, 1, ROWS)
     y[-1, 1:] = torch.nan

@@ -96,17 +96,27 @@ class Imputer(nn.Module):
 
         Rows and sets broadcast.
 
-        With V = (B⁻¹ + n W⁻¹)⁻¹, the covariance of the centre, the row has covariance W + V.
+        With V = (B⁻¹ + n W⁻¹)⁻¹, the covariance of the centre, the row has covariance W + V. With P its
+        inverse, the mean of missing numbers given the others is c_m − P_mm⁻¹ P_mo (y_o − c_o): systems of the
+        size of the missing numbers, of which most rows have a few.
         """
         counts, place = seen.unique(return_inverse=True)
         eye = torch.eye(len(self.mean), dtype=torch.double, device=y.device)
         ratio = torch.linalg.solve(self.within, self.between)
-        spread = (self.between @ torch.linalg.inv(eye + counts.double()[:, None, None] * ratio))[place]
-        there = ~y.isnan()
-        residual = torch.where(there, y.double() - centre, 0.0)
-        precision = _precision(self.within + spread, there)
-        means = centre + ((self.within + spread) @ precision @ residual.unsqueeze(-1)).squeeze(-1)
-        return torch.where(there, y, means.to(y.dtype))
+        spread = self.between @ torch.linalg.inv(eye + counts.double()[:, None, None] * ratio)
+        precision = torch.linalg.inv(self.within + spread)
+        shape = torch.broadcast_shapes(y.shape, centre.shape)
+        lacking = y.isnan().expand(shape)
+        residual = torch.where(lacking, 0.0, y.double() - centre)
+        # Of each row, the columns of its missing numbers, followed by others if it has fewer than some row.
+        columns = (~lacking).long().argsort(dim=-1, stable=True)[..., : int(lacking.sum(-1).max())]
+        lacks, most = lacking.gather(-1, columns), columns.shape[-1]
+        own = precision[place.expand(shape[:-1]).unsqueeze(-1), columns]
+        among = own.gather(-1, columns.unsqueeze(-2).expand(*columns.shape, most))
+        among = torch.where(lacks.unsqueeze(-1) & lacks.unsqueeze(-2), among, eye[:most, :most])
+        known = torch.where(lacks.unsqueeze(-1), own @ residual.unsqueeze(-1), 0.0)
+        shift = torch.zeros_like(residual).scatter(-1, columns, torch.linalg.solve(among, known).squeeze(-1))
+        return torch.where(lacking, (centre - shift).to(y.dtype), y)
 
     def _start_from(self, sets: list[Tensor]) -> None:
         """Start from the moments of the rows, with missing numbers at the mean of their set."""
