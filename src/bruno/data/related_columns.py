@@ -45,9 +45,8 @@ def related_columns(x: Float[np.ndarray, "rows columns"]) -> list[Related]:
     if a² is determined in the same way by a, b and b², but not by a alone. Rows with missing numbers are
     ignored; there must be enough others. At most ten linear combinations are found.
     """
-    x = np.asarray(x, dtype=np.float64)
-    x = x[np.isfinite(x).all(1)]
-    x = x[:: -(-len(x) // _ROWS) or 1]
+    complete = np.flatnonzero(np.isfinite(x).all(1))
+    x = x[complete[:: -(-len(complete) // _ROWS) or 1]].astype(np.float64)
     if len(x) < 5 * max(4, x.shape[1]):
         return []
     varying = [i for i in range(x.shape[1]) if _spread(x[:, i]) > 0]
