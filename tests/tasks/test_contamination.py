@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from tasks.machines import machine_model, machines
+from tasks.machines import machine_model, machines, with_holes
 
 from bruno import Bruno
 from bruno.data import Examples
@@ -60,6 +60,13 @@ def test_spikes_in_a_few_rows_are_suspected_and_counted(model, fraction):
     assert found.rows == 1200
     assert found.suspected
     assert found.fraction == pytest.approx(fraction, rel=0.5)
+
+
+def test_missing_numbers_are_imputed():
+    imputing, train, clean = machine_model("impute"), machines(10, 20, seed=1), machines(12, 30, seed=2)
+    for examples, suspected in ((clean, False), (spikes(clean, 0.05), True)):
+        parts = (replace(part, elements=with_holes(part.elements, 0.05)) for part in (examples, train))
+        assert measure(imputing, *parts).suspected == suspected
 
 
 def test_clean_sets_are_not_suspected(model):

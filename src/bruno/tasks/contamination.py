@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -68,7 +68,7 @@ def measure_contamination(
     from the median of the set, with a robust covariance. With m the median of a measure over all rows and q
     its 80 % quantile, the excess of a row is (value − m)/(q − m). Its smaller excess counts: a row that only
     the model finds unlikely may be one that the model fits badly, and a row that is only distant may be in
-    another state of the machine, which the model has learnt.
+    another state of the machine, which the model has learnt. Missing numbers are imputed from their sets.
 
     Args:
         model: a model of rows.
@@ -81,11 +81,12 @@ def measure_contamination(
     if len(sets) > _MAX_SETS:
         order = torch.randperm(len(sets), generator=generator, device=generator.device)
         sets = [sets[i] for i in order[:_MAX_SETS].tolist()]
+    train = replace(train, elements=model.impute(train.elements, train.labels))
     distance = _robust(model, train)
     surprises, distances, counts = [], [], []
     for members in sets:
         order = torch.randperm(len(members), generator=generator, device=generator.device).cpu()
-        x = test.elements[members[order[:_MAX_ROWS]]].to(model.device)
+        x = model.impute(test.elements[members])[order[:_MAX_ROWS]].to(model.device)
         z, log_det = model.encode(x)
         inside = typical_elements(model, z, cutoffs)
         given = scores_within(model, z, inside, torch.zeros_like(log_det))

@@ -112,9 +112,8 @@ class CalibrationJobs(TrainedData):
         calibration = self._calibrated_with(sets, data, generator, seed, progress)
         _warn_if_few(calibration)
         if not self.model.kind.is_images:
-            other, clean = (imputed(part, self.model) for part in (sets.other, sets.clean))
             contamination = measure_contamination(
-                self.model, calibration.cutoffs, other, clean, generator=generator
+                self.model, calibration.cutoffs, sets.other, sets.clean, generator=generator
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         calibration.save(path)
