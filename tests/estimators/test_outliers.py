@@ -262,6 +262,14 @@ def test_partial_fit_draws_only_for_the_sets_that_received_rows(set_model, monke
     assert detector.groups_.tolist() == list(range(12))
 
 
+def test_a_rate_that_was_set_since_holds_for_all_sets(set_model):
+    rows, groups = sets_of_rows(4, 20, seed=6)
+    strict, changed = (SetOutlierDetector(set_model, novelty=True, rate=rate) for rate in (0.001, 0.05))
+    for detector in (strict, changed):
+        detector.fit(rows, groups=groups).set_params(rate=0.001).partial_fit(rows[:2], groups=groups[:2])
+    np.testing.assert_allclose(changed.offset_, strict.offset_)
+
+
 def test_new_sets_are_judged_as_if_added_one_after_the_other(set_model):
     rows, groups = sets_of_rows(6, 20, seed=6)
     rows[::7] += 9

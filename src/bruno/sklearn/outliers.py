@@ -138,6 +138,7 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         self._references = self._scorer.references(
             self.evidence_, batch=not self.novelty, rate=self.rate, by_set=by_set
         )
+        self._rate = self.rate
         self._thresholds = [reference.threshold(self.rate) for reference in self._references]
         self.offset_ = self._fitted_offset(lambda: self.scores_)
         self.p_values_ = self._p_values(self.scores_, labels)
@@ -162,9 +163,11 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         changed, own = which.unique(return_inverse=True)
         counts = self._counts(encoded, own, before[changed])
         evidence = before + grouped_evidence(encoded.z, which, sets, counts)
+        if self.rate != self._rate:  # set since: all sets must have thresholds for one rate
+            changed = torch.arange(sets, device=changed.device)
         references = self._scorer.references(evidence[changed], batch=False, rate=self.rate)
         thresholds = [reference.threshold(self.rate) for reference in references]
-        self.groups_, self.evidence_ = names, evidence
+        self.groups_, self.evidence_, self._rate = names, evidence, self.rate
         self._sample = self._sample.adding(encoded, which, counts)
         self._references = _replaced(self._references, changed.tolist(), references)
         self._thresholds = _replaced(self._thresholds, changed.tolist(), thresholds)
