@@ -570,6 +570,9 @@ def test_a_posterior_imputes_the_next_rows(imputing_model):
     torch.testing.assert_close(posterior.update(holed).evidence.mean, posterior.update(filled).evidence.mean)
     several = posterior.update(holed.unsqueeze(1).expand(2, 3, 3))
     assert several.evidence.count.tolist() == [10, 10]
+    sets = torch.tensor([1, 0, 1])
+    found, expected = posterior.impute(holed[[0, 0, 0]], sets), posterior[sets].impute(holed[0])
+    torch.testing.assert_close(found, expected)
 
 
 def test_missing_numbers_are_rejected_where_they_cannot_be_imputed(imputing_model):

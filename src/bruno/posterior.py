@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from bruno import known_models
@@ -84,20 +84,26 @@ class Posterior:
         z = self.model.encode(self.impute(x), generator).z
         return self.model.process.log_prob(z, self.evidence) - self.model.process.log_prob(z)
 
-    def impute(self, x: ArrayLike) -> Tensor:
+    def impute(self, x: ArrayLike, sets: Int[Tensor, " n"] | None = None) -> Tensor:
         """Elements (*batch, *shape) with their missing numbers, NaN, replaced by means given the set.
 
         The centre of the set is the element at the mean of the predictive.
+
+        Args:
+            x: the elements; their batch broadcasts with that of the sets.
+            sets: for elements (n, *shape), the set of each by its place in the batch of sets.
         """
         model = self.model
         x = model.as_elements(x)
         if model.imputer is None or not bool(x.isnan().any()):
             return x
         with torch.no_grad():
-            z = model.process.predictive(self.evidence).mean
+            z, count = model.process.predictive(self.evidence).mean, self.evidence.count
             centre = model.flow.inverse(z.reshape(-1, model.dim))[0].view(z.shape).double()
+            if sets is not None:
+                centre, count = centre[sets], count[sets]
             y = model.preprocessing(x.reshape(-1, model.dim).double())[0].view(x.shape)
-            filled = model.imputer.next(y, centre, self.evidence.count)
+            filled = model.imputer.next(y, centre, count)
             filled = model.preprocessing.inverse(filled.reshape(-1, model.dim))[0].view(filled.shape)
         return torch.where(x.isnan(), filled.to(x), x)
 

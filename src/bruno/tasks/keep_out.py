@@ -359,8 +359,8 @@ class EncodedSets:
         rows = self.rows[:, first:]
         places = rows.isnan().any(-1).nonzero(as_tuple=True)
         if len(places[0]):
-            given = Posterior(model, evidence[places[0]])
-            imputed, log_det = model.encode(given.impute(rows[places]))
+            owners, own = places[0].unique(return_inverse=True)
+            imputed, log_det = model.encode(Posterior(model, evidence[owners]).impute(rows[places], own))
             log_prob = model.process.log_prob(imputed) + log_det
             z = z.index_put(places, imputed)
             usable = usable.index_put(places, log_prob >= self.floor)
