@@ -213,7 +213,7 @@ class DetectionJobs(CalibrationJobs):
         consecutive = self.has_consecutive_sets and not one_set and not any(one.group for one in elements)
         if consecutive:
             elements = _in_consecutive_sets(elements)
-        incomplete = [bool(one.x.isnan().any()) for one in elements]
+        incomplete = torch.stack([one.x for one in elements]).isnan().flatten(1).any(1).tolist()
         elements = _completed(self.model, elements, one_set)
         self.warn_if_unfamiliar(torch.stack([one.x for one in elements]))
         return _Batch(elements, incomplete, consecutive)
