@@ -1,5 +1,6 @@
 """A trained model with its data, as Python users call it: on arrays and PIL images as well as on paths."""
 
+import pickle
 import re
 import shutil
 import warnings
@@ -303,6 +304,7 @@ def test_a_calibration_is_made_once_and_read_once(digits_run, tmp_path, monkeypa
     made.clear()
     assert trained.calibration() is trained.calibration()
     assert made == ["read"]
+    assert b"calibrations" not in pickle.dumps(trained)  # it holds data
 
 
 def test_a_detector_is_calibrated_to_a_false_alarm_rate(trained, unseen):

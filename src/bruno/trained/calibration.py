@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator
@@ -169,6 +169,10 @@ class CalibrationJobs(TrainedData):
     @cached_property
     def _known_calibrations(self) -> dict[str, GroupCalibration]:
         return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without calibrations, which hold data: other processes get the model without them."""
+        return {name: value for name, value in vars(self).items() if name != "_known_calibrations"}
 
     def _known(self, name: str, make: Callable[[], GroupCalibration]) -> GroupCalibration:
         """A calibration that is made or read once: either takes longer than judging a set."""
