@@ -12,7 +12,7 @@ from bruno.data.sampling import SetSampler
 from bruno.tasks.anomaly import density_floor, judge_batch, reference_density
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.groups import Groups
-from bruno.tasks.keep_out import batch_scores, stream_scores
+from bruno.tasks.keep_out import Cutoffs, batch_scores, stream_scores
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +287,15 @@ def test_out_of_distribution_rows_of_groups_are_unusable(model):
     rows[7] = -999
     groups = Groups.of(model, Examples(rows, clean.labels, clean.names), floor=floor, generator=seeded())
     assert int((~groups.usable).sum()) == 1
+
+
+def test_groups_that_are_all_out_of_distribution_are_an_error(model):
+    """Thresholds of such groups would flag nothing, in streams and in batches."""
+    groups = Groups.of(model, machines(4, 8, seed=1), floor=math.inf, generator=seeded())
+    found = GroupCalibration(model, groups, Cutoffs((0.0,)), math.inf, "machines", True)
+    for scores in (found.stream, lambda: found.batch(5)):
+        with pytest.raises(ValueError, match=r"`data` .*all 32 are out-of-distribution"):
+            scores()
 
 
 def test_groups_of_different_sizes_support_the_positions_that_they_have(model):

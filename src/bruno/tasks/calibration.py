@@ -93,6 +93,8 @@ class GroupCalibration:
 
     def _batch_scores(self, size: int, cutoffs: Cutoffs | None) -> GroupScores:
         groups, generator = self.groups, _generator(self.model, self.seed)
+        if not bool(groups.usable.any()):
+            raise _no_usable_element(groups)
         large = (groups.counts >= size).nonzero().flatten()
         orders = min(groups.number_of_orders(len(large), size), math.ceil(_BATCH_ELEMENTS / size))
         if self.criterion == "patches":
@@ -265,10 +267,7 @@ def stream_group_scores(
     judged = (~by_position.isnan()).flatten(1).any(1)
     if not bool(judged.any()):
         if groups.rows is None:
-            raise ValueError(
-                "`data` must have elements like the training data, to calibrate on; all "
-                f"{len(groups.labels)} are out-of-distribution. Check units and columns."
-            )
+            raise _no_usable_element(groups)
         # No row is complete, and groups are small.
         return stream_group_scores(model, replace(groups, rows=None), cutoffs, seed, unseen)
     return GroupScores.of(
@@ -277,6 +276,13 @@ def stream_group_scores(
         len(groups.labels),
         unseen=unseen,
         incomplete=groups.rows is not None,
+    )
+
+
+def _no_usable_element(groups: Groups) -> ValueError:
+    return ValueError(
+        f"`data` must have elements like the training data, to calibrate on; all {len(groups.labels)} are "
+        "out-of-distribution. Check units and columns."
     )
 
 
