@@ -251,7 +251,7 @@ def test_partial_fit_draws_only_for_the_sets_that_received_rows(set_model, monke
     detector = SetOutlierDetector(set_model, novelty=True).fit(rows[:200], groups=groups[:200])
     drawn, draws = [], SetScorer.draws
     monkeypatch.setattr(
-        SetScorer, "draws", lambda self, given: drawn.append(len(given.count)) or draws(self, given)
+        SetScorer, "draws", lambda self, given, *n: drawn.append(len(given.count)) or draws(self, given, *n)
     )
     new = np.r_[0:5, 20:22, 200:240]  # of two known sets and two new ones
     detector.partial_fit(rows[new], groups=groups[new])
@@ -361,7 +361,7 @@ def test_groups_must_be_given_as_in_fit(set_model):
 @pytest.mark.parametrize(("draws", "exponent"), [(999, 1.0), (999, 0.6), (4999, 1.0)])
 def test_p_values_of_draws_are_uniform_and_thresholds_are_their_inverse(draws, exponent):
     random = np.random.default_rng(0)
-    reference = Reference(np.sort(-random.exponential(size=draws)), exponent)
+    reference = Reference.of(np.sort(-random.exponential(size=draws)), exponent)
     for rate in (1e-6, 0.001, 0.02, 0.3):
         p = reference.p_values(np.array([reference.threshold(rate)]))
         assert p[0] == pytest.approx(rate, rel=1e-6)

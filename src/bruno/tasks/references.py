@@ -15,7 +15,8 @@ from bruno.tasks.batch_criteria import SetScale
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.conformal import GroupScores
 
-_TAIL = 30  # the tail is fitted to this many lowest draws
+_TAIL, _TAIL_DIVISOR = 30, 50  # the tail is fitted to the lowest fiftieth of the draws, at least to 30
+_KEPT = 1000  # draws that a reference keeps, approximately
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,46 +27,49 @@ class Reference:
     raised to a power, which corrects a model that is too narrow or too wide; see `SetScorer.fitted`.
 
     Attributes:
-        ordered: scores of the draws, increasing.
+        scores: some of the scores of the draws above the tail, increasing.
+        log_levels: log of the fraction of draws that are at most as high as each of them.
+        slope: rate of the exponential tail.
         exponent: the power.
     """
 
-    ordered: NDArray[np.float64]
+    scores: NDArray[np.float64]
+    log_levels: NDArray[np.float64]
+    slope: float
     exponent: float = 1.0
+
+    @classmethod
+    def of(cls, draws: NDArray[np.float64], exponent: float = 1.0) -> Reference:
+        """The reference of draws in increasing order; the slope is the maximum-likelihood estimate."""
+        kept = _kept(len(draws))
+        gaps = draws[kept.start] - draws[: kept.start]
+        slope = float(min(1e6, len(gaps) / max(gaps.sum(), 1e-300)))
+        return cls(draws[kept], _log_levels(len(draws)), slope, exponent)
 
     def p_values(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """Probability under the model of scores at most this low."""
-        p = np.exp(np.interp(scores, self._scores, self._log_levels))
-        below = np.minimum(scores - self._scores[0], 0.0) * self._slope
+        p = np.exp(np.interp(scores, self.scores, self.log_levels))
+        below = np.minimum(scores - self.scores[0], 0.0) * self.slope
         found: NDArray[np.float64] = (p * np.exp(np.maximum(below, -700.0))) ** self.exponent
         return found
 
     def threshold(self, rate: float) -> float:
         """The score below which p < rate."""
         wanted = math.log(rate) / self.exponent
-        if wanted < self._log_levels[0]:
-            return float(self._scores[0] - (self._log_levels[0] - wanted) / self._slope)
-        return float(np.interp(wanted, self._log_levels, self._scores))
+        if wanted < self.log_levels[0]:
+            return float(self.scores[0] - (self.log_levels[0] - wanted) / self.slope)
+        return float(np.interp(wanted, self.log_levels, self.scores))
 
-    @property
-    def _scores(self) -> NDArray[np.float64]:
-        return self.ordered[_TAIL - 1 :]
 
-    @property
-    def _log_levels(self) -> NDArray[np.float64]:
-        return _log_levels(len(self.ordered))
-
-    @property
-    def _slope(self) -> float:
-        """The rate of the exponential tail, by maximum likelihood from the lowest draws."""
-        gaps = self.ordered[_TAIL - 1] - self.ordered[: _TAIL - 1]
-        return float(min(1e6, (_TAIL - 1) / max(gaps.sum(), 1e-300)))
+def _kept(draws: int) -> slice:
+    """Which of so many draws a reference keeps: from the highest of the tail on, at equal distances."""
+    return slice(max(_TAIL, draws // _TAIL_DIVISOR) - 1, None, max(1, draws // _KEPT))
 
 
 @cache
 def _log_levels(draws: int) -> NDArray[np.float64]:
-    """log(k/(n + 1)) for k = `_TAIL`, …, n of n draws: the same for all references."""
-    return np.log(np.arange(_TAIL, draws + 1) / (draws + 1))
+    """log(k/(n + 1)) for each draw that is kept, the k-th lowest of n: the same for all references."""
+    return np.log(np.arange(1, draws + 1)[_kept(draws)] / (draws + 1))
 
 
 class CalibratedReference(NamedTuple):

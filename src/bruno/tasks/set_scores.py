@@ -33,13 +33,15 @@ from bruno.tasks.references import CalibratedReference, Reference
 Criterion = Literal["score", "density"]
 CRITERIA: tuple[Criterion, ...] = ("score", "density")
 
-_DRAWS = 999  # samples of the predictive that scores are compared with
+_DRAWS = 999  # samples of the predictive that set the cutoffs
+_REFERENCE_DRAWS = 4999  # samples of the predictive for p-values: all sets share their errors
 _CENSORED_DIVISOR = 10  # the lowest tenth of the p-values is censored, as it may be of outliers
 _SHRINKAGE = 2  # number of p-values that an exponent of 1 counts as
 _WIDEST = 3.0  # largest exponent, for a model that is too wide
 _CUTOFF = 0.01  # an element with a lower p-value is excluded from the evidence
 _FURTHEST = 1e4  # larger latents never count: the squares of the others would be lost to rounding
 _ENCODED_AT_A_TIME = 4096
+_SETS_AT_A_TIME = 512  # whose draws take 20 MB
 _NUMBERS_AT_A_TIME = 2**19  # a few megabytes, which stay in the cache of a CPU
 
 
@@ -197,19 +199,19 @@ class SetScorer:
     # --- p-values ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def draws(self, evidence: Evidence) -> Float[Tensor, "*batch draws"]:
-        """Scores of elements drawn from the predictive of each set, increasing.
+    def draws(self, evidence: Evidence, count: int = _DRAWS) -> Float[Tensor, "*batch draws"]:
+        """Scores of `count` elements drawn from the predictive of each set, increasing.
 
         All sets share the same random numbers, so the draws of a set do not depend on the other sets.
         """
         model, sets, parts = self.model, evidence.reshape(-1), []
-        for some in torch.arange(len(sets.count)).split(max(1, _NUMBERS_AT_A_TIME // (_DRAWS * model.dim))):
+        for some in torch.arange(len(sets.count)).split(max(1, _NUMBERS_AT_A_TIME // (count * model.dim))):
             generator = _generator(model, self.seed)
-            z = model.process.predictive(sets[some]).sample((_DRAWS,), generator=generator, common=True)
+            z = model.process.predictive(sets[some]).sample((count,), generator=generator, common=True)
             needed = self.criterion == "density" or self.reference > -math.inf
             log_det = _log_det(model, z) if needed else z.new_zeros(z.shape[:-1])
             parts.append(self.scores(Encoded(z, log_det), sets[some]).T.sort(-1).values)
-        return torch.cat(parts).view(*evidence.batch_shape, _DRAWS)
+        return torch.cat(parts).view(*evidence.batch_shape, count)
 
     def fitted(
         self,
@@ -250,7 +252,7 @@ class SetScorer:
         """The score below which an element does not count: a p-value of 1 %."""
         rows = self.draws(evidence)
         flat = rows.reshape(-1, _DRAWS).double().cpu().numpy()
-        found = [Reference(row, self.exponent).threshold(_CUTOFF) for row in flat]
+        found = [Reference.of(row, self.exponent).threshold(_CUTOFF) for row in flat]
         return torch.tensor(found, dtype=rows.dtype, device=rows.device).view(evidence.batch_shape)
 
     def references(
@@ -265,8 +267,11 @@ class SetScorer:
             by_set: the scores of each set, to standardise batches of images (`SetScale`).
         """
         if self.calibration is None:
-            rows = self.draws(evidence).double().cpu().numpy()
-            return [Reference(row, self.exponent) for row in rows]
+            found: list[Reference | CalibratedReference] = []
+            for some in torch.arange(len(evidence.count)).split(_SETS_AT_A_TIME):
+                rows = self.draws(evidence[some], _REFERENCE_DRAWS).double().cpu().numpy()
+                found += [Reference.of(row, self.exponent) for row in rows]
+            return found
         scales: Sequence[SetScale | None] = [None] * len(evidence.count)
         if batch and self.model.kind.is_images:
             scales = [SetScale.of(scores.double().cpu()) for scores in by_set]
