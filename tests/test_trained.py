@@ -549,3 +549,9 @@ def test_few_classes_of_images_are_calibrated_on_all_that_were_not_trained_on(tm
         found = made.calibration()
     assert len(found.groups.names) == 4
     assert found.unseen
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model"])
+def test_the_command_that_calibrates_names_the_model_file(digits_model, tmp_path, name):
+    bruno.save(digits_model, tmp_path / name)
+    assert bruno.open(tmp_path / name).calibration_command == f"bruno calibrate {tmp_path / name} CLEAN"

@@ -98,7 +98,8 @@ class TrainedData(TrainedModel):
         if self.is_pretrained:
             name = self.folder.name.removeprefix("pretrained-")
         elif not (self.folder / "recipe.json").is_file():
-            name = f"{name}.safetensors"
+            file = name.removesuffix("-results")  # see `results_folder`
+            name = file if Path(file).is_file() else f"{name}.safetensors"
         return f"bruno calibrate {name} {'CLEAN' if self.kind.is_images else 'CLEAN.csv'}"
 
     @cached_property
