@@ -18,7 +18,7 @@ from bruno.tasks.anomaly import (
     online_scores,
     reference_density,
 )
-from bruno.tasks.anomaly_benchmark import Contamination, DetectionQuality, measure_anomaly
+from bruno.tasks.anomaly_benchmark import DetectionComparison, DetectionQuality, measure_anomaly
 from bruno.tasks.attribution import UnusualColumn, unusual_column
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.classification import Calibration, Classification, classify, fit_temperature
@@ -81,7 +81,7 @@ __all__ = [  # noqa: RUF022
     "classify",
     "fit_temperature",
     # outlier detection
-    "Contamination",
+    "DetectionComparison",
     "Cutoffs",
     "DetectionQuality",
     "Detector",

@@ -48,7 +48,7 @@ class DetectionQuality(NumpyResult):
 
 
 @dataclass(frozen=True)
-class Contamination(NumpyResult):
+class DetectionComparison(NumpyResult):
     """All methods on the same sets, in which an element is of another class with probability `rate`.
 
     Attributes:
@@ -81,7 +81,7 @@ def measure_anomaly(
     rotations: bool = False,
     baselines: Sequence[str] = BASELINES,
     progress: Progress | None = None,
-) -> tuple[Contamination, ...]:
+) -> tuple[DetectionComparison, ...]:
     """Quality of outlier detection in sets of one class that contain elements of other classes.
 
     The online and the leave-one-out score are compared with methods fitted to the set they judge, on its
@@ -124,7 +124,9 @@ def measure_anomaly(
             method: _quality(torch.cat([part[method] for part in parts])[:, warm_up:], judged, picks)
             for method in parts[0]
         }
-        results.append(Contamination(rate, sets, set_size, judged.numel(), int(judged.sum()), qualities))
+        results.append(
+            DetectionComparison(rate, sets, set_size, judged.numel(), int(judged.sum()), qualities)
+        )
     return tuple(results)
 
 

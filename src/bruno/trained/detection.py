@@ -18,7 +18,7 @@ from bruno.data.reader import ElementReader, collected
 from bruno.kinds import Kind
 from bruno.model import Bruno, Posterior
 from bruno.tasks.anomaly import Detector, Judgement, check_rate, judge_batch
-from bruno.tasks.anomaly_benchmark import Contamination, measure_anomaly
+from bruno.tasks.anomaly_benchmark import DetectionComparison, measure_anomaly
 from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.explanation import Explanation
@@ -84,7 +84,7 @@ class AnomalyEvaluation(NumpyResult):
     """How well outliers are found, and the name of the data it was measured on."""
 
     data: str
-    contaminations: tuple[Contamination, ...]
+    comparisons: tuple[DetectionComparison, ...]
 
 
 class _Batch(NamedTuple):

@@ -255,7 +255,7 @@ def _(outcome: CalibrationReport) -> Result:
 
 @summarise.register
 def _(outcome: AnomalyEvaluation) -> Result:
-    found = outcome.contaminations
+    found = outcome.comparisons
     by_rate = {f"{100 * part.rate:.0f} % outliers": part.qualities for part in found}
     methods = list(found[0].qualities)
     panels = {
