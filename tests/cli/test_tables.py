@@ -85,6 +85,22 @@ def test_calibration_on_few_sets_is_a_warning(machines):
     assert "calibrated on 2 classes with 60 elements" in output
 
 
+def test_rows_of_a_frame_belong_to_the_sets_that_their_group_column_names(machines):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv("machines.csv").iloc[::10].rename(columns={"machine": "press"})
+    trained = bruno.open("runs/machines", device="cpu")
+    detector = trained.detector(threshold=0.0)
+    batch = trained.judge_batch(frame, threshold=0.0, group="press")
+    assert len(batch.summary.groups) == 30
+    watched = [one.element.group for one in trained.watch(frame, detector, group="press")]
+    keyed = [one.element.group for one in trained.watch_keys(frame, detector=detector, group="press")]
+    assert watched == keyed == list(frame["press"])
+    for judge in (trained.watch, trained.judge_batch):
+        with pytest.raises(ValueError, match=r"row 1: .*'machine'.*`one_set`"):
+            list(judge(frame))
+    assert len(trained.judge_batch(frame, threshold=0.0, one_set=True).judgements) == 90
+
+
 def broken_stream() -> list[str]:
     """The stream, with the output of a broken sensor in line 11."""
     lines = Path("stream.csv").read_text().splitlines()

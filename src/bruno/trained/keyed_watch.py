@@ -16,6 +16,7 @@ import torch
 
 from bruno.data import Element, ElementReader
 from bruno.data.file_readers import Place
+from bruno.data.frames import is_frame
 from bruno.data.reader import Placed
 from bruno.model import Posterior
 from bruno.signals import StopSignal
@@ -170,8 +171,11 @@ class KeyedWatch:
             rows = self._keyed(self._reader.read_placed(lines, place))
             yield _STANDARD_INPUT if self._replay else None, _as_they_arrive(rows, self.keyed.commit_seconds)
         else:
-            read = self._trained.read(cast(Any, self._stream), impute=False)
-            elements = (Element(*one) for one in zip(read.names, read.x, read.groups, strict=True))
+            if is_frame(self._stream):
+                elements = self._reader.read_frame(self._stream)
+            else:
+                read = self._trained.read(cast(Any, self._stream), impute=False)
+                elements = (Element(*one) for one in zip(read.names, read.x, read.groups, strict=True))
             rows = self._keyed(Placed(element, None) for element in elements)
             yield None, _batches(rows)
 

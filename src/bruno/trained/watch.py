@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 from bruno.data import Element, ElementReader
 from bruno.data.archives import file_stamp
 from bruno.data.columns import BLOCK
+from bruno.data.frames import is_frame
 from bruno.data.reader import collected
 from bruno.files import check_regular
 from bruno.model import Posterior
@@ -254,15 +255,18 @@ def _may_count(element: Element, before: StreamEvidence) -> bool:
 def grouped_elements(
     trained: TrainedData, source: Source | Iterable[Element], reader: ElementReader, one_set: bool
 ) -> Iterable[Element]:
-    """Elements with their groups, from files, lines or arrays; class folders of images are groups.
+    """Elements with their groups, from files, lines, frames or arrays; class folders of images are groups.
 
-    If the model was trained on groups, each element of a file must name its group. Arrays and lists of
-    elements are one set, unless the elements name groups.
+    If the model was trained on groups, each element of a file or frame must name its group. Arrays and lists
+    of elements are one set, unless the elements name groups.
     """
     if isinstance(source, Iterator):
         return source if one_set else _with_groups(trained, source, reader)
     if isinstance(source, list) and source and isinstance(source[0], Element):
         return source
+    if is_frame(source):
+        rows = reader.read_frame(source)
+        return collected(rows if one_set else _with_groups(trained, rows, reader))
     if not are_paths(source):
         x, names, groups = trained.read(source, impute=False)
         return [Element(*one) for one in zip(names, x, groups, strict=True)]
