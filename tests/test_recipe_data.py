@@ -16,6 +16,7 @@ from bruno.recipe_data import (
     fitted_to,
     is_path,
     unseen_split,
+    warn_of_counters,
     warn_of_far_numbers,
     with_absolute_path,
 )
@@ -178,3 +179,22 @@ def test_small_classes_are_skipped_even_if_none_is_large_enough(tmp_path):
         kept = RecipeData(skipping).split("all")
     assert kept.names == tuple("abcdef")
     assert fitted_to(skipping, kept).train.set_size == 6
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_columns_that_count_rows_are_a_warning(restarts):
+    rows = torch.randn(24, 2, generator=torch.Generator().manual_seed(0)).double()
+    labels = torch.arange(24) % 3
+    rows[:, 0] = torch.arange(24) // 3 if restarts else 100_000 + torch.arange(24)
+    rows[4, 0] = torch.nan
+    columns = ("row", "heat")
+    with pytest.warns(UserWarning, match=r"column 'row' increases .*--set 'data.columns=\[\"heat\"\]'"):
+        warn_of_counters(Examples(rows, labels, ("a", "b", "c"), levels=0, columns=columns))
+
+
+def test_columns_that_increase_by_chance_or_in_some_sets_are_no_warning():
+    labels = torch.arange(24) // 12
+    rows = torch.stack([torch.arange(24) % 12, -torch.arange(24), labels], 1).double()
+    rows[12:, 0] = 5.0
+    warn_of_counters(Examples(rows, labels, ("a", "b"), levels=0))
+    warn_of_counters(Examples(torch.arange(12.0).double()[:, None], labels[:12] * 0, ("a",), levels=0))

@@ -30,6 +30,7 @@ from bruno.recipe_data import (
     log_columns,
     log_lost_colour,
     log_scales,
+    warn_of_counters,
     warn_of_far_numbers,
     warn_of_related_columns,
     with_absolute_path,
@@ -146,6 +147,7 @@ def _fitted_to_user_data(recipe: Recipe, examples: Examples, explicit: set[str])
     check_enough_rows(examples, recipe.data)
     recipe = fitted_to(recipe, examples, explicit)
     warn_of_far_numbers(examples)
+    warn_of_counters(examples)
     warn_of_related_columns(examples)
     kept = evolve(recipe.data, columns=examples.columns, format=examples.table_format)
     return evolve(recipe, data=kept)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import evolve
+from jaxtyping import Float
 from torch import Tensor
 
 from bruno.checks import check_choice
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 _FAR = 20  # values this many widths of a column's central 90 % from its median are reported
 _APART = 3  # a repeated value this many ranges of all other values away from them marks missing values
 _FEW_SETS, _FEW_ROWS = 10, 20  # to train on
+_FEW_STEPS = 19  # from row to row, which rarely all increase by chance
 _NAMED = 12  # columns that a warning names
 _KEPT_FRAME = re.compile(r"data-[0-9a-f]{12}\.npz")
 
@@ -318,6 +320,33 @@ def warn_of_related_columns(rows: Examples) -> None:
         warnings.warn(f"{_relation(one, names)} (`data.columns`).", stacklevel=2)
 
 
+def warn_of_counters(rows: Examples) -> None:
+    """Warn about columns that increase from row to row in every set, as row numbers and times do."""
+    if rows.is_images:
+        return
+    names = rows.columns or tuple(map(str, range(1, rows.shape[0] + 1)))
+    for i, name in enumerate(names):
+        steps = torch.cat([_steps(rows.elements[members, i]) for members in rows.by_class()])
+        if len(steps) >= _FEW_STEPS and bool((steps > 0).all()):
+            warnings.warn(
+                f"column {name!r} increases from row to row in every set, as a row number or a time does: "
+                "rows of later files may be far from all rows of training. Leave it out: "
+                f"{_setting_without(name, names)} (`data.columns`).",
+                stacklevel=2,
+            )
+
+
+def _steps(numbers: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
+    """The differences between consecutive numbers that are not missing."""
+    return numbers[~numbers.isnan()].diff()
+
+
+def _setting_without(column: str, names: Sequence[str]) -> str:
+    """The setting that leaves a column out."""
+    kept = ", ".join(f'"{name}"' for name in names if name != column)
+    return f"--set 'data.columns=[{kept}]'" if len(names) <= _NAMED else "--set 'data.columns=[…]'"
+
+
 def _relation(found: Related, names: Sequence[str]) -> str:
     """How a column is related to others, and the way out."""
     column, others = names[found.column], [names[i] for i in found.others]
@@ -326,13 +355,11 @@ def _relation(found: Related, names: Sequence[str]) -> str:
             f"columns {others[0]!r} and {column!r} lie on a circle, as the sine and cosine of a time do, "
             "which hides other faults. Use the plain time instead, such as the hour"
         )
-    kept = ", ".join(f'"{name}"' for name in names if name != column)
     listed = ", ".join(map(repr, others[:_NAMED]))
     more = f" and {len(others) - _NAMED} others" if len(others) > _NAMED else ""
-    left = f"--set 'data.columns=[{kept}]'" if len(names) <= _NAMED else "--set 'data.columns=[…]'"
     return (
         f"column {column!r} is almost exactly a linear function of {listed}{more}, which hides other faults. "
-        f"Leave one of them out: {left}"
+        f"Leave one of them out: {_setting_without(column, names)}"
     )
 
 
