@@ -101,6 +101,22 @@ def test_rows_of_a_frame_belong_to_the_sets_that_their_group_column_names(machin
     assert len(trained.judge_batch(frame, threshold=0.0, one_set=True).judgements) == 90
 
 
+def test_a_frame_can_take_the_place_of_a_table_as_data(machines):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv("machines.csv")[:240]
+    frame.to_csv("some.csv", index=False)
+    trained = bruno.open("runs/machines", device="cpu")
+    of_frame, of_file = trained.evaluate(data=frame), trained.evaluate(data="some.csv")
+    assert (of_frame.data, of_frame.bits) == ("frame", of_file.bits)
+    calibration = trained.calibration(frame)
+    assert (calibration.data, len(calibration.groups.names)) == ("the frame", 8)
+    with pytest.raises(ValueError, match=r"`split` .*the frame.*'all'"):
+        trained.evaluate(data=frame, split="all")
+    for job in (trained.evaluate, trained.calibration):
+        with pytest.raises(TypeError, match=r"`data` .*frame; got ndarray"):
+            job(data=machines.rows[0])
+
+
 def broken_stream() -> list[str]:
     """The stream, with the output of a broken sensor in line 11."""
     lines = Path("stream.csv").read_text().splitlines()

@@ -28,7 +28,7 @@ from bruno.tasks.groups import Groups
 from bruno.tasks.keep_out import Cutoffs
 from bruno.tasks.planted_outliers import measure_planted_outliers
 from bruno.tasks.progress import Progress
-from bruno.trained.data import TrainedData
+from bruno.trained.data import Data, TrainedData, data_label, is_own
 from bruno.weights import pretrained_calibration_path
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class CalibrationJobs(TrainedData):
 
     def calibrate(
         self,
-        data: str | None = None,
+        data: Data | None = None,
         *,
         invert: bool | None = None,
         seed: int = 0,
@@ -100,8 +100,8 @@ class CalibrationJobs(TrainedData):
         will be judged, and must not be training data.
 
         Args:
-            data: groups that the model was not trained on: a dataset, class folders, or a CSV with the group
-                column. By default, the unseen classes of the model's own data.
+            data: groups that the model was not trained on: a dataset, class folders, or a CSV or a frame with
+                the group column. By default, the unseen classes of the model's own data.
             invert: turn dark ink into bright ink in `data`; as in training by default.
             seed: seed of the random orders of the groups.
             progress: called as progress(done, total), in elements.
@@ -122,7 +122,7 @@ class CalibrationJobs(TrainedData):
 
     def calibration(
         self,
-        data: str | None = None,
+        data: Data | None = None,
         *,
         invert: bool | None = None,
         seed: int = 0,
@@ -181,14 +181,14 @@ class CalibrationJobs(TrainedData):
         return self._known_calibrations[name]
 
     def _calibrated_on(
-        self, data: str | None, invert: bool | None, seed: int, progress: Progress | None
+        self, data: Data | None, invert: bool | None, seed: int, progress: Progress | None
     ) -> GroupCalibration:
         generator = self._generator(seed)
         sets = self._calibration_sets(data, invert, generator)
         return self._calibrated_with(sets, data, generator, seed, progress)
 
     def _calibration_sets(
-        self, data: str | None, invert: bool | None, generator: Generator
+        self, data: Data | None, invert: bool | None, generator: Generator
     ) -> CalibrationSets:
         clean, unseen = self._clean_groups(data, invert)
         clean = _with_two_elements(clean)
@@ -210,7 +210,7 @@ class CalibrationJobs(TrainedData):
     def _calibrated_with(
         self,
         sets: CalibrationSets,
-        data: str | None,
+        data: Data | None,
         generator: Generator,
         seed: int,
         progress: Progress | None,
@@ -223,10 +223,9 @@ class CalibrationJobs(TrainedData):
         cutoffs = fixed_cutoffs(self.model, encode(other))
         criterion = self._batch_criterion(cutoffs, other, generator)
         groups = encode(clean, reference=reference, keep_images=criterion == "patches", progress=progress)
-        name = data or (self.recipe.data.name if self.recipe else "unknown data")
-        return GroupCalibration(
-            self.model, groups, cutoffs, floor, str(name), unseen, seed, reference, criterion
-        )
+        own_name = self.recipe.data.name if self.recipe else "unknown data"
+        name = own_name if data is None else data_label(data)
+        return GroupCalibration(self.model, groups, cutoffs, floor, name, unseen, seed, reference, criterion)
 
     def _batch_criterion(self, cutoffs: Cutoffs, other: Examples, generator: Generator) -> BatchCriterion:
         """The criterion for batches: the better one at finding outliers that are planted in `other`."""
@@ -240,15 +239,16 @@ class CalibrationJobs(TrainedData):
             return "score"
         return found.criterion
 
-    def _clean_groups(self, data: str | None, invert: bool | None) -> CleanGroups:
+    def _clean_groups(self, data: Data | None, invert: bool | None) -> CleanGroups:
         """The groups to calibrate on.
 
         From the model's own data, these are the classes of the unseen split or, if user data has few of
         them, all classes that were not trained on. Training classes are used only if there are no others:
         the model fits them better than new classes, so thresholds from them flag too many new elements.
         """
+        own = is_own(data)
         if data is not None and not (self.recipe and _is_same_path(data, self.recipe.data.name)):
-            split, invert = (None, invert) if is_path(data) else (self.unseen, None)
+            split, invert = (None, invert) if own else (self.unseen, None)
             return CleanGroups(self._select(split, data, invert=invert, impute=False).examples, True)
         clean = self._select(self.unseen, impute=False).examples
         if self.lacks_its_data:  # the built-in characters take its place, which the model has not seen
@@ -322,8 +322,8 @@ def report_basis(
     _log.info("%s; %s", found, asked)
 
 
-def _is_same_path(first: str | Path, second: str | Path) -> bool:
-    return os.path.realpath(first) == os.path.realpath(second)
+def _is_same_path(first: Data, second: str) -> bool:
+    return isinstance(first, str | Path) and os.path.realpath(first) == os.path.realpath(second)
 
 
 def _with_two_elements(examples: Examples) -> Examples:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bruno.data import Examples
 from bruno.data.archives import is_hidden
-from bruno.data.frames import is_frame, read_frame
-from bruno.recipe_data import imputed, is_path, warn_of_skipped
+from bruno.data.frames import is_frame
+from bruno.recipe_data import imputed
 from bruno.tasks.anomaly import check_rate
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.classification import (
@@ -28,6 +28,7 @@ from bruno.tasks.classification import (
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.trained.base import Source
 from bruno.trained.calibration import CalibrationJobs
+from bruno.trained.data import Data, is_own
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class ClassificationJobs(CalibrationJobs):
         temperature: float | None = None,
         calibrate: bool = False,
         views: bool = False,
-        data: str | None = None,
+        data: Data | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
         none_rate: float | None = None,
@@ -102,7 +103,8 @@ class ClassificationJobs(CalibrationJobs):
             }
             return {name: self.model.impute(x) for name, x in sets.items()}
         if is_frame(support):
-            return _by_class(self._frame_examples(support, reading["skip_bad"]))
+            examples = self._frame_examples(support, reading["skip_bad"], "support")
+            return _by_class(imputed(examples, self.model))
         if not isinstance(support, str | Path):
             raise TypeError(
                 "`support` must be examples by class name, a list with the examples of each class, the path "
@@ -117,14 +119,6 @@ class ClassificationJobs(CalibrationJobs):
             found = f"has {len(folders)}" if path.exists() else "does not exist"
             raise ValueError(f"`support` must be a folder of at least two class folders; {path} {found}.")
         return {folder.name: self.model.impute(self._read(folder, **reading).x) for folder in folders}
-
-    def _frame_examples(self, frame: Any, skip_bad: bool) -> Examples:
-        """The rows of a frame by the group column, with missing numbers imputed from their classes."""
-        if self.kind.is_images:
-            raise TypeError(f"`support` must be images for this model; got {type(frame).__name__}.")
-        examples = read_frame(frame, self.group, self.columns, skip_bad, self.model.imputer is not None)
-        warn_of_skipped(examples, "the frame")
-        return imputed(examples, self.model)
 
     def _kept_temperature(self, calibration: GroupCalibration, sets: dict[str, Tensor], seed: int) -> float:
         """The temperature for the ways and shots of the support, fitted to groups of the calibration."""
@@ -141,10 +135,10 @@ class ClassificationJobs(CalibrationJobs):
         return found.temperature
 
     def _fitted_temperature(
-        self, sets: dict[str, Tensor], data: str | None, invert: bool | None, views: bool, seed: int
+        self, sets: dict[str, Tensor], data: Data | None, invert: bool | None, views: bool, seed: int
     ) -> float:
         """The temperature for the ways and shots of the support, fitted to episodes of unseen classes."""
-        split, invert = (None, invert) if is_path(data) else (self.unseen, None)
+        split, invert = (None, invert) if is_own(data) else (self.unseen, None)
         examples = self._select(split, data, invert=invert, min_classes=2).examples
         rotated = len(examples.names) * (4 if self.rotations else 1)
         protocol = FewShotProtocol(

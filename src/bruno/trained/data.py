@@ -7,16 +7,20 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from bruno.arrays import ArrayLike
 from bruno.checks import check_choice
 from bruno.data import Examples, check_source, is_available, load_examples, load_path
 from bruno.data.datasets import SPLITS
+from bruno.data.frames import is_frame, read_frame
 from bruno.kinds import Images
 from bruno.recipe_data import RecipeData, imputed, is_path, warn_of_skipped
 from bruno.trained.base import TrainedModel
+
+Data = str | Path | ArrayLike  # a known dataset, the path of user data, or a frame
 
 _log = logging.getLogger(__name__)
 _NAMED_CLASSES = 10  # the name of a result has at most this many of the chosen classes
@@ -36,7 +40,7 @@ class TrainedData(TrainedModel):
         self,
         split: str | None = None,
         *,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         min_classes: int = 1,
@@ -45,8 +49,8 @@ class TrainedData(TrainedModel):
 
         Args:
             split: split of the data: train, validation, trainval, test or all; test by default.
-            data: use this instead of the model's own data: a known dataset, or the path of user data, of
-                which all classes are used.
+            data: use this instead of the model's own data: a known dataset, or user data, of which all
+                classes are used: a path or a frame.
             classes: use only these classes; all by default.
             invert: turn dark ink into bright ink in user images; as in training by default.
             min_classes: raise if there are fewer classes.
@@ -59,18 +63,21 @@ class TrainedData(TrainedModel):
     def _select(
         self,
         split: str | None = None,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         min_classes: int = 1,
         impute: bool = True,
     ) -> Selection:
-        if invert and not is_path(data):
+        own = is_own(data)
+        if invert and not own:
             raise ValueError("`invert` is for your own images; name them with `data`, or omit it.")
         if split is not None:
             check_choice("split", split, SPLITS)
-        if split and is_path(data):
-            raise ValueError(f"`split` is for known datasets; all of {data} is used. Omit {split}.")
+        if split and own:
+            raise ValueError(
+                f"`split` is for known datasets; all of {data_label(data)} is used. Omit it; got {split!r}."
+            )
         data, split = self._available(data), split or "test"
         if data is not None:
             examples = self._other_examples(data, split, invert)
@@ -81,13 +88,14 @@ class TrainedData(TrainedModel):
         if classes is not None:
             examples = examples.select(classes)
         if len(examples.names) < min_classes:
+            found = f"the {split} split" if data is None else data_label(data)
             raise ValueError(
-                f"`data` must have at least {min_classes} classes; {data or f'the {split} split'} has "
-                f"{len(examples.names)}. Name other data, or a larger split."
+                f"`data` must have at least {min_classes} classes; {found} has {len(examples.names)}. Name "
+                "other data, or a larger split."
             )
         examples = examples.with_levels(self.model.levels)
         examples = imputed(examples, self.model) if impute else examples
-        if is_path(data):
+        if own:
             self.warn_if_unfamiliar(examples.elements)
         return Selection(examples, _data_name(data, split, () if classes is None else classes))
 
@@ -107,7 +115,7 @@ class TrainedData(TrainedModel):
         assert self.recipe is not None
         return self.data or RecipeData(self.recipe, self.data_dir)
 
-    def _available(self, data: str | None) -> str | None:
+    def _available(self, data: Data | None) -> Data | None:
         """The data to use: `data` itself, where None means the model's own, or "drawn".
 
         A pretrained model of drawings can be tried without its dataset: "drawn", the built-in characters,
@@ -142,26 +150,40 @@ class TrainedData(TrainedModel):
         folder = None if self.data_dir is None else Path(self.data_dir)
         return not is_available(self.recipe.data.name, folder)
 
-    def _other_examples(self, data: str, split: str, invert: bool | None) -> Examples:
+    def _other_examples(self, data: Data, split: str, invert: bool | None) -> Examples:
         """Examples of other data than the model's own, if they have the model's shape."""
+        if is_frame(data):
+            return self._frame_examples(data)
+        assert isinstance(data, str | Path)  # as `is_own` has checked
         if data == "drawn" and not (self.recipe and self.recipe.data.name == data):
             split = "all"  # the model has seen none of them
-        if not data:
+        if not str(data):
             raise ValueError(f"`data` must be a dataset or a path; got {data!r}.")
         check_source(data)
-        if is_path(data):
+        if is_path(str(data)):
             examples = self._user_examples(Path(data), invert)
         else:
             own = self.recipe is not None and self.recipe.data.name == data
             foreign = not own and data != "drawn"  # built-in characters already look like Omniglot's
-            examples = load_examples(data, split, data_dir=self.data_dir)
+            examples = load_examples(str(data), split, data_dir=self.data_dir)
             if self.normalises and foreign and examples.shape == self.model.shape:
-                examples = load_examples(data, split, data_dir=self.data_dir, drawings=True)
+                examples = load_examples(str(data), split, data_dir=self.data_dir, drawings=True)
         if examples.shape != self.model.shape:
             raise ValueError(
                 f"`data` must have elements of the model's shape {self.model.shape}; {data} has "
                 f"{examples.shape}."
             )
+        return examples
+
+    def _frame_examples(self, frame: Any, skip_bad: bool | None = None, name: str = "data") -> Examples:
+        """The rows of a frame by the group column; numbers may be missing."""
+        if self.kind.is_images:
+            raise TypeError(f"`{name}` must be images for this model; got {type(frame).__name__}.")
+        if skip_bad is None:
+            skip_bad = self.recipe is not None and self.recipe.data.skip_bad
+        missing = self.model.imputer is not None
+        examples = read_frame(frame, self.group, self.columns, skip_bad, missing)
+        warn_of_skipped(examples, "the frame")
         return examples
 
     def _user_examples(self, path: Path, invert: bool | None) -> Examples:
@@ -185,11 +207,26 @@ class TrainedData(TrainedModel):
         return torch.Generator(self.device).manual_seed(seed)
 
 
-def _data_name(data: str | None, split: str, classes: Sequence[str]) -> str:
+def is_own(data: Data | None) -> bool:
+    """Whether data are the user's own, a path or a frame; raises TypeError unless they can be read."""
+    if not (data is None or isinstance(data, str | Path) or is_frame(data)):
+        raise TypeError(f"`data` must be a known dataset, a path or a frame; got {type(data).__name__}.")
+    return is_frame(data) or (data is not None and is_path(str(data)))
+
+
+def data_label(data: Data | None) -> str:
+    """The name of data in messages."""
+    return "the frame" if is_frame(data) else str(data)
+
+
+def _data_name(data: Data | None, split: str, classes: Sequence[str]) -> str:
     """The name of results: the split, the name of data that are not the model's own, and chosen classes."""
-    name = split if data is None else f"{data}-{split}"
-    if data is not None and (is_path(data) or data == "drawn"):
-        name = Path(data).stem
+    if is_frame(data):
+        name = "frame"
+    elif data is not None and (is_own(data) or data == "drawn"):
+        name = Path(str(data)).stem
+    else:
+        name = split if data is None else f"{data}-{split}"
     return "-".join([name, *(re.sub(r"\W", "_", label) for label in classes[:_NAMED_CLASSES])])
 
 

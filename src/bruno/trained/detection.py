@@ -26,7 +26,7 @@ from bruno.tasks.progress import Progress
 from bruno.tasks.stream_summary import NamedJudgement, StreamSummary
 from bruno.trained.base import Source, warn_of_unreadable
 from bruno.trained.calibration import CalibrationJobs, report_basis
-from bruno.trained.data import available_set_size
+from bruno.trained.data import Data, available_set_size
 from bruno.trained.explanation import explain_outliers, lowest_outliers
 from bruno.trained.outliers import Outliers
 from bruno.trained.states import WatchState
@@ -111,7 +111,7 @@ class DetectionJobs(CalibrationJobs):
         threshold: float | None = None,
         count_all: bool = False,
         within: bool = False,
-        data: str | None = None,
+        data: Data | None = None,
         invert: bool | None = None,
         seed: int = 0,
         progress: Progress | None = None,
@@ -157,7 +157,7 @@ class DetectionJobs(CalibrationJobs):
         count_all: bool = False,
         false_discovery_rate: float | None = None,
         explain: bool = False,
-        data: str | None = None,
+        data: Data | None = None,
         one_set: bool = False,
         group: str | None = None,
         invert: bool | None = None,
@@ -352,7 +352,7 @@ class DetectionJobs(CalibrationJobs):
         self,
         *,
         split: str | None = None,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         set_class: str | None = None,
         invert: bool | None = None,
@@ -388,7 +388,7 @@ class DetectionJobs(CalibrationJobs):
         set_size: int = _SET_SIZE,
         rotations: bool | None = None,
         split: str | None = None,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,

@@ -14,7 +14,7 @@ from bruno.tasks.analysis import Inspection, inspect_model
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import BitsPerDim, default_sets_per_class, measure_bits_per_dim
 from bruno.tasks.few_shot import FewShotComparison, compare_few_shot
-from bruno.trained.data import TrainedData, available_set_size
+from bruno.trained.data import Data, TrainedData, available_set_size
 
 _SET_SIZE = 20  # elements in each set that is measured
 
@@ -44,7 +44,7 @@ class EvaluationJobs(TrainedData):
         sets: int | None = None,
         set_size: int = _SET_SIZE,
         split: str | None = None,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,
@@ -86,7 +86,7 @@ class EvaluationJobs(TrainedData):
         views: bool = False,
         threshold: float | None = None,
         split: str | None = None,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,
@@ -138,7 +138,7 @@ class EvaluationJobs(TrainedData):
         *,
         sets: int = 200,
         split: str | None = None,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,

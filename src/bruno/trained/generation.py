@@ -29,7 +29,7 @@ from bruno.tasks.generation import (
 )
 from bruno.tasks.specks import SpeckResult, measure_specks
 from bruno.trained.base import Source
-from bruno.trained.data import TrainedData
+from bruno.trained.data import Data, TrainedData
 from bruno.trained.sample_files import FirstSamples, write_parts
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class GenerationJobs(TrainedData):
         set_size: int | None = None,
         temperature: float = 1.0,
         split: str | None = None,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
@@ -125,7 +125,7 @@ class GenerationJobs(TrainedData):
         set_size: int | None = None,
         temperature: float = 1.0,
         split: str | None = None,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,
@@ -180,7 +180,7 @@ class GenerationJobs(TrainedData):
         given: int = 5,
         temperature: float = 1.0,
         split: str | None = None,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,
@@ -217,7 +217,7 @@ class GenerationJobs(TrainedData):
         sets: int,
         set_size: int | None,
         split: str | None,
-        data: str | None,
+        data: Data | None,
         classes: Sequence[str] | None,
         invert: bool | None,
         skip_bad: bool,
@@ -250,7 +250,7 @@ class GenerationJobs(TrainedData):
         set_size: int | None = None,
         temperature: float = 1.0,
         split: str | None = None,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         skip_bad: bool = False,

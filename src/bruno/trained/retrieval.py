@@ -16,7 +16,7 @@ from bruno.tasks import Progress
 from bruno.tasks.index import Index, open_index
 from bruno.tasks.retrieval import RetrievalResult, measure_retrieval, rank
 from bruno.trained.base import Source
-from bruno.trained.data import TrainedData
+from bruno.trained.data import Data, TrainedData
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class RetrievalJobs(TrainedData):
         shots: Sequence[int] = (1, 5),
         queries: int = 200,
         split: str | None = None,
-        data: str | None = None,
+        data: Data | None = None,
         classes: Sequence[str] | None = None,
         invert: bool | None = None,
         seed: int = 0,
