@@ -120,6 +120,11 @@ def test_images_of_unknown_scale_are_rejected():
         as_tensor(Image.new("F", (2, 2)), kind=Images((1, 2, 2)))
 
 
+def test_images_without_pixels_are_rejected():
+    with pytest.raises(ValueError, match=r"`x` .*got <PIL.*its size is 0 × 4"):
+        as_tensor(Image.new("L", (0, 4)), kind=Images((1, 2, 2)))
+
+
 def test_results_convert_to_arrays_by_field():
     @dataclass(frozen=True)
     class Ranking(NumpyResult):

@@ -474,6 +474,13 @@ def test_an_export_does_not_replace_another_file(trained, tmp_path):
         trained.export(tmp_path / "graphs", onnx=True, int8=True)
 
 
+def test_pil_images_that_cannot_be_normalised_are_rejected(trained):
+    reader = replace(trained, drawings=True)
+    for image in (Image.new("L", (0, 0)), Image.new("F", (8, 8))):
+        with pytest.raises(ValueError, match="`source` must be an image with 8 or 16 bits; got <PIL"):
+            reader.read(image)
+
+
 def test_a_summary_needs_the_result_of_a_job():
     with pytest.raises(TypeError, match=r"`outcome` .*got str"):
         summarise("bits")
@@ -493,8 +500,8 @@ def test_grey_images_need_no_channel_axis(trained, unseen):
         (np.full((2, 1, 8, 8), 17), r"`source` .*16.*got 17"),
         (np.full((2, 1, 8, 8), -1), r"`source` .*got -1"),
         (np.full((2, 1, 8, 8), np.nan), r"`source` .*got nan"),
-        (np.ones((2, 1, 8, 8), bool), r"`source` .*got torch.bool"),
-        (np.zeros((2, 3, 8, 8), int), r"`source` .*\(n, 1, 8, 8\); got \(2, 3, 8, 8\)"),
+        (np.ones((2, 1, 8, 8), bool), r"`source` .*got torch.bool. Use source \* 16"),
+        (np.zeros((2, 3, 8, 8), int), r"`source` .*\(n, 1, 8, 8\); got \(2, 3, 8, 8\)\. .*PIL images"),
     ],
 )
 def test_arrays_that_the_model_cannot_take_are_rejected_when_read(trained, values, message):

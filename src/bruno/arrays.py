@@ -75,7 +75,8 @@ def as_real_tensor(x: ArrayLike, name: str = "x", *, device: torch.device | str 
 def check_element_type(x: Tensor, kind: Kind, given: ArrayLike, name: str = "x") -> None:
     """Raise unless elements are numbers, and real numbers if they are rows; `given` is their source."""
     if x.dtype == torch.bool or x.is_complex():
-        raise TypeError(f"`{name}` must be integers or floating point; got {x.dtype}.")
+        hint = f" Use {name} * {kind.levels - 1}." if kind.is_images and not x.is_complex() else ""
+        raise TypeError(f"`{name}` must be integers or floating point; got {x.dtype}.{hint}")
     if not x.is_floating_point() and not kind.is_images:
         raise TypeError(
             f"`{name}` must be floating point for a model of rows; got {x.dtype}."
@@ -129,6 +130,8 @@ def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool)
     from PIL import Image as pil  # noqa: N813
     from PIL import ImageOps
 
+    if not min(image.size):
+        raise ValueError(f"it must have pixels; its size is {image.width} × {image.height}")
     upright = _with_8_bits(ImageOps.exif_transpose(image), image.format)
     image = _opaque(upright).convert("L" if grey else "RGB")
     if size is not None:
@@ -138,14 +141,21 @@ def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool)
     return array[None] if grey else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
+def named_image_to_array(
+    image: Image, size: int | tuple[int, int] | None, grey: bool, name: str
+) -> NDArray[np.uint8]:
+    """`image_to_array` of an argument; errors call it `name`."""
+    try:
+        return image_to_array(image, size, grey)
+    except ValueError as error:
+        raise ValueError(f"`{name}` must be an image with 8 or 16 bits; got {image!r}: {error}.") from error
+
+
 def image_as_tensor(
     image: Image, size: int | tuple[int, int] | None, grey: bool, levels: int, name: str = "image"
 ) -> Tensor:
     """The pixels of a PIL image, (channels, height, width), as integers below `levels`: `image_to_array`."""
-    try:
-        array = image_to_array(image, size, grey)
-    except ValueError as error:
-        raise ValueError(f"`{name}` must be an image with 8 or 16 bits; got {image!r}: {error}.") from error
+    array = named_image_to_array(image, size, grey, name)
     return rescale_levels(torch.from_numpy(array.copy()), 256, levels)
 
 

@@ -56,13 +56,14 @@ class Images:
         if high > 1 and bool((x == x.floor()).all()):
             warnings.warn(
                 f"`{name}` is floating point and is taken as dequantised pixels, but all values are whole "
-                f"numbers. Pass levels as integers: {name}.byte().",
+                f"numbers. Pass levels as integers: {name}.byte(), or .astype('uint8') in numpy.",
                 stacklevel=4,
             )
         if 0 < high <= 1:
             warnings.warn(
                 f"`{name}` is taken as dequantised pixels from 0 to {self.levels}, but no value is above 1. "
-                f"Convert brightness from 0 to 1 to levels: ({name} * {self.levels - 1}).round().byte().",
+                f"Convert brightness from 0 to 1 to levels: ({name} * {self.levels - 1}).round().byte(), or "
+                ".astype('uint8') in numpy.",
                 stacklevel=4,
             )
 

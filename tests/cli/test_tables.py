@@ -117,6 +117,12 @@ def test_a_frame_can_take_the_place_of_a_table_as_data(machines):
             job(data=machines.rows[0])
 
 
+def test_infinite_numbers_are_rejected_in_arrays(machines):
+    trained = bruno.open("runs/machines", device="cpu")
+    with pytest.raises(ValueError, match="`source` must be finite; got inf"):
+        trained.read(np.array([[60.0, np.inf, np.nan]]))
+
+
 def broken_stream() -> list[str]:
     """The stream, with the output of a broken sensor in line 11."""
     lines = Path("stream.csv").read_text().splitlines()

@@ -18,8 +18,8 @@ from bruno.arrays import (
     as_tensor,
     check_element_type,
     fields_to_numpy,
-    image_to_array,
     is_pil_image,
+    named_image_to_array,
 )
 from bruno.config import Recipe
 from bruno.data import Element, ElementReader
@@ -216,26 +216,25 @@ class TrainedModel:
         shape, kind = self.model.shape, self.model.kind
         first = source[0] if isinstance(source, list | tuple) and source else source
         if is_pil_image(first) and self.normalises:
-            return self._normalised(source if isinstance(source, list | tuple) else [source], invert)
+            return self._normalised(source if isinstance(source, list | tuple) else [source], invert, name)
         x = as_tensor(source, name, kind=kind).cpu()
         if kind.is_images and shape[0] == 1 and x.ndim in (2, 3) and x.shape[-2:] == shape[1:]:
             x = x if tuple(x.shape) == shape else x.unsqueeze(-3)  # grey images without a channel axis
         x = x.unsqueeze(0) if tuple(x.shape) == shape else x
         if x.shape[1:] != shape or not len(x):
             wanted = ", ".join(map(str, shape))
-            raise ValueError(f"`{name}` must have shape (n, {wanted}); got {tuple(x.shape)}.")
+            hint = " Files and PIL images are converted to this shape." * kind.is_images
+            raise ValueError(f"`{name}` must have shape (n, {wanted}); got {tuple(x.shape)}.{hint}")
         check_element_type(x, kind, source, name)
-        kind.check(x.nan_to_num(nan=0.0) if self.model.imputer is not None else x, name)
+        kind.check(x.masked_fill(x.isnan(), 0.0) if self.model.imputer is not None else x, name)
         inverted = invert or (is_pil_image(first) and self._inverts(invert))
         return kind.levels - 1 - x if inverted and kind.is_images else x
 
-    def _normalised(self, images: Sequence[Any], invert: bool | None) -> Tensor:
+    def _normalised(self, images: Sequence[Any], invert: bool | None, name: str) -> Tensor:
         """PIL images as drawings (n, *shape)."""
         kind, polarity = cast(Images, self.model.kind), self._polarity(invert)
-        arrays = [
-            normalise_drawings(image_to_array(image, None, True)[None], kind.size, invert=polarity)
-            for image in images
-        ]
+        read = (named_image_to_array(image, None, True, name) for image in images)
+        arrays = [normalise_drawings(pixels[None], kind.size, invert=polarity) for pixels in read]
         return rescale_levels(torch.from_numpy(np.concatenate(arrays)), 256, kind.levels)
 
     @cached_property
