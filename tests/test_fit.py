@@ -65,6 +65,21 @@ def test_a_frame_is_trained_on_and_kept_in_the_run_folder(tmp_path):
     assert (names[1], groups[1]) == ("row 2", "m1")
 
 
+def test_data_are_named_by_a_path_or_a_frame_alone(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(np.random.default_rng(0).normal(size=(300, 2)).round(3), columns=["a", "b"])
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    of_path, of_name, of_frame = (
+        bruno.train("table", tmp_path / f"run{i}", data=data, steps=1, **TINY)
+        for i, data in enumerate([str(tmp_path / "t.csv"), {"name": tmp_path / "t.csv"}, frame])
+    )
+    assert of_path.model.fingerprint() == of_name.model.fingerprint()
+    assert of_path.columns == of_frame.columns == ("a", "b")
+    for data in (frame.to_numpy(), {"name": frame.to_numpy()}, None):
+        with pytest.raises(TypeError, match=r"`data` .* a path or a frame; got (ndarray|NoneType)"):
+            bruno.train("table", tmp_path / "none", data=data, **TINY)
+
+
 def test_a_run_is_named_after_its_preset_by_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert bruno.train("digits", steps=1, **TINY).folder == Path("runs/digits")

@@ -88,8 +88,8 @@ def train(
         save_every: seconds between checkpoints.
         progress: called with a log entry after every step, or every few steps on a GPU.
         settings: override those of the recipe: a section as a dictionary, ``data={"name": "table.csv"}``, or
-            training settings by their names, ``minutes=5``. The name of the data may be a frame of pandas,
-            polars or pyarrow, whose rows are kept in the run folder.
+            training settings by their names, ``minutes=5``. ``data="table.csv"`` is short for the name of
+            the data, which may be a frame of pandas, polars or pyarrow; its rows are kept in the run folder.
 
     Raises:
         ValueError: if a setting is invalid, or if `out` has a run and `resume` is false.
@@ -194,12 +194,21 @@ def _learn_columns(model: Bruno, examples: Examples, seed: int) -> Examples:
 
 
 def _without_frame(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The settings, with a file name in place of a frame, and the frame; None if there is no frame."""
-    section = settings.get("data")
-    section = {"name": section} if is_frame(section) else section
-    if not isinstance(section, Mapping) or not is_frame(section.get("name")):
+    """The settings, with a file name in place of a frame, and the frame; None if there is no frame.
+
+    A path or a frame in place of the section `data` is its name.
+    """
+    if "data" not in settings:
         return dict(settings), None
-    return {**settings, "data": {**section, "name": "frame.npz"}}, section["name"]
+    section = settings["data"]
+    section = section if isinstance(section, Mapping) else {"name": section}
+    name, frame = section.get("name", ""), None
+    if is_frame(name):
+        name, frame = "frame.npz", name
+    elif not isinstance(name, str | Path):
+        raise TypeError(f"`data` must be a known dataset, a path or a frame; got {type(name).__name__}.")
+    named = {"name": str(name)} if "name" in section else {}
+    return {**settings, "data": {**section, **named}}, frame
 
 
 def run_training(

@@ -72,7 +72,7 @@ def _of_type(name: str, value: Any, *types: type) -> Any:
     # In Python a bool is an int, but integer settings reject it.
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         names: dict[type, str] = {
-            dict: "a table",
+            dict: "a section of settings",
             str: "a string",
             list: 'a list such as ["a", "b"] or [1, 2]',
         }
