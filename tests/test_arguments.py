@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from bruno import Bruno, Evidence, FlowConfig, GaussianProcess, ModelConfig, Posterior, StudentTProcess
-from bruno.checks import check_count, check_whole
+from bruno.checks import check_count, check_whole, check_whole_numbers
 from bruno.config import DataConfig, ProcessConfig
 from bruno.data import Examples, SetSampler, load_examples
+from bruno.tasks import FewShotProtocol, classify
+from bruno.tasks.anomaly import check_rate
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")  # they would reject these calls first
 
 MODEL = Bruno.from_config(ModelConfig((3,), levels=0, flow=FlowConfig("dense", couplings=2, units=4)))
 POSTERIOR = MODEL.condition(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)))
+SUPPORT = {"a": torch.zeros(1, 3), "b": torch.ones(1, 3)}
 EXAMPLES = Examples(torch.zeros(4, 3), torch.tensor([0, 0, 1, 1]), ("a", "b"), levels=0)
 
 
@@ -49,6 +52,15 @@ EXAMPLES = Examples(torch.zeros(4, 3), torch.tensor([0, 0, 1, 1]), ("a", "b"), l
         (lambda: SetSampler(EXAMPLES).at([math.inf]), "indices"),
         (lambda: check_count("sets", 2.5), "sets"),
         (lambda: check_whole("sets", "three"), "sets"),
+        (lambda: check_whole_numbers("prefixes", "5"), "prefixes"),
+        (lambda: check_whole_numbers("prefixes", 5), "prefixes"),
+        (lambda: check_whole_numbers("prefixes", [0, 2.5]), "prefixes"),
+        (lambda: check_rate("rate", "1%"), "rate"),
+        (lambda: check_rate("rate", math.nan), "rate"),
+        (lambda: FewShotProtocol(ways=3), "ways"),
+        (lambda: FewShotProtocol(shots="1"), "shots"),
+        (lambda: classify(MODEL, SUPPORT, torch.zeros(1, 3), prior={"a": 1}), "prior"),
+        (lambda: classify(MODEL, SUPPORT, torch.zeros(1, 3), temperature="hot"), "temperature"),
     ],
 )
 def test_a_wrong_argument_is_named(call, argument):

@@ -521,6 +521,7 @@ def test_arrays_that_the_model_cannot_take_are_rejected_when_read(trained, value
         (lambda t, x: t.classify(x, [x, x[:0]]), r"`support\[1\]` .*got \(0, 1, 8, 8\)"),
         (lambda t, x: t.classify(x + 99, [x, x]), r"`queries` .*from 0 to 16"),
         (lambda t, x: t.sample(x, prefixes=3), r"`prefixes` .*got 3"),
+        (lambda t, x: t.few_shot(ways=3), r"`ways` .*got 3"),
         (lambda t, x: t.evaluate(split="tst"), r"`split` .*got 'tst'"),
         (lambda t, x: t.evaluate(split="tst", data="drawn"), r"`split` .*got 'tst'"),
     ],

@@ -1,6 +1,8 @@
 """Checks of arguments and settings, with errors that name the argument, the rule and the value."""
 
 import operator
+import sys
+from collections.abc import Iterable
 
 from bruno import limits
 
@@ -43,6 +45,14 @@ def check_count(name: str, value: int, least: int = 1) -> None:
     """Raise unless a number of things to draw or to measure is from `least` to `limits.COUNT`."""
     check_whole(name, value, least)
     limits.COUNT.check_argument(name, value, value)
+
+
+def check_whole_numbers(name: str, values: object) -> None:
+    """Raise unless these are a list, or another collection, of whole numbers."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"`{name}` must be a list of whole numbers; got {values!r}.")
+    for value in values:
+        check_whole(name, value, -sys.maxsize)
 
 
 def check_levels(levels: int) -> None:

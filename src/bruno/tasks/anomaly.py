@@ -379,5 +379,9 @@ class Detector:
 
 def check_rate(name: str, rate: float) -> None:
     """Raise an error unless a rate is between 0 and 1."""
-    if not 0 < rate < 1:
+    try:
+        inside = 0 < rate < 1
+    except TypeError:
+        raise TypeError(f"`{name}` must be a number, such as 0.01 for one in 100; got {rate!r}.") from None
+    if not inside:  # also rejects NaN
         raise ValueError(f"`{name}` must be between 0 and 1, such as 0.01 for one in 100; got {rate}.")

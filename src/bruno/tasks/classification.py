@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, Arrays, NumpyResult, as_tensor
+from bruno.checks import check_at_least
 from bruno.data import Examples
 from bruno.kinds import Kind
 from bruno.model import Bruno, Posterior
@@ -315,7 +316,10 @@ def best_temperature(
 
 def log_prior_of(prior: Sequence[float] | None, classes: int) -> Float[Tensor, " classes"]:
     """The log of a prior of classes, uniform by default; raises ValueError if it is not positive."""
-    weights = torch.as_tensor([1.0] * classes if prior is None else prior, dtype=torch.double)
+    try:
+        weights = torch.as_tensor([1.0] * classes if prior is None else prior, dtype=torch.double)
+    except (TypeError, ValueError):
+        raise TypeError(f"`prior` must be a list of {classes} numbers; got {prior!r}.") from None
     if weights.shape != (classes,) or not (weights > 0).all() or not weights.isfinite().all():
         raise ValueError(
             f"`prior` must be a positive number for each of the {classes} classes; got {weights.tolist()}."
@@ -333,6 +337,7 @@ def _names(names: Sequence[str] | None, queries: int) -> tuple[str, ...]:
 def _check_arguments(
     model: Bruno, support: Mapping[str, Tensor], queries: Tensor, temperature: float
 ) -> None:
+    check_at_least("temperature", temperature, 0)
     if not temperature > 0:
         raise ValueError(f"`temperature` must be above 0; got {temperature}.")
     if len(support) < 2:

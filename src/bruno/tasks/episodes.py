@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from bruno.checks import check_at_least, check_count
+from bruno.checks import check_at_least, check_count, check_whole_numbers
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.tasks.progress import Progress
@@ -49,6 +49,7 @@ class FewShotProtocol:
 
     def __post_init__(self) -> None:
         for name, least in (("ways", 2), ("shots", 1)):
+            check_whole_numbers(name, getattr(self, name))
             numbers = tuple(getattr(self, name))
             if not numbers:
                 raise ValueError(f"`{name}` must have at least one number; got none.")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from bruno import limits
 from bruno.arrays import ArrayLike, NumpyResult, as_tensor
-from bruno.checks import check_count, check_whole
+from bruno.checks import check_count, check_whole, check_whole_numbers
 from bruno.model import Bruno, Posterior, Samples
 from bruno.process import Evidence
 
@@ -180,6 +180,7 @@ def spread_by_repeats(
             f"`x` must be elements (n, {', '.join(map(str, model.shape))}) with n of at least 1; got shape "
             f"{tuple(x.shape)}. A single element is x.unsqueeze(0)."
         )
+    check_whole_numbers("repeats", repeats)
     if not repeats or min(repeats) < 1:
         raise ValueError(f"`repeats` must be numbers of at least 1; got {tuple(repeats)}.")
     check_count("samples", samples, 2)  # to estimate a variance

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, NumpyResult, as_tensor
-from bruno.checks import check_count
+from bruno.checks import check_count, check_whole_numbers
 from bruno.data import Examples
 from bruno.data.sampling import with_rotations
 from bruno.model import Bruno
@@ -177,6 +177,7 @@ def _collection_sizes(
     min_count = int(counts.min())
     if len(counts) < 2:
         raise ValueError(f"`examples` must have at least two classes; got {len(counts)}.")
+    check_whole_numbers("shots", shots)
     wrong = [shot for shot in shots if not 1 <= shot < min_count]
     if wrong or not shots:
         raise ValueError(

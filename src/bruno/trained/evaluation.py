@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from bruno.arrays import NumpyResult
+from bruno.checks import check_whole_numbers
 from bruno.data import SetSampler
 from bruno.tasks import Progress
 from bruno.tasks.analysis import Inspection, inspect_model
@@ -112,6 +113,8 @@ class EvaluationJobs(TrainedData):
             seed: seed of the episodes and the noise.
             progress: called as progress(done, total).
         """
+        for name, numbers in (("ways", ways or ()), ("shots", shots)):
+            check_whole_numbers(name, numbers)
         selected = self._select(split, data, classes, invert, min_classes=2)
         most = len(selected.examples.names)
         protocol = FewShotProtocol(

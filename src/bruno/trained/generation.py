@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from bruno.arrays import NumpyResult
+from bruno.checks import check_whole_numbers
 from bruno.data import Examples, SetSampler
 from bruno.files import inside
 from bruno.model import Samples
@@ -307,8 +308,7 @@ class GenerationJobs(TrainedData):
 
 def _check_prefixes(prefixes: Sequence[int], most: int) -> None:
     """Raise an error unless all prefixes are from 0 to `most`, and 0, if given, comes first."""
-    if isinstance(prefixes, int):
-        raise TypeError(f"`prefixes` must be a list of numbers; got {prefixes}.")
+    check_whole_numbers("prefixes", prefixes)
     for place, length in enumerate(prefixes):
         if not 0 <= length <= most:
             raise ValueError(f"`prefixes` must be from 0 to {most}, the set size; got {length}.")
