@@ -537,6 +537,24 @@ def test_a_stream_is_watched_at_a_calibrated_threshold_by_default(trained, unsee
     assert [judged.judgement.threshold is None for judged in watched] == [True, False, False]
 
 
+def test_a_stream_may_be_an_iterator_of_arrays_or_images(trained, unseen):
+    x, detector = some(unseen, "2", 0, 4), trained.detector(threshold=0.0)
+    expected = [(str(i), one) for i, one in enumerate(trained.watch(x, detector), start=1)]
+    for given in (iter(x), (image.numpy() for image in x), iter([x[:3], x[3]])):
+        found = [(judged.element.name, judged) for judged in trained.watch(given, detector)]
+        assert [name for name, _ in found] == [name for name, _ in expected]
+        for (_, one), (_, other) in zip(found, expected, strict=True):
+            assert one.judgement == other.judgement
+    assert len(trained.judge_batch(iter(as_pil(x)), threshold=0.0).judgements) == 4
+
+
+def test_arrays_in_memory_are_inverted_if_asked(trained, unseen):
+    x, detector = some(unseen, "2", 0, 2), trained.detector(threshold=0.0)
+    for given in (16 - x, iter(16 - x)):
+        watched = trained.watch(given, detector, invert=True)
+        assert torch.equal(torch.stack([one.element.x for one in watched]), x)
+
+
 def test_representations_are_short(trained, unseen):
     assert len(repr(trained)) < 300
     assert repr(unseen) == "Examples(533 images of shape (1, 8, 8) in 3 classes)"

@@ -189,7 +189,8 @@ class DetectionJobs(CalibrationJobs):
         check_rate("rate", rate)
         if false_discovery_rate is not None:
             check_rate("false_discovery_rate", false_discovery_rate)
-        read = self._read_batch(batch, self.reader(invert=invert, skip_bad=skip_bad, group=group), one_set)
+        reader = self.reader(invert=invert, skip_bad=skip_bad, group=group)
+        read = self._read_batch(batch, reader, one_set, invert)
         elements, found = read.elements, None
         if threshold is None:
             found = self.calibration(data, invert=invert, seed=seed, progress=progress)
@@ -205,8 +206,10 @@ class DetectionJobs(CalibrationJobs):
         advice, in_order = self.calibration_command, read.has_consecutive_sets
         return BatchJudgement(summary, self.kind, asked, advice, criterion, explanation, in_order)
 
-    def _read_batch(self, batch: Source | Iterable[Element], reader: ElementReader, one_set: bool) -> _Batch:
-        elements = collected(grouped_elements(self, batch, reader, one_set))
+    def _read_batch(
+        self, batch: Source | Iterable[Element], reader: ElementReader, one_set: bool, invert: bool | None
+    ) -> _Batch:
+        elements = collected(grouped_elements(self, batch, reader, one_set, invert))
         warn_of_unreadable(reader)
         if len(elements) < 2:
             raise ValueError(f"`batch` must have at least two elements; got {len(elements)}.")
@@ -307,7 +310,7 @@ class DetectionJobs(CalibrationJobs):
         group column, a row is judged given the 19 before it.
 
         Args:
-            stream: files, folders, arrays or elements.
+            stream: files, folders, arrays or elements, or an iterator of arrays or elements, read one by one.
             detector: a detector from `Trained.detector`, or a function that returns one and is called once
                 all other arguments are valid; by default one calibrated at a false-alarm rate of 1 %.
             typical: elements to condition on before the stream begins.
