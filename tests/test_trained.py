@@ -201,7 +201,8 @@ def test_samples_of_sets_of_the_data(trained):
     assert drawn.inputs.shape == (2, 3, 1, 8, 8)
     assert drawn.lengths == (0, 1, 2, 3)
     assert trained.sample_prior(5).x.shape == (5, 1, 8, 8)
-    spread = trained.sample_repeats(set_size=2)
+    spread = trained.sample_repeats(set_size=2, samples=3)
+    assert spread.samples.images.shape[:3] == (2, len(spread.repeats), 3)
     assert spread.variance[-1] < spread.variance[0]
     for arguments, message in (
         ({"sets": 4}, r"`sets` .*3, the number of classes; got 4"),

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from bruno.arrays import NumpyResult
-from bruno.checks import check_whole_numbers
+from bruno.checks import check_count, check_whole_numbers
 from bruno.data import Examples, SetSampler
 from bruno.files import inside
 from bruno.model import Samples
@@ -134,9 +134,10 @@ class GenerationJobs(TrainedData):
     ) -> SpreadByRepeats:
         """Draw samples given n copies of one element, for each element of a set and each n in `repeats`.
 
-        By default, n is from 1 to 20. More than `samples` are drawn if their variance would be too uncertain.
-        The other arguments are those of `sample`.
+        By default, n is from 1 to 20. If their variance would be too uncertain, more than `samples`
+        are drawn; the result has the first ones. The other arguments are those of `sample`.
         """
+        check_count("samples", samples)
         generator = self._generator(seed)
         (x,) = self._sets(given, 1, set_size, split, data, classes, invert, skip_bad, generator)
         enough = -(-_SAMPLES_FOR_VARIANCE // len(x))
@@ -148,7 +149,8 @@ class GenerationJobs(TrainedData):
             generator=generator,
             temperature=temperature,
         )
-        return replace(found, samples=self._with_columns(found.samples))
+        kept = replace(found.samples, x=found.samples.x[:, :, :samples])
+        return replace(found, samples=self._with_columns(kept))
 
     def sample_classes(
         self,
