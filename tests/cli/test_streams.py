@@ -184,6 +184,7 @@ def test_standard_input_that_begins_again_is_continued(stream):
     Path("s.db").unlink()
     first = scores("-", "--replay", stdin=HEADER + "".join(stream[:50]))
     assert first + scores("-", "--replay", stdin=HEADER + "".join(stream)) == whole
+    assert scores("-", "--replay", stdin=HEADER + "".join(stream)) == []  # without an error
 
 
 @pytest.mark.parametrize("bad", ["", "1.5", "x", "9" * 30])

@@ -188,7 +188,8 @@ class KeyedWatch:
         return Place(mark.offset, mark.check)
 
     def _is_new(self) -> bool:
-        return all(self.keyed.source(str(path.resolve())) is None for path in self._paths or ())
+        names = [str(path.resolve()) for path in self._paths or ()] + [_STANDARD_INPUT] * self._replay
+        return all(self.keyed.source(name) is None for name in names)
 
     def _keyed(self, rows: Iterator[Placed]) -> Iterator[Placed]:
         """The rows; raises ValueError if one has no key."""
