@@ -154,8 +154,10 @@ def test_a_mistake_in_repeating_names_the_option_and_its_value(in_digits, argume
 
 
 def test_a_model_must_exist():
-    with pytest.raises(ValueError, match=r"`path` .*omniglot.*nowhere"):
+    with pytest.raises(ValueError, match=r"`path` .*nowhere .*omniglot, omniglot-small"):
         run("sample", "nowhere")
+    with pytest.raises(ValueError, match=r"`path` .*omnigolt .*did you mean 'omniglot'\?"):
+        run("sample", "omnigolt")
 
 
 def test_a_model_file_has_no_checkpoints(in_digits):

@@ -8,6 +8,7 @@ from bruno.checkpoint import load_with_metadata
 from bruno.config import Recipe, from_dict
 from bruno.devices import resolve_device
 from bruno.files import check_regular
+from bruno.settings import nearest
 from bruno.trained.jobs import Trained
 from bruno.training import Run
 from bruno.weights import pretrained_names, pretrained_path
@@ -108,10 +109,9 @@ def _is_pretrained(name: str) -> bool:
 def _model_file(name: str, checkpoint: str) -> Path:
     path = pretrained_path(name) if _is_pretrained(name) else Path(name)
     if not path.exists():
-        known = ", ".join(pretrained_names()) or "none"
+        hint = nearest(name, pretrained_names(), "{!r}", "the pretrained models are")
         raise ValueError(
-            f"`path` must be a run folder, a model file or a pretrained model ({known}); "
-            f"{name} does not exist."
+            f"`path` must be a run folder, a model file or a pretrained model; {name} does not exist, {hint}"
         )
     check_regular(path)
     if checkpoint != "last":
