@@ -91,6 +91,7 @@ def test_commands_that_compute_nothing_do_not_import_torch(command):
         (["train", "digits", "--out", "file"], r"`out` must be a folder; file"),
         (["train", "[/x] [bold]"], r"got '\[/x\] \[bold\]'"),
         (["train", "digits", "--set", "train.set_size=500"], r"`train.set_size` .*got 500"),
+        (["clasify"], r"Did you mean 'classify'\? See bruno --help"),
         (["train"], r"'PRESET'.*bruno train --help"),
         (["anomaly", "watch"], r"'MODEL'.*bruno anomaly watch --help"),
         (["train", "digits", "--seed", "-1"], r"`--seed` must be from 0 to 2\*\*63 - 1; got -1"),

@@ -156,7 +156,8 @@ def _usage_error(error: Any) -> int:
         return int(error.exit_code)
     where = error.ctx.command_path if getattr(error, "ctx", None) else "bruno"
     message = " ".join(error.format_message().split()).rstrip(".")
-    return _error(f"{message}. See {where} --help.", error.exit_code)
+    end = "" if message.endswith("?") else "."  # it may suggest another command
+    return _error(f"{message}{end} See {where} --help.", error.exit_code)
 
 
 def _error(error: object, code: int) -> int:

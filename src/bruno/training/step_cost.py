@@ -108,7 +108,7 @@ def few_steps_warning(config: TrainConfig, steps: float, step_seconds: float) ->
     lighter = with_elements(config, max(1, int(config.elements * steps / FEWEST_STEPS)))
     changed = {name: value for name, value in to_dict(lighter).items() if value != getattr(config, name)}
     minutes = math.ceil(FEWEST_STEPS * step_seconds / 60)
-    remedies = [f"{minutes} minutes"]
+    remedies = [f"{minutes} minute{'s' * (minutes > 1)}"]
     remedies += [f"smaller steps ({', '.join(_settings(changed))})"] * bool(changed)
     if lighter.elements > 1.2 * config.elements * steps / FEWEST_STEPS:
         remedies.append("a smaller flow")
