@@ -195,6 +195,15 @@ def test_ranks_within_the_set_match_the_library():
     assert_same(in_steps(made(count_all=True, within=True, cache=2), KEYS[:60], X[:60], 1), found)
 
 
+def test_ranks_that_cannot_reach_the_rate_are_reported(caplog):
+    judge = detector(count_all=True, rate=0.05)
+    with caplog.at_level("INFO", "bruno"):
+        keyed(detector=judge, within=True)
+    assert "p ≤ 5 % is possible from element 20" in caplog.text
+    with pytest.raises(ValueError, match=r"`rate` must be at least 0.0078 .*got 0.005"):
+        keyed(detector=detector(count_all=True, rate=0.005), within=True)
+
+
 def test_a_set_that_changes_is_reported(monkeypatch):
     always = DriftTest(detected=0)
     monkeypatch.setattr(DriftTest, "add", lambda self, p: DriftTest(position=5, since=3, detected=5))

@@ -29,6 +29,7 @@ from bruno.streams.window import Window
 from bruno.tasks.anomaly import Detector
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.states import only_name
+from bruno.trained.watch import check_ranks
 
 COMMIT_ROWS, COMMIT_SECONDS = 10_000, 1.0
 WAIT = 5.0  # seconds to wait for another process that uses the store
@@ -91,10 +92,8 @@ class KeyedDetector:
             self.detector = made if isinstance(made, Detector) else made()
             if not self._model.is_same(self.detector.model):
                 raise ValueError("`detector` must be of the model of `trained`; got one of another model.")
-            if within and not self.detector.count_all:
-                raise ValueError(
-                    "`within` needs `count_all`: ranks within a set hold only if every element counts."
-                )
+            if within:
+                check_ranks(self.detector)
         except BaseException:
             self.store.close()
             raise

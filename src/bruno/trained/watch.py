@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from bruno.signals import StopSignal
 from bruno.streams.fast_densities import densities_of
 from bruno.tasks.anomaly import Detector, Judgement
 from bruno.tasks.conformal import Basis
+from bruno.tasks.drift import RANKS
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.tasks.keep_out import StreamEvidence, may_count
@@ -93,10 +95,8 @@ class Watch:
             self.detector = replace(self.detector, window=BLOCK - 1)
         if self.detector.densities is None:
             self.detector = replace(self.detector, densities=densities_of(trained.model))
-        if within and not self.detector.count_all:
-            raise ValueError(
-                "`within` needs `count_all`: ranks within a set hold only if every element counts."
-            )
+        if within:
+            check_ranks(self.detector)
         self._explainer = StreamExplainer(trained.columns, self.detector.reference) if explain else None
         self.state = resumed or WatchState()
         if before is not None:
@@ -251,6 +251,23 @@ class Watch:
 def _may_count(element: Element, before: StreamEvidence) -> bool:
     complete = not bool(element.x.isnan().any())
     return bool(may_count(complete, before.evidence.count, before.position))
+
+
+def check_ranks(detector: Detector) -> None:
+    """Raise unless a detector can judge by ranks within a set; log from which element on it can flag any."""
+    if not detector.count_all:
+        raise ValueError("`within` needs `count_all`: ranks within a set hold only if every element counts.")
+    first = math.ceil(1 / detector.rate)
+    if first > RANKS + 1:
+        raise ValueError(
+            f"`rate` must be at least {math.ceil(1e4 / (RANKS + 1)) / 1e4:g} for `within`, as an element is "
+            f"ranked among at most {RANKS} others; got {detector.rate:g}."
+        )
+    _log.info(
+        "ranks within a set: p ≤ %s %% is possible from element %d of a set on; ranks flag none before it",
+        f"{100 * detector.rate:g}",
+        first,
+    )
 
 
 def grouped_elements(
