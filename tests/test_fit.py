@@ -278,6 +278,21 @@ def test_fine_tuning_opens_a_model_given_by_path(kind, tiny, tmp_path):
     assert tuned.trained.model.fingerprint() == tiny.model.fingerprint()  # at a learning rate of zero
 
 
+def test_a_model_is_fine_tuned_on_a_path_or_a_frame(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    rows = np.random.default_rng(0).normal(size=(300, 2)).round(3)
+    frame = pandas.DataFrame({"of": [f"m{i % 15}" for i in range(300)], "a": rows[:, 0], "b": rows[:, 1]})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = {"name": tmp_path / "t.csv", "group": "of"}
+    table = bruno.train("table", tmp_path / "run", data=data, steps=1, **TINY)
+    of_path, of_frame = (
+        bruno.finetune(table, tmp_path / f"tuned{i}", data=data, trials=0, steps=1, way=2).trained
+        for i, data in enumerate([str(tmp_path / "t.csv"), frame])
+    )
+    assert len(of_path.examples("all")) == len(of_frame.examples("all")) == 300
+    assert of_path.model.fingerprint() == of_frame.model.fingerprint() != table.model.fingerprint()
+
+
 def test_fine_tuning_needs_a_recipe(tiny, tmp_path):
     bruno.save(tiny.model, tmp_path / "bare.safetensors")
     with pytest.raises(ValueError, match=r"`trained` .*bare"):

@@ -18,9 +18,9 @@ from bruno.config import Recipe, to_dict
 from bruno.data import Examples, SetSampler
 from bruno.data.datasets import SPLITS
 from bruno.devices import process_group
-from bruno.fit import run_training, with_planned_length, with_settings
+from bruno.fit import run_training, with_planned_length, with_settings, without_frame
 from bruno.model import Bruno
-from bruno.recipe_data import RecipeData, fitted_to, imputed, is_path, unseen_split
+from bruno.recipe_data import RecipeData, fitted_to, imputed, is_path, keep_frame, unseen_split
 from bruno.settings import check_same
 from bruno.tasks import FewShotProtocol, Progress, measure_bits_per_dim, measure_few_shot
 from bruno.tasks.evaluation import BitsPerDim, default_sets_per_class
@@ -107,20 +107,20 @@ def finetune(
         save_every: seconds between checkpoints.
         progress: called with a log entry after every step, or every few steps on a GPU.
         compare_progress: called as progress(done, total) during the comparison.
-        settings: override those of the model's recipe, as in `train`; ``data={"name": "folder"}`` fine-tunes
-            on user data, resized to the model's shape.
+        settings: override those of the model's recipe, as in `train`; ``data="folder"`` fine-tunes on user
+            data, resized to the model's shape.
     """
     check_count("trials", trials or 2, 2)  # to estimate a standard error
     if split is not None:
         check_choice("split", split, SPLITS)
     before, original = _opened(trained)
-    given = {name: value for name, value in (("way", way), ("episodes", episodes)) if value is not None}
-    recipe, explicit = _finetuning_recipe(
-        before, original, {"shot": shot, "generative": generative}, {**settings, **given}
-    )
+    settings, frame = without_frame(settings)
+    settings |= {name: value for name, value in (("way", way), ("episodes", episodes)) if value is not None}
+    plan = {"shot": shot, "generative": generative}
+    recipe, explicit = _finetuning_recipe(before, original, plan, settings)
     run = Run(out or before.folder.with_name(f"{before.folder.name}-finetuned"))
-    if resume:
-        recipe = with_planned_length(recipe, run, explicit)
+    recipe = with_planned_length(recipe, run, explicit) if resume else recipe
+    recipe = recipe if frame is None else keep_frame(frame, recipe, run.folder)
     data, unseen = RecipeData(recipe, before.data_dir), unseen_split(original, recipe)
     held_out = _held_out(before.model, data, split or unseen) if trials else None
     examples = _examples(before, original, recipe, data)

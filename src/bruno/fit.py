@@ -98,7 +98,7 @@ def train(
     """
     check_count("validation_sets", validation_sets or 2, 2)
     name, recipe = _named_recipe(recipe)
-    settings, frame = _without_frame(settings)
+    settings, frame = without_frame(settings)
     recipe, explicit = with_settings(recipe, settings)
     run = Run(out or Path("runs") / name)
     if resume:
@@ -193,7 +193,7 @@ def _learn_columns(model: Bruno, examples: Examples, seed: int) -> Examples:
     return imputed(examples, model, torch.Generator().manual_seed(seed))
 
 
-def _without_frame(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+def without_frame(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     """The settings, with a file name in place of a frame, and the frame; None if there is no frame.
 
     A path or a frame in place of the section `data` is its name.
