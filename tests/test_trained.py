@@ -87,7 +87,7 @@ def test_a_model_is_opened_from_its_run_its_file_and_its_name(trained, tmp_path)
 
 
 def test_a_model_that_does_not_exist_is_an_error(trained):
-    with pytest.raises(ValueError, match=r"`path` .*omniglot.*nowhere"):
+    with pytest.raises(ValueError, match=r"`path` .*nowhere .*omniglot, omniglot-small"):
         bruno.open("nowhere")
     with pytest.raises(ValueError, match=r"`checkpoint` .*got 'first'"):
         bruno.open(trained.folder, checkpoint="first")
