@@ -33,8 +33,8 @@ from bruno.provenance import provenance
 from bruno.tasks import Cutoffs, GroupCalibration, Groups, fixed_cutoffs, reference_density
 from bruno.tasks.batch_criteria import SetScale
 from bruno.tasks.conformal import GroupScores
-from bruno.tasks.keep_out import EncodedSets, batch_scores, shortfall, stream_scores
 from bruno.tasks.metrics import average_precision, roc_auc
+from bruno.tasks.robust_evidence import EncodedSets, batch_scores, shortfall, stream_scores
 from bruno.training import Run, Trainer
 
 RESULTS = Path(__file__).parents[1] / "results" / "decisions"

@@ -26,9 +26,9 @@ from bruno.data.synthetic_tiles import DEFECTS, simulate_tiles
 from bruno.provenance import provenance
 from bruno.tasks import Cutoffs, Groups, GroupScores, fixed_cutoffs
 from bruno.tasks.batch_criteria import SetScale, patch_scores
-from bruno.tasks.keep_out import batch_scores
 from bruno.tasks.metrics import roc_auc
 from bruno.tasks.planted_outliers import measure_planted_outliers
+from bruno.tasks.robust_evidence import batch_scores
 
 RESULTS = Path(__file__).parents[1] / "results" / "decisions"
 RATES = (0.01, 0.05, 0.1)

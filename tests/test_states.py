@@ -9,8 +9,8 @@ import torch
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.checkpoint import read, write
 from bruno.tasks.drift import WithinSet
-from bruno.tasks.keep_out import StreamEvidence
-from bruno.trained.states import KeptOut, SetState, WatchState
+from bruno.tasks.robust_evidence import StreamEvidence
+from bruno.trained.states import Excluded, SetState, WatchState
 
 
 @cache
@@ -23,7 +23,7 @@ def model() -> Bruno:
 def states() -> WatchState:
     z = torch.arange(3.0)
     state = SetState(StreamEvidence.empty(3).including(z), WithinSet.empty(3).add(z))
-    return WatchState({"a": state, "b": state}, (KeptOut("line 3", "a", z),))
+    return WatchState({"a": state, "b": state}, (Excluded("line 3", "a", z),))
 
 
 def test_states_survive_a_file(tmp_path):
@@ -39,10 +39,10 @@ def test_states_survive_a_file(tmp_path):
         ("set.0", torch.zeros(4, dtype=torch.uint8), "'a'"),
         ("set.1", torch.zeros(0, dtype=torch.uint8), "'b'"),
         ("set.1", None, "set.1"),
-        ("kept_out.0", torch.full((3,), math.inf), "`kept_out`"),
+        ("excluded.0", torch.full((3,), math.inf), "`excluded`"),
         ("groups", ["a", "a"], "`groups`"),
         ("groups", [], "`groups`"),
-        ("kept_out", [["line 3", "c"]], "`kept_out`"),
+        ("excluded", [["line 3", "c"]], "`excluded`"),
     ],
 )
 def test_a_damaged_state_is_a_value_error_that_names_the_part(tmp_path, part, value, name):

@@ -250,7 +250,7 @@ def test_an_alarm_is_accepted_by_the_name_of_the_row(stream):
     output = run("anomaly", "accept", "run", "stream.csv, line 72", "--store", "s.db")
     assert output.strip().endswith("accepted 1; 0 other elements do not count")
     with opened(window=30) as judge:
-        assert judge.store.latest_kept_out(9) == []
+        assert judge.store.latest_excluded(9) == []
 
 
 @pytest.mark.parametrize("option", ["--store", "--state"])

@@ -45,9 +45,9 @@ from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.groups import Groups
 from bruno.tasks.index import Index
-from bruno.tasks.keep_out import Cutoffs, StreamEvidence
+from bruno.tasks.robust_evidence import Cutoffs, StreamEvidence
 from bruno.trained import KeyedDetector, Trained
-from bruno.trained.states import KeptOut, SetState, WatchState
+from bruno.trained.states import Excluded, SetState, WatchState
 from bruno.training.run import Run
 from fuzz.mutations import VALUES, mutated, mutated_value
 
@@ -394,7 +394,7 @@ def watched() -> WatchState:
         stream = stream.add(model(), one, torch.tensor(0.0), Cutoffs((-9.0,)), torch.tensor(True))
         within = within.add(one)
     state = SetState(stream, within)
-    return WatchState({"a": state, "b": state}, (KeptOut("line 3", "a", z[0]),))
+    return WatchState({"a": state, "b": state}, (Excluded("line 3", "a", z[0]),))
 
 
 def parts_of(thing: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -425,7 +425,7 @@ def read_watched(path: Path) -> None:
         Detector(model(), 0.0).step(state.stream, torch.zeros(3))
         p = state.within.p_value(model(), torch.zeros(3))
         state.within.add(torch.zeros(3)), state.drift.add(p.uniform)
-    states.accepting([one.name for one in states.kept_out]).save(path, model())
+    states.accepting([one.name for one in states.excluded]).save(path, model())
 
 
 def with_right_checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any], read) -> Case:
@@ -507,7 +507,7 @@ def read_store(path: Path) -> None:
     owner = Trained(model(), None, path.parent)
     with KeyedDetector(owner, path, Detector(model(), -5.0), window=20, wait=0.0) as judge:
         judge.step(["a", "b"], torch.zeros(2, 3))
-        judge.accept(*judge.store.latest_kept_out(1))
+        judge.accept(*judge.store.latest_excluded(1))
         list(judge)
 
 

@@ -42,7 +42,7 @@ def test_the_last_step_is_undone_if_its_report_fails(tmp_path, settings):
     in_steps(expected, KEYS[:150], X[:150], 30)
     with keyed(tmp_path / "s.db", **settings) as judge:
         assert judge.source("file") is None
-        assert judge.store.latest_kept_out(99) == expected_ids(expected)
+        assert judge.store.latest_excluded(99) == expected_ids(expected)
         assert_same_states(judge, expected)
         rest = judge.step(KEYS[150:], X[150:])
         assert_same(rest, expected.step(KEYS[150:], X[150:]))
@@ -50,7 +50,7 @@ def test_the_last_step_is_undone_if_its_report_fails(tmp_path, settings):
 
 def expected_ids(judge: KeyedDetector) -> list[str]:
     judge.commit()
-    return judge.store.latest_kept_out(10**6)
+    return judge.store.latest_excluded(10**6)
 
 
 def test_a_set_that_left_memory_is_not_written_again_in_its_old_state(tmp_path):
@@ -178,7 +178,7 @@ def killed_often(tmp_path: Path, kills: int, settings: dict) -> None:
     assert reported == wanted
     with keyed(store, **settings) as judge:
         assert_same_states(judge, expected)
-        assert judge.store.latest_kept_out(10**6) == expected_ids(expected)
+        assert judge.store.latest_excluded(10**6) == expected_ids(expected)
         if "window" in settings:
             for name in judge:
                 assert judge.store.elements(name, -1) == expected.store.elements(name, -1)

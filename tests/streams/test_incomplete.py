@@ -15,7 +15,7 @@ from bruno.data import Element, Examples, SetSampler
 from bruno.tasks.anomaly import Detector, density_floor, judge_batch, reference_density
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.groups import Groups
-from bruno.tasks.keep_out import Cutoffs
+from bruno.tasks.robust_evidence import Cutoffs
 from bruno.trained import KeyedDetector, Trained
 
 RATE, GROUPS, SETS, ROWS = 0.05, 200, 400, 10

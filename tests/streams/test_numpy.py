@@ -11,7 +11,7 @@ from bruno.process import GaussianProcess, StudentTProcess
 from bruno.streams.densities import RowDensities
 from bruno.streams.encoder import RowEncoder, TorchEncoder, encoder_of
 from bruno.streams.evidence import SetEvidence, evidence_inside, with_element, without_element
-from bruno.tasks.keep_out import scores_within
+from bruno.tasks.robust_evidence import scores_within
 
 ROWS = machines(5, 20, seed=7).reshape(-1, DIM)
 
@@ -143,7 +143,7 @@ def test_coefficients_take_bounded_memory(monkeypatch):
     assert len(densities._blocks) <= 2
 
 
-def test_scores_within_sets_match_keep_out():
+def test_scores_within_sets_match_robust_evidence():
     model = small_model()
     model = Bruno(model.shape, model.flow, model.process.double(), model.preprocessing)
     z, inside = torch.randn(6, 9, DIM, dtype=torch.double), torch.rand(6, 9) < 0.6

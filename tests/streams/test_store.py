@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bruno.streams import store as module
-from bruno.streams.store import Answer, KeptOut, Mark, Store
+from bruno.streams.store import Answer, Excluded, Mark, Store
 
 MODEL = "0123456789abcdef"
 
@@ -26,7 +26,7 @@ def filled(path: Path) -> Store:
     store = opened(path)
     store.put([("a", b"1"), ("b", b"2"), ("\udcff", b"3")])
     store.put_elements([("a", 0, b"x"), ("a", 1, b"y"), ("a", 2, b"z")])
-    store.put_kept_out([KeptOut("line 1", "a", b"old"), KeptOut("line 1", "b", b"new")])
+    store.put_excluded([Excluded("line 1", "a", b"old"), Excluded("line 1", "b", b"new")])
     store.put_sources({"file": Mark(3, 4)})
     store.commit()
     return store
@@ -41,8 +41,8 @@ def test_what_is_committed_is_read_again(path):
     assert (store.element("a", 1), store.elements("a", 0)) == (b"y", [b"y", b"z"])
     assert store.source("file") == Mark(3, 4)
     assert store.source("other") is None
-    assert store.kept_out("line 1") == (2, KeptOut("line 1", "b", b"new"))
-    assert store.latest_kept_out(1) == ["line 1"]
+    assert store.excluded("line 1") == (2, Excluded("line 1", "b", b"new"))
+    assert store.latest_excluded(1) == ["line 1"]
 
 
 def test_what_is_not_committed_is_not_kept(path):
@@ -50,27 +50,27 @@ def test_what_is_not_committed_is_not_kept(path):
     store = opened(path)
     store.put([("a", b"9"), ("d", b"4")])
     store.drop_elements([("a", 5)])
-    store.drop_kept_out(2)
+    store.drop_excluded(2)
     store.put_sources({"file": Mark(5)})
     store.close()
     store = opened(path)
     assert store.states(["a", "d"]) == {"a": b"1"}
     assert store.elements("a", -1) == [b"x", b"y", b"z"]
     assert store.source("file") == Mark(3, 4)
-    assert store.kept_out("line 1")[0] == 2
+    assert store.excluded("line 1")[0] == 2
 
 
 def test_elements_that_count_again_are_no_longer_excluded(path):
     store = filled(path)
     store.drop_put_back([("b", b"new")])
-    assert store.kept_out("line 1") == (1, KeptOut("line 1", "a", b"old"))
+    assert store.excluded("line 1") == (1, Excluded("line 1", "a", b"old"))
 
 
 def test_only_the_latest_elements_that_did_not_count_stay(path, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_KEPT_OUT", 3)
+    monkeypatch.setattr(module, "_MAX_EXCLUDED", 3)
     store = opened(path)
-    store.put_kept_out([KeptOut(str(i), "a", b"") for i in range(10)])
-    assert store.latest_kept_out(10) == ["7", "8", "9"]
+    store.put_excluded([Excluded(str(i), "a", b"") for i in range(10)])
+    assert store.latest_excluded(10) == ["7", "8", "9"]
 
 
 def test_a_store_in_memory_has_no_file(tmp_path, monkeypatch):
@@ -127,12 +127,14 @@ def test_an_older_store_is_migrated(path, monkeypatch):
     opened(path).close()
 
 
-def test_a_store_of_version_1_is_migrated_and_can_then_hold_answers(path):
+def test_a_store_of_version_1_is_migrated(path):
     store = filled(path)
     store._db.execute("DROP TABLE answers")
+    store._db.execute("ALTER TABLE excluded RENAME TO kept_out")
     store._db.execute("PRAGMA user_version = 1")
     store.close()
     store = opened(path)
+    assert store.excluded("line 1") == (2, Excluded("line 1", "b", b"new"))
     assert store.answer("key") is None
     store.put_answers({"key": Answer(b"digest", "{}")})
     store.commit()
@@ -152,7 +154,7 @@ def test_a_set_is_removed_with_all_that_belongs_to_it(path):
     store = filled(path)
     store.drop("a")
     assert list(store.names()) == ["b", "\udcff"]
-    assert (store.elements("a", -1), store.count_kept_out()) == ([], 1)
+    assert (store.elements("a", -1), store.count_excluded()) == ([], 1)
 
 
 def test_names_are_listed_in_parts(path):
@@ -212,7 +214,7 @@ def test_a_damaged_store_is_a_value_error(path, start):
         store = opened(path)
         store.states(["a"])
         store.element("a", 0)
-        store.kept_out("line 1")
+        store.excluded("line 1")
         list(store.names())
 
 

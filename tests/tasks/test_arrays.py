@@ -20,7 +20,6 @@ from bruno.tasks.explanation import explain
 from bruno.tasks.familiarity import Familiarity
 from bruno.tasks.generation import samples_by_prefix, spread_by_repeats
 from bruno.tasks.index import Index
-from bruno.tasks.keep_out import Cutoffs, typical_elements
 from bruno.tasks.metrics import (
     average_precision,
     calibration_error,
@@ -30,6 +29,7 @@ from bruno.tasks.metrics import (
     roc_auc,
 )
 from bruno.tasks.retrieval import rank
+from bruno.tasks.robust_evidence import Cutoffs, typical_elements
 from bruno.tasks.specks import has_speck
 
 IMAGES = torch.randint(0, 256, (6, 1, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

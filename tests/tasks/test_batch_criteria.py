@@ -14,9 +14,9 @@ from bruno.tasks.anomaly import judge_batch
 from bruno.tasks.batch_criteria import SetScale, patch_scores
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.groups import Groups
-from bruno.tasks.keep_out import batch_scores
 from bruno.tasks.metrics import roc_auc
 from bruno.tasks.planted_outliers import OUTLIERS, measure_planted_outliers
+from bruno.tasks.robust_evidence import batch_scores
 
 SIZE, TILES = 8, 10
 

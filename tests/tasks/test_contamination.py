@@ -12,7 +12,7 @@ from bruno.data import Examples
 from bruno.tasks.calibration import fixed_cutoffs
 from bruno.tasks.contamination import Contamination, measure_contamination
 from bruno.tasks.groups import Groups
-from bruno.tasks.keep_out import Cutoffs
+from bruno.tasks.robust_evidence import Cutoffs
 
 
 @pytest.fixture(scope="module")

@@ -283,7 +283,7 @@ def accept(
             left = trained.accept_in_store(names, store)
         else:
             assert state is not None
-            left = len(trained.accept(names, state).kept_out)
+            left = len(trained.accept(names, state).excluded)
     except ValueError as error:
         raise ValueError(str(error).replace("`names`", "NAMES")) from error
     console.print(f"accepted {len(names)}; {left} other elements do not count", soft_wrap=True)

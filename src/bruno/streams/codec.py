@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from bruno.process import Evidence
 from bruno.tasks.drift import RANKS, DriftTest, WithinSet
-from bruno.tasks.keep_out import START
+from bruno.tasks.robust_evidence import START
 
 VERSION = 1
 NO_OFFSET = -(2**63)
@@ -41,7 +41,7 @@ _DOUBLE = np.dtype("<f8")
 _LARGEST = 2**53  # count that float64 resolves
 
 _RANKS, _INCOMPLETE = 1, 2  # marks: has ranks, has had an element with missing numbers
-USABLE, INSIDE, KEPT_OUT = 1, 2, 4  # flags of first elements: may count, counts, did not count at first
+USABLE, INSIDE, EXCLUDED = 1, 2, 4  # flags of first elements: may count, counts, did not count at first
 
 
 class Ranks(NamedTuple):
@@ -63,7 +63,7 @@ class SetRecord:
         counted: number of elements that have ever counted, which numbers the next element of a window.
         offset: offset in the input of the last element; `NO_OFFSET` without one.
         first: latents of the first elements while they may be reconsidered.
-        flags: `USABLE`, `INSIDE` and `KEPT_OUT` of each first element.
+        flags: `USABLE`, `INSIDE` and `EXCLUDED` of each first element.
         ranks: state of p-values within the set; None without them.
         incomplete: whether an element so far had missing numbers.
     """

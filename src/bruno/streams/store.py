@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from bruno.files import check_regular
 
-SCHEMA = 2  # the version of the tables
+SCHEMA = 3  # the version of the tables
 MEMORY = ":memory:"  # path of a store without a file
 
 _APPLICATION = 0x4252554E  # "BRUN" in the header of the file
 _HEADER_SIZE = 100
-_MAX_KEPT_OUT = 100_000  # older elements can no longer be accepted
+_MAX_EXCLUDED = 100_000  # older elements can no longer be accepted
 _MAX_ANSWERS = 100_000  # older requests can no longer be repeated safely
 _AT_A_TIME = 500  # keys in a query
 
@@ -29,9 +29,9 @@ _TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE sets (name BLOB PRIMARY KEY, state BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE elements (name BLOB, number INTEGER, z BLOB NOT NULL, PRIMARY KEY (name, number)) WITHOUT ROWID;
-CREATE TABLE kept_out (number INTEGER PRIMARY KEY, id BLOB NOT NULL, name BLOB NOT NULL, z BLOB NOT NULL);
-CREATE INDEX kept_out_by_id ON kept_out (id);
-CREATE INDEX kept_out_by_name ON kept_out (name);
+CREATE TABLE excluded (number INTEGER PRIMARY KEY, id BLOB NOT NULL, name BLOB NOT NULL, z BLOB NOT NULL);
+CREATE INDEX excluded_by_id ON excluded (id);
+CREATE INDEX excluded_by_name ON excluded (name);
 CREATE TABLE sources (name BLOB PRIMARY KEY, offset INTEGER NOT NULL, mark INTEGER NOT NULL) WITHOUT ROWID;
 """
 _ANSWERS = """
@@ -40,7 +40,7 @@ CREATE TABLE answers (
 );
 """
 # Statements that turn a store of each earlier version into the next one.
-MIGRATIONS: dict[int, str] = {1: _ANSWERS}
+MIGRATIONS: dict[int, str] = {1: _ANSWERS, 2: "ALTER TABLE kept_out RENAME TO excluded"}
 
 
 class Mark(NamedTuple):
@@ -50,7 +50,7 @@ class Mark(NamedTuple):
     check: int = 0
 
 
-class KeptOut(NamedTuple):
+class Excluded(NamedTuple):
     """An element that was excluded from its set: its id, the name of the set, and its latents as bytes."""
 
     id: str
@@ -219,35 +219,35 @@ class Store:
             ).fetchone()
         return None if row is None else Mark(*row)
 
-    def kept_out(self, id: str) -> tuple[int, KeptOut] | None:
+    def excluded(self, id: str) -> tuple[int, Excluded] | None:
         """The latest excluded element with this id, and its number; None if there is none."""
         with self._translated():
-            query = "SELECT * FROM kept_out WHERE id = ? ORDER BY number DESC LIMIT 1"
+            query = "SELECT * FROM excluded WHERE id = ? ORDER BY number DESC LIMIT 1"
             row = self._db.execute(query, (_blob(id),)).fetchone()
-        return None if row is None else (row[0], KeptOut(_text(row[1]), _text(row[2]), bytes(row[3])))
+        return None if row is None else (row[0], Excluded(_text(row[1]), _text(row[2]), bytes(row[3])))
 
-    def kept_out_ending(self, end: str, count: int) -> list[str]:
+    def excluded_ending(self, end: str, count: int) -> list[str]:
         """The different ids of excluded elements that end with this text, the latest first."""
         with self._translated():
             query = (
-                "SELECT id, max(number) FROM kept_out WHERE substr(id, -?) = ? GROUP BY id ORDER BY 2 DESC "
+                "SELECT id, max(number) FROM excluded WHERE substr(id, -?) = ? GROUP BY id ORDER BY 2 DESC "
                 "LIMIT ?"
             )
             rows = self._db.execute(query, (len(_blob(end)), _blob(end), count)).fetchall()
         return [_text(id) for id, _ in rows]
 
-    def latest_kept_out(self, count: int) -> list[str]:
+    def latest_excluded(self, count: int) -> list[str]:
         """The ids of the latest excluded elements, from old to new."""
         with self._translated():
             rows = self._db.execute(
-                "SELECT id FROM kept_out ORDER BY number DESC LIMIT ?", (count,)
+                "SELECT id FROM excluded ORDER BY number DESC LIMIT ?", (count,)
             ).fetchall()
         return [_text(id) for (id,) in reversed(rows)]
 
-    def count_kept_out(self) -> int:
+    def count_excluded(self) -> int:
         """Number of elements that can be accepted."""
         with self._translated():
-            return int(self._db.execute("SELECT count(*) FROM kept_out").fetchone()[0])
+            return int(self._db.execute("SELECT count(*) FROM excluded").fetchone()[0])
 
     def answer(self, request: str) -> Answer | None:
         """The answer that was given to a request, by its key."""
@@ -265,7 +265,7 @@ class Store:
 
     def drop(self, name: str) -> None:
         """Remove a set, with its elements and the elements that were excluded from it."""
-        for table in ("sets", "elements", "kept_out"):
+        for table in ("sets", "elements", "excluded"):
             self._write(f"DELETE FROM {table} WHERE name = ?", [(_blob(name),)])
 
     def put_answers(self, answers: Mapping[str, Answer]) -> None:
@@ -285,21 +285,21 @@ class Store:
         rows = ((_blob(name), number) for name, number in limits)
         self._write("DELETE FROM elements WHERE name = ? AND number <= ?", rows)
 
-    def put_kept_out(self, elements: Sequence[KeptOut]) -> None:
+    def put_excluded(self, elements: Sequence[Excluded]) -> None:
         """Add excluded elements; only the latest 100,000 stay."""
         rows = ((_blob(id), _blob(name), z) for id, name, z in elements)
-        self._write("INSERT INTO kept_out (id, name, z) VALUES (?, ?, ?)", rows)
-        limit = "SELECT max(number) - ? FROM kept_out"
-        self._write(f"DELETE FROM kept_out WHERE number <= ({limit})", [(_MAX_KEPT_OUT,)])
+        self._write("INSERT INTO excluded (id, name, z) VALUES (?, ?, ?)", rows)
+        limit = "SELECT max(number) - ? FROM excluded"
+        self._write(f"DELETE FROM excluded WHERE number <= ({limit})", [(_MAX_EXCLUDED,)])
 
-    def drop_kept_out(self, number: int) -> None:
+    def drop_excluded(self, number: int) -> None:
         """Remove an excluded element, by its number."""
-        self._write("DELETE FROM kept_out WHERE number = ?", [(number,)])
+        self._write("DELETE FROM excluded WHERE number = ?", [(number,)])
 
     def drop_put_back(self, elements: Iterable[tuple[str, bytes]]) -> None:
         """Remove elements that were excluded at first and now count, by set and latents."""
         rows = ((_blob(name), z) for name, z in elements)
-        self._write("DELETE FROM kept_out WHERE name = ? AND z = ?", rows)
+        self._write("DELETE FROM excluded WHERE name = ? AND z = ?", rows)
 
     def put_sources(self, marks: Mapping[str, Mark]) -> None:
         """Set how far sources have been read."""

@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from bruno.model import Bruno
-from bruno.streams.codec import INSIDE, KEPT_OUT, USABLE, Ranks, encode_latents
+from bruno.streams.codec import EXCLUDED, INSIDE, USABLE, Ranks, encode_latents
 from bruno.streams.densities import RowDensities
 from bruno.streams.evidence import Numbers, SetEvidence, evidence_inside, with_element
 from bruno.streams.sets import First, HotSets
 from bruno.streams.window import Window
 from bruno.tasks.anomaly import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
-from bruno.tasks.keep_out import RECONSIDERED, START, may_count, typical_elements
+from bruno.tasks.robust_evidence import RECONSIDERED, START, may_count, typical_elements
 
 _SIZES = (0, 8, START)  # sets are reconsidered in two batches: up to 8, and up to 20 first elements
 
@@ -197,7 +197,7 @@ class Updates:
         for i, (slot, size) in enumerate(zip(slots.tolist(), sizes.tolist(), strict=True)):
             flags = self._sets.first[slot].flags
             latest[i] = flags[size - 1] & INSIDE
-            flags[size - 1] |= 0 if latest[i] else KEPT_OUT
+            flags[size - 1] |= 0 if latest[i] else EXCLUDED
             if size >= START:
                 self.end_of_start(slot)
         return latest
@@ -209,9 +209,9 @@ class Updates:
         flags = np.stack([first.flags[:size] for first in firsts])  # 0 for elements that are still to come
         inside = self._typical(z, (flags & USABLE) > 0)
         self._replace(slots, z, inside)
-        for set_, element in zip(*np.nonzero(inside & (flags & KEPT_OUT > 0)), strict=True):
+        for set_, element in zip(*np.nonzero(inside & (flags & EXCLUDED > 0)), strict=True):
             self.put_back.append((self._sets.name(int(slots[set_])), encode_latents(z[set_, element])))
-        marks = np.where(inside, (flags & USABLE) | INSIDE, flags & (USABLE | KEPT_OUT)).astype(np.uint8)
+        marks = np.where(inside, (flags & USABLE) | INSIDE, flags & (USABLE | EXCLUDED)).astype(np.uint8)
         for first, own in zip(firsts, marks, strict=True):
             first.flags[:size] = own
 

@@ -19,7 +19,7 @@ from bruno.model import Bruno, Encoded, Posterior
 from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
 from bruno.tasks.evaluation import steps_and_prior
-from bruno.tasks.keep_out import (
+from bruno.tasks.robust_evidence import (
     START,
     Cutoffs,
     ElementDensities,

@@ -19,9 +19,9 @@ from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BATCH_CRITERIA, BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.groups import Groups
-from bruno.tasks.keep_out import Cutoffs, EncodedSets, batch_scores, scores_of_the_rest
+from bruno.tasks.robust_evidence import Cutoffs, EncodedSets, batch_scores, scores_of_the_rest
 
-_KEPT_OUT = 0.01  # fraction of clean elements below the cutoffs
+_EXCLUDED = 0.01  # fraction of clean elements below the cutoffs
 _LONGEST = 128  # calibrated positions of a stream; later positions use the scores of the last one
 _BATCH_ELEMENTS = 120  # elements of each group in all its batches, at least
 _PATCH_SETS = 64  # sets of all groups together whose patches are compared, approximately
@@ -286,7 +286,7 @@ def _no_usable_element(groups: Groups) -> ValueError:
     )
 
 
-def fixed_cutoffs(model: Bruno, groups: Groups, *, rate: float = _KEPT_OUT, seed: int = 0) -> Cutoffs:
+def fixed_cutoffs(model: Bruno, groups: Groups, *, rate: float = _EXCLUDED, seed: int = 0) -> Cutoffs:
     """Cutoffs with a fraction `rate` of the clean elements of groups below them, smooth over positions."""
     scores = stream_group_scores(model, groups, None, seed, unseen=False)
     return Cutoffs(tuple(scores.threshold(n, rate) for n in range(1, int(scores.positions[-1]) + 1)), rate)

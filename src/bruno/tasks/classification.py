@@ -22,9 +22,9 @@ from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.few_shot import episode_scores
 from bruno.tasks.groups import Groups
-from bruno.tasks.keep_out import shortfall
 from bruno.tasks.metrics import calibration_error, log_loss
 from bruno.tasks.progress import Progress
+from bruno.tasks.robust_evidence import shortfall
 from bruno.tasks.scorers import ModelScorer, check_views, dimensions_above, part_size, square_views
 
 MAX_EXAMPLES = 9  # support elements of a class that are kept with a classification

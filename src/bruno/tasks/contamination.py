@@ -10,8 +10,8 @@ from torch import Generator, Tensor
 
 from bruno.data import Examples
 from bruno.model import Bruno
-from bruno.tasks.keep_out import Cutoffs, scores_within, typical_elements
 from bruno.tasks.planted_faults import RobustDistance
+from bruno.tasks.robust_evidence import Cutoffs, scores_within, typical_elements
 
 _BULK = 0.8  # the excess of a row is in units of this quantile above the median
 _FAR, _BETWEEN = 8, 4  # excess of rows that are far beyond the bulk, and of rows between these and the bulk

@@ -15,8 +15,8 @@ from torch import Generator, Tensor
 from bruno.checkpoint import check_tensor, require
 from bruno.data.examples import Examples, members_by_label
 from bruno.model import Bruno
-from bruno.tasks.keep_out import EncodedSets, shortfall
 from bruno.tasks.progress import Progress
+from bruno.tasks.robust_evidence import EncodedSets, shortfall
 
 _MAX_ELEMENTS = 200  # of a group
 _SEQUENCES = 600  # random orders of all groups together

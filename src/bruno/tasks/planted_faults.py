@@ -19,8 +19,8 @@ from bruno.tasks.anomaly import check_rate, density_floor, reference_density
 from bruno.tasks.calibration import fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.groups import Groups
-from bruno.tasks.keep_out import batch_scores, shortfall
 from bruno.tasks.metrics import roc_auc
+from bruno.tasks.robust_evidence import batch_scores, shortfall
 
 FAULTS = ("row of another set", "one column of another set", "spike in one column")
 _FAULTY_FRACTION = 0.1  # of the rows of a set

@@ -12,9 +12,9 @@ from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_scores
-from bruno.tasks.keep_out import Cutoffs, batch_scores
 from bruno.tasks.metrics import roc_auc
 from bruno.tasks.planted_faults import area_gain
+from bruno.tasks.robust_evidence import Cutoffs, batch_scores
 
 OUTLIERS = ("image of another class", "patch of another class")
 _SET_SIZE = 20  # at most

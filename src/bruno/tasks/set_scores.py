@@ -20,7 +20,8 @@ from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
 from bruno.tasks.batch_criteria import SetScale
 from bruno.tasks.calibration import GroupCalibration
-from bruno.tasks.keep_out import (
+from bruno.tasks.references import CalibratedReference, Reference
+from bruno.tasks.robust_evidence import (
     evidence_within,
     majority,
     scores_within,
@@ -28,7 +29,6 @@ from bruno.tasks.keep_out import (
     typical_elements,
     with_typical,
 )
-from bruno.tasks.references import CalibratedReference, Reference
 
 Criterion = Literal["score", "density"]
 CRITERIA: tuple[Criterion, ...] = ("score", "density")

@@ -25,9 +25,9 @@ from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.contamination import Contamination, measure_contamination
 from bruno.tasks.groups import Groups
-from bruno.tasks.keep_out import Cutoffs
 from bruno.tasks.planted_outliers import measure_planted_outliers
 from bruno.tasks.progress import Progress
+from bruno.tasks.robust_evidence import Cutoffs
 from bruno.trained.data import Data, TrainedData, data_label, is_own
 from bruno.weights import pretrained_calibration_path
 

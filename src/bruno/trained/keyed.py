@@ -23,7 +23,7 @@ from bruno.streams.encoder import Latents, encoder_of
 from bruno.streams.judgements import Judgements, Rule
 from bruno.streams.rows import check_forgetting, checked_keys, checked_offsets, complete_rows, rounds_of
 from bruno.streams.sets import HotSets, capacity_for
-from bruno.streams.store import MEMORY, KeptOut, Mark, Store
+from bruno.streams.store import MEMORY, Excluded, Mark, Store
 from bruno.streams.updates import Updates
 from bruno.streams.window import Window
 from bruno.tasks.anomaly import Detector
@@ -107,7 +107,7 @@ class KeyedDetector:
         self._within = within
         self._interrupted = False
         self._sources: dict[str, Mark] = {}
-        self._kept_out: list[KeptOut] = []
+        self._excluded: list[Excluded] = []
         self._before: tuple[int, int, int, dict[str, Mark]] = (0, 0, 0, {})  # to undo the last step
         self._rows, self._committed = 0, time.monotonic()
 
@@ -144,13 +144,13 @@ class KeyedDetector:
             slots = self._sets.slots(names)
             self._sets.begin_step(slots)
             try:
-                found, kept_out = self._judged(slots, x, complete, given, evidence)
+                found, excluded = self._judged(slots, x, complete, given, evidence)
             except Exception:
                 self.undo()
                 raise
-        for i in sorted(kept_out):
+        for i in sorted(excluded):
             id = f"{names[i]}/{found.position[i] + 1}" if ids is None else str(ids[i])
-            self._kept_out.append(KeptOut(id, names[i], encode_latents(kept_out[i])))
+            self._excluded.append(Excluded(id, names[i], encode_latents(excluded[i])))
         self._rows += len(names)
         self._sources |= sources or {}
         return found
@@ -167,7 +167,7 @@ class KeyedDetector:
         found = Judgements.empty(len(slots))
         latents = self._encode(x) if complete is None else self._encoded(x, complete)
         prior = self._updates.prior(latents.z)
-        kept_out: dict[int, NDArray[np.float64]] = {}
+        excluded: dict[int, NDArray[np.float64]] = {}
         before = np.zeros((2, *latents.z.shape)) if evidence else None  # means and scatters
         for rows in rounds_of(slots):
             if offsets is not None:
@@ -191,14 +191,14 @@ class KeyedDetector:
             found.out_of_distribution[rows], found.counts[rows] = update.beyond, update.counts
             if update.p_within is not None:
                 found.p_within[rows] = update.p_within
-            kept_out |= {i: latents.z[i] for i in rows[~update.counts].tolist()}
+            excluded |= {i: latents.z[i] for i in rows[~update.counts].tolist()}
         if before is not None:
             on_cpu = Evidence(torch.from_numpy(found.seen).round().long(), *torch.from_numpy(before))
             found.evidence = on_cpu.to(self._model.device)
         self._rule.judge(found)
         if self._within:
             self._judge_within(found)
-        return found, kept_out
+        return found, excluded
 
     def _judge_within(self, found: Judgements) -> None:
         """Replace the judgement of each row that has a rank within its set by one from that rank."""
@@ -247,7 +247,7 @@ class KeyedDetector:
     def reported(self) -> None:
         """Make the last step final: its result has been reported."""
         put_back = len(self._updates.put_back)
-        self._before = self._rows, len(self._kept_out), put_back, dict(self._sources)
+        self._before = self._rows, len(self._excluded), put_back, dict(self._sources)
         self._sets.end_step()
         if self._window is not None:
             self._window.begin_step()
@@ -255,8 +255,8 @@ class KeyedDetector:
     def undo(self) -> int:
         """Undo the last step, unless it is final; returns the number of rows that were undone."""
         undone = self._rows - self._before[0]
-        self._rows, kept_out, put_back, self._sources = self._before
-        del self._kept_out[kept_out:], self._updates.put_back[put_back:]
+        self._rows, excluded, put_back, self._sources = self._before
+        del self._excluded[excluded:], self._updates.put_back[put_back:]
         self._sets.undo()
         if self._window is not None:
             self._window.undo()
@@ -276,9 +276,9 @@ class KeyedDetector:
         self._sets.flush()
         if self._window is not None:
             self._window.flush()
-        if self._kept_out:
-            self.store.put_kept_out(self._kept_out)
-            self._kept_out.clear()
+        if self._excluded:
+            self.store.put_excluded(self._excluded)
+            self._excluded.clear()
         if self._updates.put_back:
             self.store.drop_put_back(self._updates.put_back)
             self._updates.put_back.clear()
@@ -304,22 +304,22 @@ class KeyedDetector:
         The folders at the beginning of a name may be omitted if the rest names only one element.
         """
         self.commit()
-        elements = dict(map(self._element_kept_out, names))
+        elements = dict(map(self._element_excluded, names))
         if not elements:
             return
         slots = self._sets.slots([element.name for element in elements.values()])
         self._sets.begin_step(slots)
         for slot, (number, element) in zip(slots.tolist(), elements.items(), strict=True):
             self._updates.include(slot, decode_latents(element.z, self._model.dim, element.name))
-            self.store.drop_kept_out(number)
+            self.store.drop_excluded(number)
         self.commit()
 
-    def _element_kept_out(self, name: str) -> tuple[int, KeptOut]:
+    def _element_excluded(self, name: str) -> tuple[int, Excluded]:
         """An element that was excluded from its set, and its number in the store."""
-        found = self.store.kept_out(name)
+        found = self.store.excluded(name)
         if found is None:
-            ending = self.store.kept_out_ending(f"/{name}", _CANDIDATES)
-            found = self.store.kept_out(only_name(name, ending, self.store.latest_kept_out(_CANDIDATES)))
+            ending = self.store.excluded_ending(f"/{name}", _CANDIDATES)
+            found = self.store.excluded(only_name(name, ending, self.store.latest_excluded(_CANDIDATES)))
             assert found is not None
         decode_latents(found[1].z, self._model.dim, found[1].name)  # raises before anything changes
         return found

@@ -302,7 +302,7 @@ class KeyedJobs(DetectionJobs):
         # Elements that are accepted are not judged: any detector will do.
         with KeyedDetector(self, store, Detector(self.model, count_all=True), **settings) as keyed:
             keyed.accept(*names)
-            return keyed.store.count_kept_out()
+            return keyed.store.count_excluded()
 
 
 def _checked_paths(stream: object, reader: ElementReader) -> list[Path] | None:

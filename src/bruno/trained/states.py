@@ -16,13 +16,13 @@ from bruno.model import Bruno
 from bruno.process import Evidence
 from bruno.streams.codec import USABLE, Ranks, SetRecord, decode, encode
 from bruno.tasks.drift import DriftTest, WithinSet
-from bruno.tasks.keep_out import StreamEvidence
+from bruno.tasks.robust_evidence import StreamEvidence
 
-_MAX_KEPT_OUT = 100  # elements that are remembered, so that `accepting` can still add them
+_MAX_EXCLUDED = 100  # elements that are remembered, so that `accepting` can still add them
 _CANDIDATES = 5  # elements that an error names
 
 
-class KeptOut(NamedTuple):
+class Excluded(NamedTuple):
     """An element that was excluded from the evidence of its set: its name, its set and its latents."""
 
     name: str
@@ -52,15 +52,15 @@ class WatchState:
     """
 
     sets: Mapping[str, SetState] = field(default_factory=dict)
-    kept_out: tuple[KeptOut, ...] = ()
+    excluded: tuple[Excluded, ...] = ()
 
     def with_set(self, group: str, state: SetState) -> WatchState:
         """A copy with the state of one set replaced."""
-        return WatchState({**self.sets, group: state}, self.kept_out)
+        return WatchState({**self.sets, group: state}, self.excluded)
 
-    def with_kept_out(self, element: KeptOut) -> WatchState:
+    def with_excluded(self, element: Excluded) -> WatchState:
         """A copy that also remembers this element, which was excluded from its set."""
-        return WatchState(self.sets, (*self.kept_out, element)[-_MAX_KEPT_OUT:])
+        return WatchState(self.sets, (*self.excluded, element)[-_MAX_EXCLUDED:])
 
     def accepting(self, names: list[str]) -> WatchState:
         """A copy in which elements that were excluded by mistake are added to their sets.
@@ -72,14 +72,14 @@ class WatchState:
         """
         state = self
         for name in names:
-            known = [one.name for one in state.kept_out]
+            known = [one.name for one in state.excluded]
             if name not in known:
                 ending = dict.fromkeys(one for one in known if one.endswith(f"/{name}"))
                 name = only_name(name, list(ending), known)
-            found = next(one for one in state.kept_out if one.name == name)
+            found = next(one for one in state.excluded if one.name == name)
             own = state.sets[found.group]
             own = SetState(own.stream.including(found.z), own.within, own.drift)
-            rest = tuple(one for one in state.kept_out if one is not found)
+            rest = tuple(one for one in state.excluded if one is not found)
             state = WatchState({**state.sets, found.group: own}, rest)
         return state
 
@@ -95,11 +95,11 @@ class WatchState:
         for i, (group, state) in enumerate(self.sets.items()):
             data = bytearray(encode(_record_of(state), fingerprint, group))
             tensors[f"set.{i}"] = torch.frombuffer(data, dtype=torch.uint8)
-        for i, element in enumerate(self.kept_out):
-            tensors[f"kept_out.{i}"] = element.z
+        for i, element in enumerate(self.excluded):
+            tensors[f"excluded.{i}"] = element.z
         about = {
             "groups": list(self.sets),
-            "kept_out": [(one.name, one.group) for one in self.kept_out],
+            "excluded": [(one.name, one.group) for one in self.excluded],
         }
         write(path, tensors, {"kind": "posterior", "model": fingerprint, "watch": about})
 
@@ -124,17 +124,17 @@ class WatchState:
             return cls({"": SetState.of(StreamEvidence.of(evidence.to(model.device)))})
         groups = about["groups"]
         require(_are_names(groups) and len(set(groups)) == len(groups) > 0, "groups", "different names")
-        require(len(about["kept_out"]) <= _MAX_KEPT_OUT, "kept_out", f"at most {_MAX_KEPT_OUT}")
-        kept_out = []
-        for i, (name, group) in enumerate(about["kept_out"]):
-            require(_are_names([name, group]) and group in groups, "kept_out", "names of elements and sets")
-            z = check_tensor("kept_out", tensors[f"kept_out.{i}"], (model.dim,))
-            kept_out.append(KeptOut(name, group, z.to(model.device)))
+        require(len(about["excluded"]) <= _MAX_EXCLUDED, "excluded", f"at most {_MAX_EXCLUDED}")
+        excluded = []
+        for i, (name, group) in enumerate(about["excluded"]):
+            require(_are_names([name, group]) and group in groups, "excluded", "names of elements and sets")
+            z = check_tensor("excluded", tensors[f"excluded.{i}"], (model.dim,))
+            excluded.append(Excluded(name, group, z.to(model.device)))
         sets = {}
         for i, group in enumerate(groups):
             record = decode(tensors[f"set.{i}"].numpy().tobytes(), fingerprint, model.dim, group)
             sets[group] = _state_of(record, model.device)
-        return cls(sets, tuple(kept_out))
+        return cls(sets, tuple(excluded))
 
 
 def only_name(name: str, ending: Sequence[str], known: Sequence[str]) -> str:

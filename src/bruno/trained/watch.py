@@ -26,13 +26,13 @@ from bruno.tasks.conformal import Basis
 from bruno.tasks.drift import RANKS
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
-from bruno.tasks.keep_out import StreamEvidence, may_count
+from bruno.tasks.robust_evidence import StreamEvidence, may_count
 from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.base import Source, are_paths, warn_of_unreadable
 from bruno.trained.data import TrainedData
 from bruno.trained.explanation import StreamExplainer
 from bruno.trained.outliers import Outliers
-from bruno.trained.states import KeptOut, SetState, WatchState
+from bruno.trained.states import Excluded, SetState, WatchState
 
 _log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class Watch:
             judgement = self._with_rank(judgement, ranked.p, stream.incomplete)
         self.state = self.state.with_set(group, SetState(stream, within, drift))
         if not counts:
-            self.state = self.state.with_kept_out(KeptOut(element.name, group, z))
+            self.state = self.state.with_excluded(Excluded(element.name, group, z))
         if drift.detected and not own.drift.detected:
             self._report_drift(element, group, own.stream.position + 1 - (drift.position - drift.since))
         return judgement

@@ -9,7 +9,8 @@ from bruno.process import Evidence
 from bruno.tasks.anomaly import Detector, leave_one_out_scores
 from bruno.tasks.calibration import fixed_cutoffs
 from bruno.tasks.groups import Groups
-from bruno.tasks.keep_out import (
+from bruno.tasks.metrics import roc_auc
+from bruno.tasks.robust_evidence import (
     START,
     Cutoffs,
     EncodedSets,
@@ -22,7 +23,6 @@ from bruno.tasks.keep_out import (
     typical_elements,
     with_typical,
 )
-from bruno.tasks.metrics import roc_auc
 
 CUTOFFS = Cutoffs((-4.0, -2.0, -1.0, 0.0), 0.01)
 
