@@ -23,7 +23,7 @@ LAYOUT = """
     bruno.data.synthetic_tiles bruno.data.related_columns
     bruno.data.drawings bruno.data.images bruno.data.table_format bruno.data.columns bruno.data.frames
     bruno.data.tables bruno.data.formats bruno.data.cifar
-    bruno.data.file_readers bruno.data.reader bruno.data.datasets bruno.data.published
+    bruno.data.quality bruno.data.file_readers bruno.data.reader bruno.data.datasets bruno.data.published
     bruno.data.loading bruno.data
     bruno.flow.bijection bruno.flow.dropout bruno.flow.networks bruno.flow.compression bruno.flow.spline
     bruno.flow.coupling bruno.flow.mixing bruno.flow.realnvp bruno.flow.preprocessing

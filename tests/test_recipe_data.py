@@ -11,15 +11,8 @@ from PIL import Image
 
 from bruno.config import DataConfig, Recipe, load_recipe
 from bruno.data import Examples, load_examples
-from bruno.recipe_data import (
-    RecipeData,
-    fitted_to,
-    is_path,
-    unseen_split,
-    warn_of_counters,
-    warn_of_far_numbers,
-    with_absolute_path,
-)
+from bruno.data.quality import warn_of_counters, warn_of_far_numbers
+from bruno.recipe_data import RecipeData, fitted_to, is_path, unseen_split, with_absolute_path
 
 
 def recipe(name: str, **data: object) -> Recipe:

@@ -16,25 +16,20 @@ from bruno.checks import check_count
 from bruno.config import Recipe, from_dict, load_recipe, to_dict
 from bruno.data import Examples, SetSampler
 from bruno.data.frames import is_frame
-from bruno.devices import process_group, resolve_device
-from bruno.flow.preprocessing import ColumnScales, Standardise
-from bruno.model import Bruno
-from bruno.recipe_data import (
-    RecipeData,
+from bruno.data.quality import (
     check_enough_rows,
-    fitted_to,
     has_few_sets,
-    imputed,
-    is_path,
-    keep_frame,
     log_columns,
     log_lost_colour,
     log_scales,
     warn_of_counters,
     warn_of_far_numbers,
     warn_of_related_columns,
-    with_absolute_path,
 )
+from bruno.devices import process_group, resolve_device
+from bruno.flow.preprocessing import ColumnScales, Standardise
+from bruno.model import Bruno
+from bruno.recipe_data import RecipeData, fitted_to, imputed, is_path, keep_frame, with_absolute_path
 from bruno.tasks import measure_bits_per_dim
 from bruno.trained import Trained
 from bruno.training import LogEntry, Run, Trainer

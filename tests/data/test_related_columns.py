@@ -8,9 +8,9 @@ import torch
 
 from bruno.data import Examples
 from bruno.data import related_columns as module
+from bruno.data.quality import warn_of_related_columns
 from bruno.data.related_columns import Related, related_columns
 from bruno.data.synthetic import simulate_machines
-from bruno.recipe_data import warn_of_related_columns
 
 
 @pytest.fixture

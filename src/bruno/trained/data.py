@@ -16,8 +16,9 @@ from bruno.checks import check_choice
 from bruno.data import Examples, check_source, is_available, load_examples, load_path
 from bruno.data.datasets import SPLITS
 from bruno.data.frames import is_frame, read_frame
+from bruno.data.quality import warn_of_skipped
 from bruno.kinds import Images
-from bruno.recipe_data import RecipeData, imputed, is_path, warn_of_skipped
+from bruno.recipe_data import RecipeData, imputed, is_path
 from bruno.trained.base import TrainedModel
 
 Data = str | Path | ArrayLike  # a known dataset, the path of user data, or a frame

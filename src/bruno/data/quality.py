@@ -1,0 +1,217 @@
+"""What is checked, logged and warned about in user data, before a model is trained on it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bruno.config import DataConfig
+from bruno.data.columns import BLOCK
+from bruno.data.examples import Examples
+from bruno.data.images import has_colour
+from bruno.data.related_columns import Related, related_columns
+from bruno.data.table_format import TableFormat
+
+_log = logging.getLogger(__name__)
+_FAR = 20  # values this many widths of a column's central 90 % from its median are reported
+_APART = 3  # a repeated value this many ranges of all other values away from them marks missing values
+_FEW_SETS, _FEW_ROWS = 10, 20  # to train on
+_FEW_STEPS = 19  # from row to row, which rarely all increase by chance
+_NAMED = 12  # columns that a warning names
+
+# --- how data were read ----------------------------------------------------------------------------------
+
+
+def log_columns(examples: Examples, data: DataConfig, name: str) -> None:
+    """Log which columns of a table are used, which are not, and how the table was read."""
+    if examples.is_images or not examples.columns:
+        return
+    used, ignored = examples.columns, examples.ignored
+    parts = [f"using {len(used)} of {len(used) + len(ignored)} columns: {', '.join(used)}"]
+    parts += [f"ignored: {', '.join(ignored)}"] * bool(ignored)
+    words = TableFormat(**TableFormat.parse(examples.table_format)).describe()
+    parts += [f"read as {words}"] * bool(words)
+    _log.info("%s: %s", name, "; ".join(parts))
+    if not data.group:
+        _log.info(
+            "%s: no group column (data.group), so consecutive rows form sets: %d sets of %d rows",
+            name,
+            len(examples.names),
+            int(examples.counts[0]),
+        )
+
+
+def log_lost_colour(examples: Examples, data: DataConfig) -> None:
+    """Log if colours of user images are not used, as a defect may only differ in colour."""
+    path = Path(data.name)
+    is_grey = examples.is_images and examples.shape[0] == 1 and not data.drawings
+    if is_grey and path.suffix.lower() != ".npz" and has_colour(path):
+        _log.info("%s: the images have colours, which are not used; data.colour=true keeps them", path.name)
+
+
+def log_scales(kinds: Sequence[str], steps: Sequence[float], columns: Sequence[str]) -> None:
+    """Log the columns that are not on a linear scale, or that have a step."""
+    names = columns or [str(i) for i in range(1, len(kinds) + 1)]
+    parts = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True) if kind != "linear"]
+    stepped = [f"{name} (steps of {step:g})" for name, step in zip(names, steps, strict=True) if step]
+    if parts or stepped:
+        _log.info(
+            "scales of columns, chosen from the data: %s; scales=linear keeps all linear",
+            ", ".join([*parts, *stepped]),
+        )
+
+
+def warn_of_skipped(examples: Examples, data: str | Path) -> None:
+    """Warn about files, rows and classes that a reader skipped."""
+    small = [name for name in examples.skipped if re.search(r" \(only \d+\)$", name)]
+    bad = [name for name in examples.skipped if name not in small]
+    if bad:
+        elements = f"{len(bad)} unreadable element{'s' * (len(bad) > 1)}"
+        warnings.warn(f"{data}: skipped {elements}, first {bad[0]}.", stacklevel=2)
+    if small:
+        plural = "es" * (len(small) > 1)
+        warnings.warn(
+            f"{data}: skipped {len(small)} class{plural} with too few elements, first {small[0]}.",
+            stacklevel=2,
+        )
+
+
+# --- whether data are enough -----------------------------------------------------------------------------
+
+
+def check_enough_rows(rows: Examples, data: DataConfig) -> None:
+    """Raise if a table is too small to learn anything from; warn if it has few sets."""
+    if rows.is_images:
+        return
+    sets, dim = len(rows.names), rows.shape[0]
+    enough = max(_FEW_SETS, dim)
+    least = max(_FEW_ROWS, 4 * dim)
+    if sets < 2:
+        remedy = (
+            f"Omit the group column (data.group): each {BLOCK} consecutive rows then form a set."
+            if data.group and len(rows) >= 2 * BLOCK
+            else f"{enough} sets would be enough."
+        )
+        raise ValueError(f"`data` must have at least 2 sets to learn how sets differ; got {sets}. {remedy}")
+    if len(rows) < least:
+        raise ValueError(
+            f"`data` must have at least {least} rows to train on for {dim} column{'s' * (dim > 1)}; got "
+            f"{len(rows)}. {enough} sets of {BLOCK} rows would be enough."
+        )
+    if sets < enough:
+        warnings.warn(
+            f"{sets} sets to train on are TOO FEW for {dim} column{'s' * (dim > 1)}: the model cannot learn "
+            f"how sets differ, and its scores may be far off. {enough} would be enough. log p(x), how "
+            "unlikely a row is among all rows, is still useful.",
+            stacklevel=2,
+        )
+
+
+def has_few_sets(rows: Examples) -> bool:
+    """Whether a table has so few sets that a run of the usual length memorises them."""
+    return not rows.is_images and len(rows.names) < 2 * max(_FEW_SETS, rows.shape[0])
+
+
+# --- columns that mislead a model ------------------------------------------------------------------------
+
+
+def warn_of_far_numbers(rows: Examples) -> None:
+    """Warn about columns whose scale depends on extreme values, such as −999 for a missing value."""
+    if rows.is_images:
+        return
+    names = rows.columns or tuple(map(str, range(1, rows.shape[0] + 1)))
+    for name, column in zip(names, rows.elements.T, strict=True):
+        ordered = column[~column.isnan()].sort().values
+        if not len(ordered):
+            continue
+        if (mark := _placeholder(ordered)) is not None:
+            count = int((ordered == mark).sum())
+            warnings.warn(
+                f"column {name!r} has {count} cells ({count / len(rows):.0%}) equal to {mark:g}, far from "
+                "all others. If they mark missing values, leave them empty.",
+                stacklevel=2,
+            )
+        elif (extreme := _extreme(ordered)) is not None:
+            warnings.warn(
+                f"column {name!r} has a few extreme values, such as {extreme:g}, which may determine its "
+                "scale. If they mark missing values, leave them empty.",
+                stacklevel=2,
+            )
+
+
+def warn_of_related_columns(rows: Examples) -> None:
+    """Warn about columns that are almost functions of others: a model learns little besides that."""
+    if rows.is_images:
+        return
+    names = rows.columns or tuple(map(str, range(1, rows.shape[0] + 1)))
+    for one in related_columns(rows.elements.numpy()):
+        warnings.warn(f"{_relation(one, names)} (`data.columns`).", stacklevel=2)
+
+
+def warn_of_counters(rows: Examples) -> None:
+    """Warn about columns that increase from row to row in every set, as row numbers and times do."""
+    if rows.is_images:
+        return
+    names = rows.columns or tuple(map(str, range(1, rows.shape[0] + 1)))
+    for i, name in enumerate(names):
+        steps = torch.cat([_steps(rows.elements[members, i]) for members in rows.by_class()])
+        if len(steps) >= _FEW_STEPS and bool((steps > 0).all()):
+            warnings.warn(
+                f"column {name!r} increases from row to row in every set, as a row number or a time does: "
+                "rows of later files may be far from all rows of training. Leave it out: "
+                f"{_setting_without(name, names)} (`data.columns`).",
+                stacklevel=2,
+            )
+
+
+def _steps(numbers: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
+    """The differences between consecutive numbers that are not missing."""
+    return numbers[~numbers.isnan()].diff()
+
+
+def _setting_without(column: str, names: Sequence[str]) -> str:
+    """The setting that leaves a column out."""
+    kept = ", ".join(f'"{name}"' for name in names if name != column)
+    return f"--set 'data.columns=[{kept}]'" if len(names) <= _NAMED else "--set 'data.columns=[…]'"
+
+
+def _relation(found: Related, names: Sequence[str]) -> str:
+    """How a column is related to others, and the way out."""
+    column, others = names[found.column], [names[i] for i in found.others]
+    if found.circle:
+        return (
+            f"columns {others[0]!r} and {column!r} lie on a circle, as the sine and cosine of a time do, "
+            "which hides other faults. Use the plain time instead, such as the hour"
+        )
+    listed = ", ".join(map(repr, others[:_NAMED]))
+    more = f" and {len(others) - _NAMED} others" if len(others) > _NAMED else ""
+    return (
+        f"column {column!r} is almost exactly a linear function of {listed}{more}, which hides other faults. "
+        f"Leave one of them out: {_setting_without(column, names)}"
+    )
+
+
+def _extreme(ordered: Tensor) -> float | None:
+    """The value that is furthest from the median, if it is far from the central 90 %."""
+    margin, median = len(ordered) // 20, ordered[len(ordered) // 2]
+    central = ordered[-1 - margin] - ordered[margin]
+    far = (ordered - median).abs()
+    return ordered[far.argmax()].item() if 0 < central < far.max() / _FAR else None
+
+
+def _placeholder(ordered: Tensor) -> float | None:
+    """The lowest or highest value, if it occurs often and is far outside the range of all other values."""
+    for mark in (ordered[0], ordered[-1]):
+        others = ordered[ordered != mark]
+        if len(ordered) - len(others) < max(3, len(ordered) // 100) or len(others) < 2:
+            continue
+        if (others - mark).abs().min() > _APART * (others[-1] - others[0]) > 0:
+            return mark.item()
+    return None
