@@ -250,6 +250,16 @@ def test_a_calibration_on_sets_with_faults_says_so(table, tmp_path):
     report.path.unlink()
 
 
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_batch_says_if_missing_numbers_make_its_p_values_estimates(table, caplog, missing):
+    """The held-out groups of the calibration are complete."""
+    rows = simulate_machines(2, 8, seed=7).examples.elements[:8].clone()
+    rows[3, 1] = np.nan if missing else 0.0
+    with caplog.at_level("INFO", "bruno"):
+        table.judge_batch(rows, one_set=True, rate=0.3)
+    assert ("1 of 1 sets have missing numbers" in caplog.text) is missing
+
+
 def test_far_more_false_alarms_than_requested_are_pointed_out(table):
     verdict = table.verdict(elements=600)
     faults = verdict.faults

@@ -41,6 +41,10 @@ _BETTER_AS_A_BATCH = (
     "distances between patches of pixels find outliers better than this model's scores, but need complete "
     "sets; if the sets are complete, judge them as a batch (bruno anomaly batch)"
 )
+_MISSING_NUMBERS = (
+    "%d of %d sets have missing numbers, which the held-out groups do not have: p-values of these sets are "
+    "estimated"
+)
 _SYNTHETIC_LENGTH, _SYNTHETIC_OUTLIERS = 80, 0.1  # elements of a synthetic stream; fraction of outliers
 
 
@@ -259,6 +263,9 @@ class DetectionJobs(CalibrationJobs):
             largest = max(map(len, sets))
             scores = found.batch(largest, count_all=count_all)
             report_basis(scores, rate, len(found.groups.names), largest - 1, false_discovery_rate)
+            holed = sum(any(batch.incomplete[i] for i in members) for members in sets)
+            if holed and not scores.incomplete:
+                _log.info(_MISSING_NUMBERS, holed, len(sets))
         return judged
 
     def _explained(
