@@ -376,6 +376,8 @@ def test_a_collection_in_memory_is_ranked_like_one_in_files(trained, unseen, for
     assert found.names == tuple(str(int(Path(name).stem) + 1) for name in expected.names)
     np.testing.assert_allclose(found.scores, expected.scores, atol=1e-4)
     assert torch.equal(found.found, expected.found)
+    assert torch.equal(found.found, x[list(found.order)])
+    assert found.order == expected.order
     assert found.collection == 30
     assert len(list(tmp_path.glob("*.index"))) == 1  # of the folder
     paths = trained.retrieve(query, sorted((tmp_path / "collection").iterdir()), top=10)

@@ -30,6 +30,7 @@ class Retrieved(NumpyResult):
         found: the elements, (top, *shape); None for rows.
         collection: number of elements that were ranked.
         kind: kind of the elements.
+        order: positions of the elements found in the collection, from 0: ``x[list(found.order)]``.
     """
 
     query: Tensor
@@ -38,6 +39,7 @@ class Retrieved(NumpyResult):
     found: Tensor | None
     collection: int
     kind: Kind
+    order: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class RetrievalJobs(TrainedData):
             if not encoded_now:  # encoding checks the whole collection
                 self.warn_if_unfamiliar(found, what="the images found are")
         scores = tuple(ranking.scores[best].tolist())
-        return Retrieved(examples, names, scores, found, len(encoded), self.model.kind)
+        return Retrieved(examples, names, scores, found, len(encoded), self.model.kind, tuple(best))
 
     def measure_retrieval(
         self,
