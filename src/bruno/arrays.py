@@ -50,6 +50,12 @@ def as_tensor(
         return x
     if is_pil_image(x):
         return _pil_image_as_tensor(x, name, kind).to(device)
+    if is_frame(x):
+        raise TypeError(
+            f"`{name}` must be a tensor, a numpy array, a PIL image or a list of these; got "
+            f"{type(x).__name__}. Trained.read finds the columns of a frame by name; {name}.to_numpy() takes "
+            "them as they are."
+        )
     if isinstance(x, list | tuple) and not x:
         raise ValueError(f"`{name}` must hold at least one element; got an empty {type(x).__name__}.")
     if isinstance(x, list | tuple):
@@ -60,6 +66,11 @@ def as_tensor(
     raise TypeError(
         f"`{name}` must be a tensor, a numpy array, a PIL image or a list of these; got {type(x).__name__}."
     )
+
+
+def is_frame(value: object) -> bool:
+    """Whether a value is a frame: of pandas, polars or pyarrow, none of which is imported."""
+    return hasattr(value, "column_names") or (hasattr(value, "columns") and hasattr(value, "__getitem__"))
 
 
 def as_real_tensor(x: ArrayLike, name: str = "x", *, device: torch.device | str | None = None) -> Tensor:

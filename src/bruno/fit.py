@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from attrs import evolve
 
+from bruno.arrays import is_frame
 from bruno.checks import check_count
 from bruno.config import Recipe, from_dict, load_recipe, to_dict
 from bruno.data import Examples, SetSampler
-from bruno.data.frames import is_frame
 from bruno.data.quality import (
     check_enough_rows,
     has_few_sets,

@@ -101,6 +101,23 @@ def test_rows_of_a_frame_belong_to_the_sets_that_their_group_column_names(machin
     assert len(trained.judge_batch(frame, threshold=0.0, one_set=True).judgements) == 90
 
 
+def test_columns_of_a_frame_are_found_by_name_or_the_frame_is_refused(machines):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv("machines.csv")[:20]
+    trained = bruno.open("runs/machines", device="cpu")
+    columns = ["weight", "speed", "heat"]  # not in the order of the model
+    detector = trained.detector(threshold=0.0)
+    of_rows, of_frame = (
+        bruno.KeyedDetector(trained, detector=detector).step(["a"] * 20, x).score
+        for x in (frame[list(trained.columns)].to_numpy(), frame[["machine", *columns]])
+    )
+    np.testing.assert_array_equal(of_rows, of_frame)
+    posterior = trained.condition(frame[columns])
+    for given in (posterior.score, trained.model.log_prob, posterior.update):
+        with pytest.raises(TypeError, match=r"`x` .*got DataFrame\. Trained\.read .*by name"):
+            given(frame[columns])
+
+
 def test_a_frame_can_take_the_place_of_a_table_as_data(machines):
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_csv("machines.csv")[:240]

@@ -26,11 +26,6 @@ from bruno.data.table_format import TableFormat, is_missing
 _SAMPLE = 500  # cells from which the kind of a column is detected
 
 
-def is_frame(value: object) -> bool:
-    """Whether a value is a frame: of pandas, polars or pyarrow, none of which is imported."""
-    return hasattr(value, "column_names") or (hasattr(value, "columns") and hasattr(value, "__getitem__"))
-
-
 def read_frame(
     frame: Any, group: str = "", columns: Sequence[str] = (), skip_bad: bool = False, missing: bool = False
 ) -> Examples:

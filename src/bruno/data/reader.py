@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bruno import limits
+from bruno.arrays import is_frame
 from bruno.checks import check_levels
 from bruno.data.archives import READ_ERRORS, is_hidden, reason
 from bruno.data.file_readers import ImageReader, Place, RowReader, Unread
-from bruno.data.frames import is_frame
 from bruno.data.table_format import bounded_lines
 from bruno.files import check_regular
 

@@ -18,12 +18,12 @@ from bruno.arrays import (
     as_tensor,
     check_element_type,
     fields_to_numpy,
+    is_frame,
     is_pil_image,
     named_image_to_array,
 )
 from bruno.config import Recipe
 from bruno.data import Element, ElementReader
-from bruno.data.frames import is_frame
 from bruno.data.images import normalise_drawings
 from bruno.data.reader import collected
 from bruno.kinds import Images, Kind, kind_of, rescale_levels

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bruno.arrays import is_frame
 from bruno.data import Examples
 from bruno.data.archives import is_hidden
-from bruno.data.frames import is_frame
 from bruno.recipe_data import imputed
 from bruno.tasks.anomaly import check_rate
 from bruno.tasks.calibration import GroupCalibration

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bruno.arrays import ArrayLike
+from bruno.arrays import ArrayLike, is_frame
 from bruno.checks import check_choice
 from bruno.data import Examples, check_source, is_available, load_examples, load_path
 from bruno.data.datasets import SPLITS
-from bruno.data.frames import is_frame, read_frame
+from bruno.data.frames import read_frame
 from bruno.data.quality import warn_of_skipped
 from bruno.kinds import Images
 from bruno.recipe_data import RecipeData, imputed, is_path

@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from bruno.arrays import ArrayLike, as_tensor
+from bruno.arrays import ArrayLike, as_tensor, is_frame
 from bruno.checks import check_at_least, check_count
+from bruno.data.frames import frame_rows
 from bruno.model import Posterior
 from bruno.process import Evidence
 from bruno.signals import StopSignal
@@ -82,6 +83,7 @@ class KeyedDetector:
         if wait is not None and not 0 <= wait < np.inf:
             raise ValueError(f"`wait` must be at least 0 seconds and finite; got {wait}.")
         self._model, self._kind = trained.model, trained.model.kind
+        self._columns = trained.columns
         self._imputes = trained.model.imputer is not None
         self._commit_rows, self.commit_seconds = commit_rows, commit_seconds
         fingerprint = self._model.fingerprint()
@@ -127,7 +129,8 @@ class KeyedDetector:
 
         Args:
             keys: the set of each row, by its name or number.
-            x: the rows; missing numbers, NaN, are imputed from the set, if the model can.
+            x: the rows, or a frame with the columns of the model; missing numbers, NaN, are imputed from the
+                set, if the model can.
             ids: names of the rows, for `accept`; by default "KEY/NUMBER", counted from 1 in each set.
             offsets: positions in the input, increasing for each key. A row whose offset is at most the last
                 one of its key is skipped: it was judged before.
@@ -370,6 +373,8 @@ class KeyedDetector:
             if images.shape != (n, *shape):
                 raise ValueError(f"`x` must have shape {(n, *shape)}; got {tuple(images.shape)}.")
             return images, None
+        if is_frame(x):
+            x, _ = frame_rows(x, "", self._columns)
         rows = x if isinstance(x, np.ndarray) else as_tensor(x).detach().cpu().numpy()
         if rows.shape != (n, *shape) or rows.dtype.kind not in "fiu":
             raise ValueError(

@@ -14,9 +14,9 @@ from typing import Any, TextIO, cast
 
 import torch
 
+from bruno.arrays import is_frame
 from bruno.data import Element, ElementReader
 from bruno.data.file_readers import Place
-from bruno.data.frames import is_frame
 from bruno.data.reader import Placed
 from bruno.model import Posterior
 from bruno.signals import StopSignal

@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from bruno.arrays import ArrayLike
+from bruno.arrays import ArrayLike, is_frame
 from bruno.data import Element, ElementReader
 from bruno.data.archives import file_stamp
 from bruno.data.columns import BLOCK
-from bruno.data.frames import is_frame
 from bruno.data.reader import collected
 from bruno.files import check_regular
 from bruno.model import Posterior
