@@ -525,6 +525,10 @@ def test_arrays_that_the_model_cannot_take_are_rejected_when_read(trained, value
         (lambda t, x: t.classify(x + 99, [x, x]), r"`queries` .*from 0 to 16"),
         (lambda t, x: t.sample(x, prefixes=3), r"`prefixes` .*got 3"),
         (lambda t, x: t.few_shot(ways=3), r"`ways` .*got 3"),
+        (lambda t, x: t.watch({"a": x}, t.detector(threshold=0.0)), r"`stream` .*got dict"),
+        (lambda t, x: t.judge_batch({"a": x}), r"`batch` .*got dict"),
+        (lambda t, x: t.sample({"a": x}), r"`given` .*got dict"),
+        (lambda t, x: t.explain(x, given={"a": x}), r"`given` .*got dict"),
         (lambda t, x: t.evaluate(split="tst"), r"`split` .*got 'tst'"),
         (lambda t, x: t.evaluate(split="tst", data="drawn"), r"`split` .*got 'tst'"),
     ],
@@ -549,6 +553,16 @@ def test_a_stream_may_be_an_iterator_of_arrays_or_images(trained, unseen):
         for (_, one), (_, other) in zip(found, expected, strict=True):
             assert one.judgement == other.judgement
     assert len(trained.judge_batch(iter(as_pil(x)), threshold=0.0).judgements) == 4
+
+
+def test_elements_that_were_read_are_elements_of_every_job(trained, unseen, tmp_path):
+    written(some(unseen, "2", 0, 4), tmp_path / "folder")
+    read, detector = trained.read(tmp_path / "folder"), trained.detector(threshold=0.0)
+    assert [one.element.name for one in trained.watch(read, detector)] == list(read.names)
+    assert [one.name for one in trained.judge_batch(read, threshold=0.0).judgements] == list(read.names)
+    assert trained.classify(read, [read, read]).names == read.names
+    assert trained.retrieve(read, read, top=4).collection == 4
+    assert trained.condition(read).evidence.count == 4
 
 
 def test_arrays_in_memory_are_inverted_if_asked(trained, unseen):

@@ -170,6 +170,8 @@ class TrainedModel:
     ) -> Elements:
         """Elements from files and folders, from a reader, or from frames, arrays, tensors and PIL images.
 
+        Elements that were read before stay as they are.
+
         Warns about files that were skipped, and about images unlike the training images. By default, files
         and PIL images are normalised or inverted as in training; arrays and tensors are not changed.
         Missing numbers of rows are imputed from the rows of the same group, or of the whole source if it has
@@ -186,6 +188,8 @@ class TrainedModel:
         self, source: Source | Iterable[Element], invert: bool | None, skip_bad: bool, name: str = "source"
     ) -> Elements:
         """`read` without the comparison with the training images."""
+        if isinstance(source, Elements):  # read before
+            return source
         source = list(source) if isinstance(source, Iterator) else source
         if are_paths(source) or is_frame(source):
             reader = self.reader(invert=invert, skip_bad=skip_bad)

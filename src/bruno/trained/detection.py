@@ -213,7 +213,7 @@ class DetectionJobs(CalibrationJobs):
     def _read_batch(
         self, batch: Source | Iterable[Element], reader: ElementReader, one_set: bool, invert: bool | None
     ) -> _Batch:
-        elements = collected(grouped_elements(self, batch, reader, one_set, invert))
+        elements = collected(grouped_elements(self, batch, reader, one_set, invert, "batch"))
         warn_of_unreadable(reader)
         if len(elements) < 2:
             raise ValueError(f"`batch` must have at least two elements; got {len(elements)}.")

@@ -53,8 +53,8 @@ class ExplanationJobs(CalibrationJobs):
             seed: seed of the orders and draws.
             progress: called as progress(done, total), in elements.
         """
-        known = self.read(given, invert=invert, skip_bad=skip_bad)
-        x, names, _ = self.read(elements, invert=invert, skip_bad=skip_bad, impute=False)
+        known = self.read(given, invert=invert, skip_bad=skip_bad, name="given")
+        x, names, _ = self.read(elements, invert=invert, skip_bad=skip_bad, impute=False, name="elements")
         kept = self.kept_calibration()
         return explain(
             self.model.condition(known.x.to(self.device)),

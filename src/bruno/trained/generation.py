@@ -228,7 +228,8 @@ class GenerationJobs(TrainedData):
     ) -> Tensor:
         """(sets, set_size, *shape): the given set, or sets of different classes of the data."""
         if given is not None:
-            return self.read(given, invert=invert, skip_bad=skip_bad).x.to(self.device).unsqueeze(0)
+            x = self.read(given, invert=invert, skip_bad=skip_bad, name="given").x
+            return x.to(self.device).unsqueeze(0)
         examples = self._select(split, data, classes, invert).examples
         if not 1 <= sets <= len(examples.names):
             most = len(examples.names)

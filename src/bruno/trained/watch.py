@@ -80,14 +80,15 @@ class Watch:
         self._file = None if state is None else _checked_state_file(Path(state))
         self._stamp = None if self._file is None else _stamp(self._file)
         self._reader = trained.reader(invert=invert, skip_bad=skip_bad, group=group)
-        self._elements = grouped_elements(trained, stream, self._reader, one_set, invert)
+        self._elements = grouped_elements(trained, stream, self._reader, one_set, invert, "stream")
         self.summary, self.kind = StreamSummary(), trained.kind
         self.advice = trained.calibration_command
         self._warned_of_brightness = False
         resumed = self._resumed(typical)
         before = None
         if resumed is None and typical is not None:
-            before = collected(grouped_elements(trained, typical, self._reader, one_set, invert))
+            first = grouped_elements(trained, typical, self._reader, one_set, invert, "typical")
+            before = collected(first)
         # Calibration may take long, so it comes after the checks of the other arguments.
         self.detector = detector if isinstance(detector, Detector) else detector()
         if trained.has_consecutive_sets and not (one_set or within or self.detector.window or group):
@@ -275,21 +276,23 @@ def grouped_elements(
     reader: ElementReader,
     one_set: bool,
     invert: bool | None,
+    name: str,
 ) -> Iterable[Element]:
     """Elements with their groups, from files, lines, frames or arrays; class folders of images are groups.
 
     If the model was trained on groups, each element of a file or frame must name its group. Arrays and lists
-    of elements are one set, unless the elements name groups. An iterator is read one by one.
+    of elements are one set, unless the elements name groups. An iterator is read one by one. Errors call the
+    argument `name`.
     """
     if isinstance(source, Iterator):
-        return _as_they_arrive(trained, source, reader, one_set, invert)
+        return _as_they_arrive(trained, source, reader, one_set, invert, name)
     if isinstance(source, list) and source and isinstance(source[0], Element):
         return source
     if is_frame(source):
         rows = reader.read_frame(source)
         return collected(rows if one_set else _with_groups(trained, rows, reader))
     if not are_paths(source):
-        x, names, groups = trained.read(cast(Source, source), impute=False, invert=invert)
+        x, names, groups = trained.read(cast(Source, source), impute=False, invert=invert, name=name)
         return [Element(*one) for one in zip(names, x, groups, strict=True)]
     paths = [source] if isinstance(source, str | Path) else list(cast(Sequence[str], source))
     if not reader.skip_bad:
@@ -316,6 +319,7 @@ def _as_they_arrive(
     reader: ElementReader,
     one_set: bool,
     invert: bool | None,
+    name: str,
 ) -> Iterator[Element]:
     """The elements of an iterator; arrays and PIL images get their positions as names."""
     count = 0
@@ -323,7 +327,7 @@ def _as_they_arrive(
         if isinstance(given, Element):
             found = [given] if one_set else list(_with_groups(trained, iter([given]), reader))
         else:
-            x = trained.convert(given, invert=invert, name="stream")
+            x = trained.convert(given, invert=invert, name=name)
             found = [Element(str(count + i), one) for i, one in enumerate(x, start=1)]
         count += len(found)
         yield from found
