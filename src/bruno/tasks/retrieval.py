@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,8 +18,6 @@ from bruno.process import Evidence
 from bruno.tasks.index import Index
 from bruno.tasks.metrics import average_precision, mean_and_error, precision_at_k
 from bruno.tasks.progress import Progress
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)

@@ -194,7 +194,7 @@ class CalibrationJobs(TrainedData):
         clean = _with_two_elements(clean)
         if self.model.kind.is_images:
             clean = _subsample(clean, (_MAX_GROUPS, None), generator)
-        other = self._other_groups(clean)
+        other = self._other_groups()
         if other is None and len(clean.names) >= 2 * _SET_ASIDE:
             every = range(len(clean.names))
             other = clean.of_classes(i for i in every if i % _SET_ASIDE == 0)
@@ -262,7 +262,7 @@ class CalibrationJobs(TrainedData):
             clean = every.of_classes(new) if new else clean
         return CleanGroups(clean, trained_on.isdisjoint(clean.names))
 
-    def _other_groups(self, clean: Examples) -> Examples | None:
+    def _other_groups(self) -> Examples | None:
         """Training classes, which set the cutoffs; None if they cannot be read."""
         if self.recipe is None or self.lacks_its_data:
             return None

@@ -67,7 +67,7 @@ class KeyedWatch:
     ) -> None:
         self._trained, self._stream, self._reader = trained, stream, reader
         self._one_set = one_set or trained.model.kind.is_images
-        self._replay, self._latest = replay, 0
+        self._replay = replay
         self._paths = _checked_paths(stream, reader)
         self.keyed = make()
         self.summary, self.kind = StreamSummary(), trained.kind
@@ -115,7 +115,6 @@ class KeyedWatch:
         if source is not None and (last := places[-1]) is not None:
             marks = {source: Mark(last.line, last.check)}
         names = [f"offset {offset}" for offset in given] or [element.name for element in batch]
-        self._latest = len(batch)
         with StopSignal() as stop:
             found = self.keyed.step(
                 [ONE_SET if self._one_set else element.group for element in batch],
