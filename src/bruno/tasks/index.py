@@ -25,7 +25,7 @@ from bruno.model import Bruno
 from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
 from bruno.tasks.progress import Progress
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +192,7 @@ def open_index(
         kept = _kept(file, model, required=path is not None)
         if kept is None or kept.source != source:
             reason = "the index is not valid" if kept is None else "the settings of the reader changed"
-            logger.info("%s: %s; encoding again", collection, reason)
+            _log.info("%s: %s; encoding again", collection, reason)
             kept = None
     known = dict(kept.files) if kept else {}
     if kept and known == files:
@@ -206,7 +206,7 @@ def open_index(
     _warn_of(collection, reader.skipped[skipped:], new.elements, familiarity)
     try:
         index.save(file)
-        logger.info("encoded %d of %d elements, saved in %s", len(new.elements), len(index), file)
+        _log.info("encoded %d of %d elements, saved in %s", len(new.elements), len(index), file)
     except OSError as error:  # ranking does not need the file
         warnings.warn(f"the index of {collection} could not be written: {error}", stacklevel=2)
     return _with_folder(index, folder), True
