@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from bruno import Bruno, Evidence, FlowConfig, GaussianProcess, ModelConfig, Posterior, StudentTProcess
-from bruno.checks import check_count, check_whole, check_whole_numbers
+from bruno.checks import check_count, check_rate, check_whole, check_whole_numbers
 from bruno.config import DataConfig, ProcessConfig
 from bruno.data import Examples, SetSampler, load_examples
 from bruno.tasks import FewShotProtocol, classify
-from bruno.tasks.anomaly import check_rate
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")  # they would reject these calls first
 

@@ -32,6 +32,16 @@ def check_between(name: str, value: float, least: float, most: float) -> None:
         raise ValueError(f"`{name}` must be at most {most}; got {value}.")
 
 
+def check_rate(name: str, rate: float) -> None:
+    """Raise unless a rate is between 0 and 1, both excluded."""
+    try:
+        inside = 0 < rate < 1
+    except TypeError:
+        raise TypeError(f"`{name}` must be a number, such as 0.01 for one in 100; got {rate!r}.") from None
+    if not inside:  # also rejects NaN
+        raise ValueError(f"`{name}` must be between 0 and 1, such as 0.01 for one in 100; got {rate}.")
+
+
 def check_whole(name: str, value: int, least: int = 1) -> None:
     """Raise unless a number is whole and has at least this value; 2.0 is not whole."""
     try:

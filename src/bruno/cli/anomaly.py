@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bruno.checks import check_rate
 from bruno.cli.options import DataOptions, ModelOptions, ReadingOptions, Rotations, check_number, reject
 from bruno.cli.output import console, progress_bar, show, show_all, to_stderr
 
@@ -48,8 +49,8 @@ class DecisionOptions:
         if self.threshold is not None:
             check_number("--threshold", self.threshold)
             reject("`--threshold` leaves nothing to calibrate;", {"--rate": self.rate, "--data": self.data})
-        if self.rate is not None and not 0 < self.rate < 1:
-            raise ValueError(f"`--rate` must be between 0 and 1, such as 0.01 for 1 %; got {self.rate}.")
+        if self.rate is not None:
+            check_rate("--rate", self.rate)
 
     @property
     def decision(self) -> dict[str, Any]:

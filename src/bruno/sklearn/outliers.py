@@ -12,12 +12,11 @@ from sklearn.base import OutlierMixin  # type: ignore[import-untyped]
 from sklearn.utils.metaestimators import available_if  # type: ignore[import-untyped]
 from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 
-from bruno.checks import check_choice
+from bruno.checks import check_choice, check_rate
 from bruno.model import Bruno, Encoded, Posterior
 from bruno.process import Evidence
 from bruno.sklearn.base import Array, SetEstimator, group_labels
 from bruno.sklearn.sample import RowSample, extended
-from bruno.tasks.anomaly import check_rate
 from bruno.tasks.explanation import Explanation, explain_scores
 from bruno.tasks.set_scores import SetScorer, grouped_evidence, positions_by_label
 from bruno.trained import Trained

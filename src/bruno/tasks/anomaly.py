@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, as_tensor
-from bruno.checks import check_whole
+from bruno.checks import check_rate, check_whole
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Encoded, Posterior
 from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_scores
@@ -375,13 +375,3 @@ class Detector:
             basis = "estimated"
         threshold = self.threshold.threshold(state.position, self.rate)
         return Judgement(score, seen, threshold, beyond or p <= self.rate, beyond, p, basis)
-
-
-def check_rate(name: str, rate: float) -> None:
-    """Raise an error unless a rate is between 0 and 1."""
-    try:
-        inside = 0 < rate < 1
-    except TypeError:
-        raise TypeError(f"`{name}` must be a number, such as 0.01 for one in 100; got {rate!r}.") from None
-    if not inside:  # also rejects NaN
-        raise ValueError(f"`{name}` must be between 0 and 1, such as 0.01 for one in 100; got {rate}.")

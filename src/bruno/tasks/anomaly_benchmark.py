@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from bruno import limits
 from bruno.arrays import NumpyResult
-from bruno.checks import check_count
+from bruno.checks import check_count, check_rate
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
@@ -140,8 +140,7 @@ def _check(
     baselines: Sequence[str],
 ) -> None:
     for rate in rates:
-        if not 0 < rate < 1:
-            raise ValueError(f"`rates` must be between 0 and 1, such as 0.05 for one in 20; got {rate}.")
+        check_rate("rates", rate)
     if not 1 <= warm_up < set_size:
         raise ValueError(f"`warm_up` must be from 1 to {set_size - 1}, below `set_size`; got {warm_up}.")
     check_count("sets", sets, 2)  # to estimate a standard error

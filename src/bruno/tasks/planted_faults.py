@@ -12,10 +12,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from bruno.checks import check_rate
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
-from bruno.tasks.anomaly import check_rate, density_floor, reference_density
+from bruno.tasks.anomaly import density_floor, reference_density
 from bruno.tasks.calibration import fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.groups import Groups

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator
 
+from bruno.checks import check_rate
 from bruno.data import Examples, SetSampler
 from bruno.data.archives import file_stamp
 from bruno.files import inside
 from bruno.recipe_data import imputed, is_path
-from bruno.tasks.anomaly import check_rate, density_floor, reference_density
+from bruno.tasks.anomaly import density_floor, reference_density
 from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.conformal import GroupScores

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bruno.arrays import is_frame
+from bruno.checks import check_rate
 from bruno.data import Examples
 from bruno.data.archives import is_hidden
 from bruno.recipe_data import imputed
-from bruno.tasks.anomaly import check_rate
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.classification import (
     Calibration,

@@ -12,12 +12,13 @@ from typing import NamedTuple
 import torch
 
 from bruno.arrays import NumpyResult
+from bruno.checks import check_rate
 from bruno.data import Element, SetSampler
 from bruno.data.columns import consecutive_sets
 from bruno.data.reader import ElementReader, collected
 from bruno.kinds import Kind
 from bruno.model import Bruno, Posterior
-from bruno.tasks.anomaly import Detector, Judgement, check_rate, judge_batch
+from bruno.tasks.anomaly import Detector, Judgement, judge_batch
 from bruno.tasks.anomaly_benchmark import DetectionComparison, measure_anomaly
 from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration
