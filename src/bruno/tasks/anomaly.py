@@ -29,8 +29,6 @@ from bruno.tasks.robust_evidence import (
     shortfall,
 )
 
-SETS_AT_A_TIME = 16  # sets are scored in parts, to bound memory
-
 # --- scores ----------------------------------------------------------------------------------------------
 
 

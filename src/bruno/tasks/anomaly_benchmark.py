@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from bruno import limits
@@ -16,16 +16,16 @@ from bruno.checks import check_count, check_rate
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
-from bruno.tasks.anomaly import SETS_AT_A_TIME, leave_one_out_from_latents, online_from_latents
-from bruno.tasks.metrics import average_precision, roc_auc
+from bruno.tasks.anomaly import leave_one_out_from_latents, online_from_latents
+from bruno.tasks.metrics import RESAMPLES, average_precision, bootstrap_weights, roc_auc
 from bruno.tasks.progress import Progress
 
 # Two of scikit-learn, the distance to the 5th nearest neighbour, and the Mahalanobis distance of a Gaussian.
 BASELINES = ("IsolationForest", "LocalOutlierFactor", "k-NN distance", "Gaussian")
 
-_RESAMPLES = 200  # bootstrap resamples of the sets, to estimate standard errors
 _NEAREST = 5  # the neighbour whose distance is the k-NN score; better than 1, 10 or half of the set
 _NEIGHBOURS = 10  # of LocalOutlierFactor; its default of 20 is as many as a small set has
+_SETS_AT_A_TIME = 16  # that are scored, to limit memory
 
 
 @dataclass(frozen=True)
@@ -112,16 +112,16 @@ def measure_anomaly(
     for place, rate in enumerate(rates):
         x, outlier = sampler.contaminated(sets, set_size, rate, generator)
         judged = outlier.cpu()[:, warm_up:]
-        picks = torch.randint(sets, (_RESAMPLES, sets), generator=generator, device=generator.device).cpu()
+        weights = bootstrap_weights(sets, generator)
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device=generator.device))
         parts, done = [], place * sets
-        for some in x.split(SETS_AT_A_TIME):
+        for some in x.split(_SETS_AT_A_TIME):
             parts.append(_outlier_scores(model, some, baselines, seed))
             done += len(some)
             if progress is not None:
                 progress(done, len(rates) * sets)
         qualities = {
-            method: _quality(torch.cat([part[method] for part in parts])[:, warm_up:], judged, picks)
+            method: _quality(torch.cat([part[method] for part in parts])[:, warm_up:], judged, weights)
             for method in parts[0]
         }
         results.append(
@@ -144,7 +144,7 @@ def _check(
     if not 1 <= warm_up < set_size:
         raise ValueError(f"`warm_up` must be from 1 to {set_size - 1}, below `set_size`; got {warm_up}.")
     check_count("sets", sets, 2)  # to estimate a standard error
-    limits.MEMORY.check_argument("sets", sets, 8 * _RESAMPLES * sets)
+    limits.MEMORY.check_argument("sets", sets, 8 * RESAMPLES * sets)
     if examples.shape != model.shape:
         raise ValueError(
             f"`examples` must have the shape of the model's elements, {model.shape}; got {examples.shape}."
@@ -207,9 +207,9 @@ def _mahalanobis(points: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
 
 
 def _quality(
-    score: Float[Tensor, "sets n"], outlier: Bool[Tensor, "sets n"], picks: Int[Tensor, "resamples sets"]
+    score: Float[Tensor, "sets n"], outlier: Bool[Tensor, "sets n"], weights: Float[Tensor, "resamples sets"]
 ) -> DetectionQuality:
-    """Quality of a score; `picks` are the sets of each resample."""
+    """Quality of a score, with the weights of the sets in each resample; the first has all of them."""
     pairs = outlier.unsqueeze(2) & ~outlier.unsqueeze(1)
     gap = (score.unsqueeze(2) - score.unsqueeze(1))[pairs]
     if not len(gap):
@@ -217,8 +217,7 @@ def _quality(
             f"`sets` must be so large that a set has both outliers and inliers; got {len(outlier)}, none of "
             "which has both."
         )
-    times = torch.stack([torch.bincount(pick, minlength=len(outlier)) for pick in picks])
-    weight = torch.cat([torch.ones_like(times[:1]), times]).double().repeat_interleave(outlier.shape[1], 1)
+    weight = weights.repeat_interleave(outlier.shape[1], 1)
     area = roc_auc(outlier.flatten(), score.flatten(), weight)
     precision = average_precision(outlier.flatten(), score.flatten(), weight)
     valid = area[1:].isfinite()  # a resample may have no outlier

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from bruno.arrays import Arrays, as_tensor
+
+RESAMPLES = 200  # of a bootstrap
 
 # --- rankings --------------------------------------------------------------------------------------------
 
@@ -56,6 +58,30 @@ def precision_at_k(target: Bool[Tensor, " n"] | Arrays, score: Float[Tensor, " n
         raise ValueError(f"`k` must be from 1 to {len(score)}, the number of elements; got {k}.")
     best = score.argsort(descending=True, stable=True)[:k]
     return target[best].double().mean().item()
+
+
+def bootstrap_weights(number: int, generator: Generator) -> Float[Tensor, "resamples_and_one number"]:
+    """Weights of this many things: 1 in the first row, then how often each is in a bootstrap resample."""
+    picks = torch.randint(number, (RESAMPLES, number), generator=generator, device=generator.device).cpu()
+    times = torch.stack([torch.bincount(pick, minlength=number) for pick in picks])
+    return torch.cat([torch.ones_like(times[:1]), times]).double()
+
+
+def area_gain(
+    target: Bool[Tensor, "sets n"],
+    score: Float[Tensor, "sets n"],
+    baseline: Float[Tensor, "sets n"],
+    classes: Int[Tensor, " sets"],
+    generator: Generator,
+) -> tuple[float, float | None]:
+    """The area under ROC of a score minus that of a baseline, and its standard error.
+
+    The error is from a bootstrap over the classes of the sets; None for a single class.
+    """
+    number = int(classes.max()) + 1
+    weight = bootstrap_weights(number, generator)[:, classes].repeat_interleave(target.shape[1], 1)
+    gain = torch.sub(*(roc_auc(target.flatten(), some.flatten(), weight) for some in (score, baseline)))
+    return gain[0].item(), gain[1:].std().item() if number > 1 else None
 
 
 class _Counts(NamedTuple):

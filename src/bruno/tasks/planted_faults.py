@@ -20,7 +20,7 @@ from bruno.tasks.anomaly import density_floor, reference_density
 from bruno.tasks.calibration import fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.groups import Groups
-from bruno.tasks.metrics import roc_auc
+from bruno.tasks.metrics import area_gain, roc_auc
 from bruno.tasks.robust_evidence import batch_scores, shortfall
 
 FAULTS = ("row of another set", "one column of another set", "spike in one column")
@@ -32,7 +32,6 @@ _MAX_SETS = 400
 _CUTOFF_CLASSES = 60  # training classes that set the cutoffs
 _TRIMMED = 0.05  # fraction of the rows that the covariance of the baseline ignores
 _RIDGE = 1e-12  # variance that is added to every column, as all may be constant within sets
-_RESAMPLES = 200  # bootstrap resamples of the classes, to estimate a standard error
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def measure_planted_faults(
         limits = _limits(judge(clean.to(model.device)), known, rate, of_others)
         flagged[name] = scores[name] > limits[classes % len(limits)].unsqueeze(1)
         rates[name] = _rates(scores[name], flagged[name], fault)
-    gain, error = area_gain(scores["model"], scores["baseline"], fault > 0, classes, generator)
+    gain, error = area_gain(fault > 0, scores["model"], scores["baseline"], classes, generator)
     errors = {
         name: _detection_error(flagged["model"], flagged["baseline"], fault == kind, classes)
         for kind, name in enumerate(FAULTS, start=1)
@@ -290,21 +289,3 @@ def _detection_error(
     between = math.sqrt(number / (number - 1) * sums.square().sum().item()) / len(ours)
     p = torch.cat([ours, other]).mean().item()
     return max(between, math.sqrt(2 * p * (1 - p) / len(ours)))
-
-
-def area_gain(
-    model: Float[Tensor, "sets n"],
-    baseline: Float[Tensor, "sets n"],
-    faulty: Bool[Tensor, "sets n"],
-    classes: Int[Tensor, " sets"],
-    generator: Generator,
-) -> tuple[float, float | None]:
-    """The difference of the areas under ROC, and its standard error."""
-    number = int(classes.max()) + 1
-    picks = torch.randint(number, (_RESAMPLES, number), generator=generator, device=generator.device).cpu()
-    times = torch.stack([torch.bincount(pick, minlength=number) for pick in picks])
-    weight = torch.cat([torch.ones_like(times[:1]), times]).double()[:, classes]
-    weight = weight.repeat_interleave(faulty.shape[1], 1)
-    areas = [roc_auc(faulty.flatten(), score.flatten(), weight) for score in (model, baseline)]
-    gain = areas[0] - areas[1]
-    return gain[0].item(), gain[1:].std().item() if number > 1 else None

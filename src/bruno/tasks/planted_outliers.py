@@ -12,8 +12,7 @@ from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_scores
-from bruno.tasks.metrics import roc_auc
-from bruno.tasks.planted_faults import area_gain
+from bruno.tasks.metrics import area_gain, roc_auc
 from bruno.tasks.robust_evidence import Cutoffs, batch_scores
 
 OUTLIERS = ("image of another class", "patch of another class")
@@ -91,7 +90,7 @@ def measure_planted_outliers(
     )
     ours, other = -SetScale.of(scores).standardised(scores), -patch_scores(x).cpu()
     places = classes.cpu().unique(return_inverse=True)[1]
-    gain, error = area_gain(ours, other, kind > 0, places, generator)
+    gain, error = area_gain(kind > 0, ours, other, places, generator)
     return PlantedOutliers(sets, size, _areas(ours, kind), _areas(other, kind), gain, error)
 
 
