@@ -257,8 +257,8 @@ def require(valid: bool, name: str, rule: str) -> None:
         raise ValueError(f"`{name}` must be {rule}")
 
 
-def check_tensor(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> torch.Tensor:
-    """Return a tensor of finite floats of this shape; None stands for any size."""
+def checked_tensor(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> torch.Tensor:
+    """The tensor; raises ValueError unless it is finite floats of this shape, with None for any size."""
     fits = tensor.ndim == len(shape) and all(
         wanted in (None, size) for wanted, size in zip(shape, tensor.shape, strict=True)
     )
@@ -267,8 +267,8 @@ def check_tensor(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...])
     return tensor
 
 
-def check_whole(name: str, value: Any, least: int = 0) -> int:
-    """Return a whole number from `least` to 2**53."""
+def checked_whole(name: str, value: Any, least: int = 0) -> int:
+    """The value; raises ValueError unless it is a whole number from `least` to 2**53."""
     require(type(value) is int and least <= value <= 2**53, name, f"a whole number of at least {least}")
     return int(value)
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from bruno.checkpoint import check_whole, parsing, read, require, write
+from bruno.checkpoint import checked_whole, parsing, read, require, write
 from bruno.checks import check_choice
 from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BATCH_CRITERIA, BatchCriterion, SetScale, patch_scores
@@ -186,7 +186,7 @@ class GroupCalibration:
                 floor,
                 str(header["data"]),
                 bool(header["unseen"]),
-                check_whole("seed", header["seed"]),
+                checked_whole("seed", header["seed"]),
                 reference,
                 _parse_criterion(tensors, header),
                 dict(_parse_tables(tensors, header)),
@@ -210,12 +210,12 @@ def _parse_tables(
         found = GroupScores.checked(
             tensors[f"positions.{i}"],
             tensors[f"scores.{i}"],
-            check_whole("tables", elements, 1),
+            checked_whole("tables", elements, 1),
             groups=len(header["names"]),
             unseen=bool(header["unseen"]),
             incomplete=incomplete,
         )
-        yield (name, check_whole("tables", size)), found
+        yield (name, checked_whole("tables", size)), found
 
 
 def _bound(header: dict[str, Any], name: str) -> float:

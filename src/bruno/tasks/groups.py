@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from bruno.checkpoint import check_tensor, require
+from bruno.checkpoint import checked_tensor, require
 from bruno.data.examples import Examples, members_by_label
 from bruno.model import Bruno
 from bruno.tasks.progress import Progress
@@ -119,14 +119,14 @@ class Groups:
     ) -> Groups:
         """Groups from the `tensors` and names of a file; raises ValueError if they are invalid."""
         images, rows = tensors.get("images"), tensors.get("rows")
-        latents = check_tensor("latents", tensors["latents"], (None, model.dim))
+        latents = checked_tensor("latents", tensors["latents"], (None, model.dim))
         labels, usable = tensors["labels"], tensors["usable"]
         shape = (len(labels),) if labels.ndim else ()
         require(isinstance(names, list) and all(isinstance(name, str) for name in names), "names", "texts")
         require(labels.dtype == torch.long and labels.ndim == 1, "labels", "whole numbers")
         require(len(latents) in (0, len(labels)), "latents", "one for each of the labels, or none")
         require(usable.dtype == torch.bool and usable.shape == shape, "usable", "one for each of the labels")
-        lacking = check_tensor("shortfall", tensors["shortfall"], shape)
+        lacking = checked_tensor("shortfall", tensors["shortfall"], shape)
         require(len(labels) > 0 and int(labels.min()) >= 0, "labels", "at least 0")
         require(int(labels.max()) < len(names), "labels", f"below {len(names)}")
         if images is not None:

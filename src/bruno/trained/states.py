@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bruno.checkpoint import check_tensor, parsing, read, require, write
+from bruno.checkpoint import checked_tensor, parsing, read, require, write
 from bruno.model import Bruno
 from bruno.process import Evidence
 from bruno.streams.codec import USABLE, Ranks, SetRecord, decode, encode
@@ -128,7 +128,7 @@ class WatchState:
         excluded = []
         for i, (name, group) in enumerate(about["excluded"]):
             require(_are_names([name, group]) and group in groups, "excluded", "names of elements and sets")
-            z = check_tensor("excluded", tensors[f"excluded.{i}"], (model.dim,))
+            z = checked_tensor("excluded", tensors[f"excluded.{i}"], (model.dim,))
             excluded.append(Excluded(name, group, z.to(model.device)))
         sets = {}
         for i, group in enumerate(groups):
