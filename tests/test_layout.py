@@ -44,7 +44,7 @@ LAYOUT = """
     bruno.tasks.few_shot
     bruno.tasks.conformal bruno.tasks.robust_evidence bruno.tasks.batch_criteria bruno.tasks.groups
     bruno.tasks.calibration
-    bruno.tasks.classification
+    bruno.tasks.temperature bruno.tasks.classification
     bruno.tasks.references bruno.tasks.set_scores bruno.tasks.explanation bruno.tasks.generation
     bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.stream_summary
     bruno.tasks.attribution bruno.tasks.planted_faults bruno.tasks.contamination bruno.tasks.planted_outliers

@@ -15,7 +15,7 @@ import bruno.tasks
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.tasks.analysis import toy_comparison
 from bruno.tasks.anomaly import Detector, judge_batch, leave_one_out_scores, online_scores
-from bruno.tasks.classification import best_temperature, classify
+from bruno.tasks.classification import classify
 from bruno.tasks.explanation import explain
 from bruno.tasks.familiarity import Familiarity
 from bruno.tasks.generation import samples_by_prefix, spread_by_repeats
@@ -31,6 +31,7 @@ from bruno.tasks.metrics import (
 from bruno.tasks.retrieval import rank
 from bruno.tasks.robust_evidence import Cutoffs, typical_elements
 from bruno.tasks.specks import has_speck
+from bruno.tasks.temperature import best_temperature
 
 IMAGES = torch.randint(0, 256, (6, 1, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 

@@ -8,17 +8,12 @@ from tasks.machines import machine_model, machines, with_holes
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
-from bruno.tasks.classification import (
-    best_temperature,
-    classify,
-    fit_temperature,
-    fit_temperature_to_groups,
-    with_p_values,
-)
+from bruno.tasks.classification import classify, with_p_values
 from bruno.tasks.episodes import FewShotProtocol, draw_episodes
 from bruno.tasks.few_shot import episode_scores
 from bruno.tasks.groups import Groups
 from bruno.tasks.metrics import calibration_error, log_loss
+from bruno.tasks.temperature import best_temperature, fit_temperature, fit_temperature_to_groups
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -22,10 +22,10 @@ from bruno.streams.codec import SetRecord
 from bruno.tasks.classification import (
     Classification,
     class_probabilities,
-    fit_temperature_to_groups,
     log_prior_of,
     with_p_values,
 )
+from bruno.tasks.temperature import fit_temperature_to_groups
 from bruno.trained import Trained
 
 _MAX_WAYS, _MAX_SHOTS = 20, 20  # limits of the episodes that a temperature is fitted to

@@ -20,8 +20,8 @@ from bruno.model import Bruno, Encoded, Posterior
 from bruno.process import Evidence
 from bruno.sklearn.base import Array, SetEstimator
 from bruno.sklearn.sample import RowSample, extended
-from bruno.tasks.classification import best_temperature
 from bruno.tasks.set_scores import SetScorer, grouped_evidence
+from bruno.tasks.temperature import best_temperature
 from bruno.trained import Trained
 
 

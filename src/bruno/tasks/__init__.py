@@ -21,7 +21,7 @@ from bruno.tasks.anomaly import (
 from bruno.tasks.anomaly_benchmark import DetectionComparison, DetectionQuality, measure_anomaly
 from bruno.tasks.attribution import UnusualColumn, unusual_column
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
-from bruno.tasks.classification import Calibration, Classification, classify, fit_temperature
+from bruno.tasks.classification import Classification, classify
 from bruno.tasks.conformal import GroupScores, PValue, benjamini_hochberg
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.episodes import FewShotProtocol
@@ -51,6 +51,7 @@ from bruno.tasks.robust_evidence import Cutoffs, StreamEvidence, typical_element
 from bruno.tasks.specks import SpeckResult, has_speck, measure_specks
 from bruno.tasks.stability import Curve, StabilityStudy, Variant, stability_studies, stability_study
 from bruno.tasks.stream_summary import JudgedElement, StreamSummary
+from bruno.tasks.temperature import Calibration, fit_temperature
 
 # Grouped by task.
 __all__ = [  # noqa: RUF022

@@ -17,15 +17,9 @@ from bruno.data import Examples
 from bruno.data.archives import is_hidden
 from bruno.recipe_data import imputed
 from bruno.tasks.calibration import GroupCalibration
-from bruno.tasks.classification import (
-    Calibration,
-    Classification,
-    classify,
-    fit_temperature,
-    fit_temperature_to_groups,
-    with_p_values,
-)
+from bruno.tasks.classification import Classification, classify, with_p_values
 from bruno.tasks.episodes import FewShotProtocol
+from bruno.tasks.temperature import Calibration, fit_temperature, fit_temperature_to_groups
 from bruno.trained.base import Source
 from bruno.trained.calibration import CalibrationJobs
 from bruno.trained.data import Data, is_own
