@@ -9,7 +9,7 @@ from bruno.reporting.summaries.detection import _misfit
 from bruno.tasks.anomaly import Judgement
 from bruno.tasks.attribution import UnusualColumn
 from bruno.tasks.stream_summary import StreamSummary
-from bruno.trained.detection import BatchJudgement
+from bruno.trained.batch import BatchJudgement
 from bruno.trained.outliers import Outliers
 
 

@@ -1,87 +1,35 @@
-"""Outlier detection by a trained model: calibrated detectors, batches, streams, and evaluation."""
+"""Outlier detection in streams by a trained model: calibrated detectors, watched streams, and evaluation."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
 
 from bruno.arrays import NumpyResult
 from bruno.checks import check_rate
 from bruno.data import Element, SetSampler
-from bruno.data.columns import consecutive_sets
-from bruno.data.reader import ElementReader, collected
-from bruno.kinds import Kind
-from bruno.model import Bruno, Posterior
-from bruno.tasks.anomaly import Detector, Judgement, judge_batch
+from bruno.tasks.anomaly import Detector
 from bruno.tasks.anomaly_benchmark import DetectionComparison, measure_anomaly
-from bruno.tasks.batch_criteria import BatchCriterion
-from bruno.tasks.calibration import GroupCalibration
-from bruno.tasks.explanation import Explanation
 from bruno.tasks.progress import Progress
-from bruno.tasks.stream_summary import NamedJudgement, StreamSummary
-from bruno.trained.base import Source, warn_of_unreadable
-from bruno.trained.calibration import CalibrationJobs, report_basis
+from bruno.trained.base import Source
+from bruno.trained.batch import RATE, BatchJobs
+from bruno.trained.calibration import report_basis
 from bruno.trained.data import Data, available_set_size
-from bruno.trained.explanation import explain_outliers, lowest_outliers
-from bruno.trained.outliers import Outliers
 from bruno.trained.states import WatchState
-from bruno.trained.watch import Watch, grouped_elements
+from bruno.trained.watch import Watch
 
 _log = logging.getLogger(__name__)
 
-_RATE = 0.01  # false alarms
 _SETS = 500  # contaminated sets for each rate of an evaluation
 _SET_SIZE = 20
 _BETTER_AS_A_BATCH = (
     "distances between patches of pixels find outliers better than this model's scores, but need complete "
     "sets; if the sets are complete, judge them as a batch (bruno anomaly batch)"
 )
-_MISSING_NUMBERS = (
-    "%d of %d sets have missing numbers, which the held-out groups do not have: p-values of these sets are "
-    "estimated"
-)
 _SYNTHETIC_LENGTH, _SYNTHETIC_OUTLIERS = 80, 0.1  # elements of a synthetic stream; fraction of outliers
-
-
-@dataclass(frozen=True, eq=False)
-class BatchJudgement(NumpyResult):
-    """The judgements of a batch, each element given all others of its set, in the order of the batch.
-
-    Attributes:
-        summary: the judgements.
-        kind: kind of the elements.
-        rate: the false-alarm rate; None with a fixed threshold or a false-discovery rate.
-        advice: the command that calibrates on clean data.
-        criterion: what the p-values compare: "score", or "patches", the distances between patches of pixels.
-        explanation: explanation of the outliers with the lowest scores; None if not requested, or if there
-            are no outliers.
-        has_consecutive_sets: whether the sets are consecutive rows of a table without a group column.
-    """
-
-    summary: StreamSummary
-    kind: Kind
-    rate: float | None
-    advice: str
-    criterion: BatchCriterion = "score"
-    explanation: Explanation | None = None
-    has_consecutive_sets: bool = False
-
-    @property
-    def judgements(self) -> list[NamedJudgement]:
-        """The judgements of all elements, in the order of the batch, with names and groups."""
-        named = zip(self.summary.latest, self.summary.latest_groups, strict=True)
-        return [NamedJudgement(name, group, judgement) for (name, judgement), group in named]
-
-    @property
-    def outliers(self) -> Outliers:
-        """The most unusual outliers, at most 24, with the columns that explain them; see `judgements`."""
-        return Outliers.of("anomaly-batch", self.summary, self.kind)
 
 
 @dataclass(frozen=True)
@@ -92,27 +40,13 @@ class AnomalyEvaluation(NumpyResult):
     comparisons: tuple[DetectionComparison, ...]
 
 
-class _Batch(NamedTuple):
-    """A batch, ready to be judged.
-
-    Attributes:
-        elements: the elements with the names of their sets, and their missing numbers imputed.
-        incomplete: whether each element had missing numbers.
-        has_consecutive_sets: whether the sets are consecutive rows.
-    """
-
-    elements: list[Element]
-    incomplete: list[bool]
-    has_consecutive_sets: bool
-
-
-class DetectionJobs(CalibrationJobs):
+class DetectionJobs(BatchJobs):
     """The outlier-detection jobs of a trained model."""
 
     def detector(
         self,
         *,
-        rate: float = _RATE,
+        rate: float = RATE,
         threshold: float | None = None,
         count_all: bool = False,
         within: bool = False,
@@ -152,151 +86,6 @@ class DetectionJobs(CalibrationJobs):
             floor=found.floor,
             reference=found.reference,
         )
-
-    def judge_batch(
-        self,
-        batch: Source | Iterable[Element],
-        *,
-        rate: float = _RATE,
-        threshold: float | None = None,
-        count_all: bool = False,
-        false_discovery_rate: float | None = None,
-        explain: bool = False,
-        data: Data | None = None,
-        one_set: bool = False,
-        group: str | None = None,
-        invert: bool | None = None,
-        skip_bad: bool = False,
-        seed: int = 0,
-        progress: Progress | None = None,
-    ) -> BatchJudgement:
-        """Judge each element of a complete batch given all others of its set.
-
-        The elements with the lowest scores are removed from the set first, so that outliers do not hide each
-        other. Rows that name a group belong to the set of that group; other elements are one set. If training
-        had no group column, 20 consecutive rows are a set, as in training.
-
-        Args:
-            batch: files, folders, arrays or elements; at least two elements.
-            rate: false-alarm rate.
-            threshold: flag scores below this instead of calibrating.
-            count_all: condition on every other element; by default, outliers are excluded from the evidence.
-            false_discovery_rate: flag by Benjamini–Hochberg at this rate, in each set, instead of `rate`.
-            explain: explain the 20 outliers with the lowest scores, given the elements that are not flagged.
-            data: calibrate on this instead of the calibration that is kept with the model.
-            one_set: judge all elements as one set, even if the model was trained on several.
-            group: the group column, if it has another name than in training.
-            invert: turn dark ink into bright ink; as in training by default.
-            skip_bad: skip files that cannot be read.
-            seed: seed of the random orders of the groups.
-            progress: called as progress(done, total).
-        """
-        check_rate("rate", rate)
-        if false_discovery_rate is not None:
-            check_rate("false_discovery_rate", false_discovery_rate)
-        reader = self.reader(invert=invert, skip_bad=skip_bad, group=group)
-        read = self._read_batch(batch, reader, one_set, invert)
-        elements, found = read.elements, None
-        if threshold is None:
-            found = self.calibration(data, invert=invert, seed=seed, progress=progress)
-        sets = list(_members(elements, one_set).values())
-        judged = self._judge_sets(read, sets, found, threshold or 0.0, rate, count_all, false_discovery_rate)
-        explanation = self._explained(elements, judged, sets, found, seed) if explain else None
-        if explanation is not None:
-            for i, parts in zip(lowest_outliers(judged), explanation.by_feature, strict=True):
-                judged[i] = replace(judged[i], contributions=parts)
-        summary = self._batch_summary(elements, judged, one_set)
-        asked = rate if found and false_discovery_rate is None else None
-        criterion = found.criterion if found else "score"
-        advice, in_order = self.calibration_command, read.has_consecutive_sets
-        return BatchJudgement(summary, self.kind, asked, advice, criterion, explanation, in_order)
-
-    def _read_batch(
-        self, batch: Source | Iterable[Element], reader: ElementReader, one_set: bool, invert: bool | None
-    ) -> _Batch:
-        elements = collected(grouped_elements(self, batch, reader, one_set, invert, "batch"))
-        warn_of_unreadable(reader)
-        if len(elements) < 2:
-            raise ValueError(f"`batch` must have at least two elements; got {len(elements)}.")
-        consecutive = self.has_consecutive_sets and not one_set and not any(one.group for one in elements)
-        if consecutive:
-            elements = _in_consecutive_sets(elements)
-        incomplete = torch.stack([one.x for one in elements]).isnan().flatten(1).any(1).tolist()
-        elements = _completed(self.model, elements, one_set)
-        self.warn_if_unfamiliar(torch.stack([one.x for one in elements]))
-        return _Batch(elements, incomplete, consecutive)
-
-    def _judge_sets(
-        self,
-        batch: _Batch,
-        sets: list[list[int]],
-        found: GroupCalibration | None,
-        threshold: float,
-        rate: float,
-        count_all: bool,
-        false_discovery_rate: float | None,
-    ) -> dict[int, Judgement]:
-        """The judgement of each element by its position; logs which rates the calibration supports.
-
-        Without a calibration, scores are compared with the threshold.
-        """
-        judged: dict[int, Judgement] = {}
-        for members in sets:
-            x = torch.stack([batch.elements[i].x for i in members]).to(self.device)
-            if len(x) < 2:
-                judged[members[0]] = Judgement(0.0, 0, None, False, False)
-                continue
-            judgements = judge_batch(
-                self.model,
-                x,
-                found.batch(len(x), count_all=count_all) if found else threshold,
-                imputed=any(batch.incomplete[i] for i in members),
-                rate=rate,
-                cutoffs=found.cutoffs if found else None,
-                count_all=count_all,
-                floor=found.floor if found else -math.inf,
-                reference=found.reference if found else -math.inf,
-                criterion=found.criterion if found else "score",
-                false_discovery_rate=false_discovery_rate if found else None,
-            )
-            judged |= dict(zip(members, judgements, strict=True))
-        if found:
-            largest = max(map(len, sets))
-            scores = found.batch(largest, count_all=count_all)
-            report_basis(scores, rate, len(found.groups.names), largest - 1, false_discovery_rate)
-            holed = sum(any(batch.incomplete[i] for i in members) for members in sets)
-            if holed and not scores.incomplete:
-                _log.info(_MISSING_NUMBERS, holed, len(sets))
-        return judged
-
-    def _explained(
-        self,
-        elements: list[Element],
-        judged: Mapping[int, Judgement],
-        sets: list[list[int]],
-        found: GroupCalibration | None,
-        seed: int,
-    ) -> Explanation | None:
-        """What makes the outliers with the lowest scores unusual; None if there are no outliers."""
-        reference = found.reference if found else -math.inf
-        return explain_outliers(
-            self.model, elements, judged, sets, self.columns, reference=reference, seed=seed
-        )
-
-    def _batch_summary(
-        self, elements: list[Element], judged: Mapping[int, Judgement], one_set: bool
-    ) -> StreamSummary:
-        """The summary of the judgements; outliers have the posterior given the inliers of their set."""
-        given: dict[str, Posterior] = {}
-        for group, members in _members(elements, one_set).items():
-            inliers = [elements[i].x for i in members if not judged[i].outlier]
-            if 0 < len(inliers) < len(members) and not self.model.kind.is_images:
-                given[group] = self.model.condition(torch.stack(inliers).to(self.device))
-        summary = StreamSummary(latest=None)
-        for i, element in enumerate(elements):
-            group = "" if one_set else element.group
-            summary.add(element.name, element.x, judged[i], group, given.get(group, self.model.prior()))
-        return summary
 
     def watch(
         self,
@@ -429,26 +218,3 @@ class DetectionJobs(CalibrationJobs):
             progress=progress,
         )
         return AnomalyEvaluation(selected.name, found)
-
-
-def _completed(model: Bruno, elements: list[Element], one_set: bool) -> list[Element]:
-    """The elements with their missing numbers imputed from all elements of the same set."""
-    labels = torch.zeros(len(elements), dtype=torch.long)
-    for label, members in enumerate(_members(elements, one_set).values()):
-        labels[members] = label
-    x = model.impute(torch.stack([element.x for element in elements]), labels)
-    return [element._replace(x=row) for element, row in zip(elements, x, strict=True)]
-
-
-def _in_consecutive_sets(elements: list[Element]) -> list[Element]:
-    """The elements with the names of sets of consecutive rows."""
-    names, labels = consecutive_sets(len(elements))
-    return [one._replace(group=names[label]) for one, label in zip(elements, labels, strict=True)]
-
-
-def _members(elements: list[Element], one_set: bool) -> dict[str, list[int]]:
-    """Positions of the elements of each set, by its name."""
-    members: dict[str, list[int]] = {}
-    for i, element in enumerate(elements):
-        members.setdefault("" if one_set else element.group, []).append(i)
-    return members

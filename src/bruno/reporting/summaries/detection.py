@@ -13,8 +13,9 @@ from bruno.reporting.timelines import MAX_SETS, STRIP, score_timeline
 from bruno.tasks.anomaly import Judgement
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.stream_summary import StreamSummary
+from bruno.trained.batch import BatchJudgement
 from bruno.trained.calibration import CalibrationReport
-from bruno.trained.detection import AnomalyEvaluation, BatchJudgement
+from bruno.trained.detection import AnomalyEvaluation
 from bruno.trained.keyed_watch import KeyedWatch
 from bruno.trained.watch import Watch
 
