@@ -34,7 +34,8 @@ from bruno.tasks import Cutoffs, GroupCalibration, Groups, fixed_cutoffs, refere
 from bruno.tasks.batch_criteria import SetScale
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.metrics import average_precision, roc_auc
-from bruno.tasks.robust_evidence import EncodedSets, batch_scores, shortfall, stream_scores
+from bruno.tasks.robust_evidence import batch_scores, shortfall
+from bruno.tasks.stream_evidence import EncodedSets, stream_scores
 from bruno.training import Run, Trainer
 
 RESULTS = Path(__file__).parents[1] / "results" / "decisions"

@@ -42,7 +42,8 @@ LAYOUT = """
     bruno.reporting.page
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.episodes
     bruno.tasks.few_shot
-    bruno.tasks.conformal bruno.tasks.robust_evidence bruno.tasks.batch_criteria bruno.tasks.groups
+    bruno.tasks.conformal bruno.tasks.robust_evidence bruno.tasks.stream_evidence
+    bruno.tasks.batch_criteria bruno.tasks.groups
     bruno.tasks.calibration
     bruno.tasks.temperature bruno.tasks.classification
     bruno.tasks.references bruno.tasks.set_scores bruno.tasks.explanation bruno.tasks.generation

@@ -9,7 +9,7 @@ import torch
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.checkpoint import read, write
 from bruno.tasks.drift import WithinSet
-from bruno.tasks.robust_evidence import StreamEvidence
+from bruno.tasks.stream_evidence import StreamEvidence
 from bruno.trained.states import Excluded, SetState, WatchState
 
 

@@ -18,8 +18,8 @@ from bruno.fit_rows import fit_rows
 from bruno.model import Bruno, Encoded, Posterior
 from bruno.process import Evidence
 from bruno.tasks.explanation import Explanation, explain_scores
-from bruno.tasks.robust_evidence import START
 from bruno.tasks.set_scores import SetScorer
+from bruno.tasks.stream_evidence import START
 from bruno.trained import Trained
 from bruno.trained import open as open_trained
 

@@ -45,7 +45,8 @@ from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.groups import Groups
 from bruno.tasks.index import Index
-from bruno.tasks.robust_evidence import Cutoffs, StreamEvidence
+from bruno.tasks.robust_evidence import Cutoffs
+from bruno.tasks.stream_evidence import StreamEvidence
 from bruno.trained import KeyedDetector, Trained
 from bruno.trained.states import Excluded, SetState, WatchState
 from bruno.training.run import Run

@@ -9,7 +9,7 @@ from streams.keyed import DIM, detector, machines, small_model, stream, trained
 
 from bruno import Bruno, Evidence, FlowConfig, ModelConfig
 from bruno.streams.fast_densities import FastDensities, densities_of
-from bruno.tasks.robust_evidence import ElementDensities
+from bruno.tasks.stream_evidence import ElementDensities
 from bruno.trained.watch import Judged
 
 ROWS = torch.from_numpy(machines(1, 19, seed=7)[0])

@@ -26,7 +26,7 @@ from bruno.streams import updates
 from bruno.streams.encoder import encoder_of
 from bruno.tasks.anomaly import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
-from bruno.tasks.robust_evidence import START
+from bruno.tasks.stream_evidence import START
 from bruno.trained import KeyedDetector
 
 KEYS, X = stream(6, 40)

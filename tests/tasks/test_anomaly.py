@@ -20,7 +20,7 @@ from bruno.tasks.anomaly import (
 )
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.groups import Groups
-from bruno.tasks.robust_evidence import START
+from bruno.tasks.stream_evidence import START
 from bruno.tasks.stream_summary import StreamSummary
 
 

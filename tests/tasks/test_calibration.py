@@ -12,7 +12,8 @@ from bruno.data.sampling import SetSampler
 from bruno.tasks.anomaly import density_floor, judge_batch, reference_density
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.groups import Groups
-from bruno.tasks.robust_evidence import Cutoffs, batch_scores, stream_scores
+from bruno.tasks.robust_evidence import Cutoffs, batch_scores
+from bruno.tasks.stream_evidence import stream_scores
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,14 @@ from bruno.tasks.calibration import fixed_cutoffs
 from bruno.tasks.groups import Groups
 from bruno.tasks.metrics import roc_auc
 from bruno.tasks.robust_evidence import (
-    START,
     Cutoffs,
-    EncodedSets,
-    StreamEvidence,
     batch_scores,
     evidence_within,
-    scores_of_the_rest,
     scores_within,
-    stream_scores,
     typical_elements,
     with_typical,
 )
+from bruno.tasks.stream_evidence import START, EncodedSets, StreamEvidence, scores_of_the_rest, stream_scores
 
 CUTOFFS = Cutoffs((-4.0, -2.0, -1.0, 0.0), 0.01)
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from bruno.process import Evidence
 from bruno.tasks.drift import RANKS, DriftTest, WithinSet
-from bruno.tasks.robust_evidence import START
+from bruno.tasks.stream_evidence import START
 
 VERSION = 1
 NO_OFFSET = -(2**63)

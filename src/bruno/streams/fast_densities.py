@@ -12,7 +12,7 @@ from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
 from bruno.streams.densities import RowDensities
 from bruno.streams.encoder import RowEncoder
-from bruno.tasks.robust_evidence import ElementDensities
+from bruno.tasks.stream_evidence import ElementDensities
 
 
 def densities_of(model: Bruno) -> ElementDensities:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bruno.checks import check_at_least, check_count
 from bruno.data.columns import MAX_NUMBER
 from bruno.streams.codec import NO_OFFSET
-from bruno.tasks.robust_evidence import START
+from bruno.tasks.stream_evidence import START
 
 
 def check_forgetting(window: int | None, half_life: float | None, within: bool) -> None:

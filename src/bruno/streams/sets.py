@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bruno.streams.codec import Ranks, SetRecord, decode, encode
 from bruno.streams.store import Store
-from bruno.tasks.robust_evidence import START
+from bruno.tasks.stream_evidence import START
 
 Slots = NDArray[np.intp]
 _INITIAL_SLOTS = 64

@@ -20,7 +20,8 @@ from bruno.streams.sets import First, HotSets
 from bruno.streams.window import Window
 from bruno.tasks.anomaly import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
-from bruno.tasks.robust_evidence import RECONSIDERED, START, may_count, typical_elements
+from bruno.tasks.robust_evidence import typical_elements
+from bruno.tasks.stream_evidence import RECONSIDERED, START, may_count
 
 _SIZES = (0, 8, START)  # sets are reconsidered in two batches: up to 8, and up to 20 first elements
 

@@ -47,9 +47,10 @@ from bruno.tasks.groups import Groups
 from bruno.tasks.index import Index, open_index
 from bruno.tasks.progress import Progress
 from bruno.tasks.retrieval import Ranking, RetrievalQuality, RetrievalResult, measure_retrieval, rank
-from bruno.tasks.robust_evidence import Cutoffs, StreamEvidence, typical_elements
+from bruno.tasks.robust_evidence import Cutoffs, typical_elements
 from bruno.tasks.specks import SpeckResult, has_speck, measure_specks
 from bruno.tasks.stability import Curve, StabilityStudy, Variant, stability_studies, stability_study
+from bruno.tasks.stream_evidence import StreamEvidence
 from bruno.tasks.stream_summary import JudgedElement, StreamSummary
 from bruno.tasks.temperature import Calibration, fit_temperature
 

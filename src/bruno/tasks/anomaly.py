@@ -19,15 +19,8 @@ from bruno.model import Bruno, Encoded, Posterior
 from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
 from bruno.tasks.evaluation import steps_and_prior
-from bruno.tasks.robust_evidence import (
-    START,
-    Cutoffs,
-    ElementDensities,
-    StreamEvidence,
-    batch_scores,
-    may_count,
-    shortfall,
-)
+from bruno.tasks.robust_evidence import Cutoffs, batch_scores, shortfall
+from bruno.tasks.stream_evidence import START, ElementDensities, StreamEvidence, may_count
 
 # --- scores ----------------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BATCH_CRITERIA, BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.groups import Groups
-from bruno.tasks.robust_evidence import Cutoffs, EncodedSets, batch_scores, scores_of_the_rest
+from bruno.tasks.robust_evidence import Cutoffs, batch_scores
+from bruno.tasks.stream_evidence import EncodedSets, scores_of_the_rest
 
 _EXCLUDED = 0.01  # fraction of clean elements below the cutoffs
 _LONGEST = 128  # calibrated positions of a stream; later positions use the scores of the last one

@@ -16,7 +16,8 @@ from bruno.checkpoint import checked_tensor, require
 from bruno.data.examples import Examples, members_by_label
 from bruno.model import Bruno
 from bruno.tasks.progress import Progress
-from bruno.tasks.robust_evidence import EncodedSets, shortfall
+from bruno.tasks.robust_evidence import shortfall
+from bruno.tasks.stream_evidence import EncodedSets
 
 _MAX_ELEMENTS = 200  # of a group
 _SEQUENCES = 600  # random orders of all groups together

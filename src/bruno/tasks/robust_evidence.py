@@ -1,36 +1,22 @@
-"""Evidence without outliers: which elements of a set count, in a complete batch and along a stream."""
+"""Evidence without outliers: which elements of complete sets count."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Real
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bruno.arrays import Arrays, as_real_tensor, as_tensor
-from bruno.model import Bruno, Encoded, Posterior
+from bruno.model import Bruno
 from bruno.process import Evidence
-from bruno.tasks.evaluation import steps_and_prior
 
-START = 20  # elements at the beginning of a stream that are reconsidered together
-RECONSIDERED = {2, 3, 4, 5, 6, 7, 8, 10, 12, 16, START}  # positions at which they are reconsidered
 _REMOVED_DIVISOR = 16  # from a large set, 1/16 of the elements is removed at a time
 _ROUNDS = 10  # elements are put back in at most this many rounds
-
-
-def may_count(complete: Any, count: Any, position: Any) -> Any:
-    """Whether elements may count, given how many count already and how many came before; arrays or numbers.
-
-    A missing number is imputed from the elements of the set that count. If none counts yet, the number is a
-    guess at the level of the set: as evidence, it would make outliers of the complete rows that follow. So,
-    among the first `START` elements, incomplete rows do not count before another element does.
-    """
-    return complete | (count > 0) | (position >= START)
 
 
 @dataclass(frozen=True)
@@ -82,29 +68,6 @@ def scores_within(
     others = all_inside - Evidence(inside.long(), own, torch.zeros_like(own))
     given = model.process.log_prob(z, others)
     return given - (model.process.log_prob(z) if prior is None else prior)
-
-
-class ElementDensities:
-    """Latents of elements and their densities, computed by the model; a subclass may compute them faster."""
-
-    def __init__(self, model: Bruno) -> None:
-        self.model = model
-
-    def encode(self, x: Real[Tensor, "..."]) -> Encoded:
-        """The latents of an element (*shape)."""
-        return self.model.encode(x.to(self.model.device))
-
-    def prior(self, z: Float[Tensor, " dim"]) -> Float[Tensor, ""]:
-        """log p(z) without evidence."""
-        return self.model.process.log_prob(z)
-
-    def given(self, z: Float[Tensor, " dim"], evidence: Evidence) -> Float[Tensor, ""]:
-        """log p(z | evidence)."""
-        return self.model.process.log_prob(z, evidence)
-
-    def scores_of(self, z: Float[Tensor, "n dim"]) -> Callable[[Tensor], Tensor]:
-        """A function from the mask of elements that are inside to `scores_within`, for the set z."""
-        return partial(scores_within, self.model, z, prior=self.model.process.log_prob(z))
 
 
 def shortfall(log_prob: Float[Tensor, "*batch"], reference: float) -> Float[Tensor, "*batch"]:
@@ -201,193 +164,6 @@ def majority(
 def _half(size: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
     """Half of a set, rounded up; sets of fewer than three elements have no majority."""
     return torch.where(size > 2, (size + 1) // 2, size)
-
-
-@dataclass(frozen=True, eq=False)
-class StreamEvidence:
-    """The state of streams, one for each set of a batch: the evidence, and elements to reconsider.
-
-    Attributes:
-        evidence: evidence of the elements that count.
-        position: number of elements so far, including those that do not count.
-        first: latents of the first elements while they may be reconsidered, empty afterwards; or, in a
-            window, of the latest elements.
-        usable: which of the elements in `first` may count.
-        incomplete: whether an element so far had missing numbers.
-    """
-
-    evidence: Evidence
-    position: int
-    first: Float[Tensor, "*batch first dim"]
-    usable: Bool[Tensor, "*batch first"]
-    incomplete: bool = False
-
-    @classmethod
-    def empty(
-        cls, dim: int, batch_shape: Sequence[int] = (), device: torch.device | str = "cpu"
-    ) -> StreamEvidence:
-        """The state before the first element."""
-        return cls.of(Evidence.empty(dim, batch_shape, device=device))
-
-    @classmethod
-    def of(cls, evidence: Evidence) -> StreamEvidence:
-        """The state with this evidence, whose elements all count.
-
-        Later elements are only reconsidered if the evidence is empty.
-        """
-        shape, device = evidence.batch_shape, evidence.mean.device
-        position = int(evidence.count.max()) if evidence.count.numel() else 0
-        return cls(
-            evidence,
-            position,
-            torch.zeros((*shape, 0, evidence.dim), device=device),
-            torch.zeros((*shape, 0), dtype=torch.bool, device=device),
-        )
-
-    def including(self, z: Float[Tensor, "*batch dim"]) -> StreamEvidence:
-        """The state after an earlier element, which was excluded, is added; the position stays the same."""
-        return replace(
-            self, evidence=self.evidence.add(z), first=self.first[..., :0, :], usable=self.usable[..., :0]
-        )
-
-    def score(
-        self, model: Bruno, z: Float[Tensor, "*batch dim"], prior: Float[Tensor, "*batch"]
-    ) -> Float[Tensor, "*batch"]:
-        """log p(z | evidence) − log p(z) of the next element of each stream; `prior` is log p(z)."""
-        return model.process.log_prob(z, self.evidence) - prior
-
-    def add(
-        self,
-        model: Bruno,
-        z: Float[Tensor, "*batch dim"],
-        score: Float[Tensor, "*batch"],
-        cutoffs: Cutoffs | None,
-        usable: Bool[Tensor, "*batch"],
-        window: int | None = None,
-        scores_of: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None,
-    ) -> StreamEvidence:
-        """The state after an element, which counts if it is usable and its score is at least the cutoff.
-
-        The first `START` elements are reconsidered together at the positions `RECONSIDERED`, as one of the
-        very first may be an outlier itself. With a window, of at most `START` elements, the set consists of
-        its latest elements, which are reconsidered unless all of them count. Without cutoffs, every usable
-        element counts. `scores_of` maps latents to the argument `scores` of `typical_elements`, to compute
-        them faster.
-        """
-        counts = usable if cutoffs is None else usable & (score >= cutoffs.at(self.evidence.count))
-        position = self.position + 1
-        first, known = self.first, self.usable
-
-        def typical() -> Bool[Tensor, "*batch first"]:
-            assert cutoffs is not None
-            return typical_elements(model, first, cutoffs, known, scores_of(first) if scores_of else None)
-
-        if window is not None:
-            first = torch.cat([first, z.unsqueeze(-2)], -2)[..., -window:, :]
-            known = torch.cat([known, usable.unsqueeze(-1)], -1)[..., -window:]
-            if first.shape[-2] == min(position, window):  # else the stream began with a posterior
-                before = self.evidence.count == self.usable.sum(-1)
-                all_count = cutoffs is None or bool((before & (counts == usable)).all())
-                return StreamEvidence(
-                    evidence_within(first, known if all_count else typical()), position, first, known
-                )
-        own = Evidence(counts.long(), z.double(), torch.zeros_like(z, dtype=torch.double))
-        evidence = self.evidence + own
-        if window is not None:
-            return StreamEvidence(evidence, position, first, known)
-        # Elements are not reconsidered after the first `START`, nor if the stream began with a posterior.
-        if cutoffs is None or first.shape[-2] < self.position:
-            return StreamEvidence(evidence, position, first[..., :0, :], known[..., :0])
-        first = torch.cat([first, z.unsqueeze(-2)], -2)
-        known = torch.cat([known, usable.unsqueeze(-1)], -1)
-        if position in RECONSIDERED:
-            evidence = evidence_within(first, typical())
-        if position >= START:
-            first, known = first[..., :0, :], known[..., :0]
-        return StreamEvidence(evidence, position, first, known)
-
-
-@torch.no_grad()
-def stream_scores(
-    model: Bruno,
-    z: Float[Tensor, "*batch n dim"],
-    cutoffs: Cutoffs | None,
-    usable: Bool[Tensor, "*batch n"] | None = None,
-) -> Float[Tensor, "*batch n"]:
-    """Scores of encoded sets as streams: each element given those before it that count, the first 0."""
-    usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
-    if cutoffs is None and bool(usable.all()):
-        steps, prior = steps_and_prior(model.process, z)
-        return steps - prior
-    state = StreamEvidence.empty(z.shape[-1], z.shape[:-2], z.device)
-    scores, prior = [], model.process.log_prob(z)
-    for i in range(z.shape[-2]):
-        scores.append(state.score(model, z[..., i, :], prior[..., i]))
-        state = state.add(model, z[..., i, :], scores[-1], cutoffs, usable[..., i])
-    return torch.stack(scores, -1)
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedSets:
-    """Encoded elements of sets, and everything else that their scores and their evidence depend on.
-
-    Attributes:
-        z: latents of the elements.
-        usable: whether elements may count: their log p(x) is at least the floor.
-        shortfall: of log p(x), see `shortfall`.
-        rows: the elements with missing numbers as NaN, which a stream imputes from those before; None if all
-            elements are complete.
-        floor, reference: of log p(x), for imputed rows.
-    """
-
-    z: Float[Tensor, "sets n dim"]
-    usable: Bool[Tensor, "sets n"]
-    shortfall: Float[Tensor, "sets n"]
-    rows: Float[Tensor, "sets n dim"] | None = None
-    floor: float = -math.inf
-    reference: float = -math.inf
-
-    def adjusted(self, scores: Float[Tensor, "sets n"]) -> Float[Tensor, "sets n"]:
-        """Scores minus the shortfall; −∞ for elements that are not usable."""
-        return (scores - self.shortfall).masked_fill(~self.usable, -math.inf)
-
-    def arriving(self, model: Bruno, first: int, evidence: Evidence) -> EncodedSets:
-        """The elements from `first` on, each with its missing numbers imputed as if it came next."""
-        z, usable, lacking = self.z[:, first:], self.usable[:, first:], self.shortfall[:, first:]
-        if self.rows is None:
-            return EncodedSets(z, usable, lacking)
-        rows = self.rows[:, first:]
-        places = rows.isnan().any(-1).nonzero(as_tuple=True)
-        if len(places[0]):
-            owners, own = places[0].unique(return_inverse=True)
-            imputed, log_det = model.encode(Posterior(model, evidence[owners]).impute(rows[places], own))
-            log_prob = model.process.log_prob(imputed) + log_det
-            z = z.index_put(places, imputed)
-            usable = usable.index_put(places, log_prob >= self.floor)
-            lacking = lacking.index_put(places, shortfall(log_prob, self.reference))
-        return EncodedSets(z, usable, lacking, rows)
-
-
-@torch.no_grad()
-def scores_of_the_rest(model: Bruno, sets: EncodedSets, cutoffs: Cutoffs | None) -> Float[Tensor, "sets n n"]:
-    """Adjusted scores of all elements that are still to come, at each position of streams.
-
-    Entry (i, j) is the score of element j if it came directly after the first i elements; NaN for j < i, and
-    if none of the first i elements counts, as an element is then not judged.
-    """
-    n = sets.z.shape[1]
-    found = sets.z.new_full((*sets.z.shape[:2], n), math.nan)
-    state = StreamEvidence.empty(sets.z.shape[-1], sets.z.shape[:1], sets.z.device)
-    for i in range(n):
-        rest, count = sets.arriving(model, i, state.evidence), state.evidence.count
-        given = model.process.log_prob(rest.z, state.evidence.unsqueeze())
-        scores = given - model.process.log_prob(rest.z)
-        found[:, i, i:] = rest.adjusted(scores).masked_fill((count == 0).unsqueeze(-1), math.nan)
-        usable = rest.usable[:, 0]
-        if rest.rows is not None:
-            usable = usable & may_count(~rest.rows[:, 0].isnan().any(-1), count, i)
-        state = state.add(model, rest.z[:, 0], scores[:, 0], cutoffs, usable)
-    return found
 
 
 @torch.no_grad()

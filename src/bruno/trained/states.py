@@ -16,7 +16,7 @@ from bruno.model import Bruno
 from bruno.process import Evidence
 from bruno.streams.codec import USABLE, Ranks, SetRecord, decode, encode
 from bruno.tasks.drift import DriftTest, WithinSet
-from bruno.tasks.robust_evidence import StreamEvidence
+from bruno.tasks.stream_evidence import StreamEvidence
 
 _MAX_EXCLUDED = 100  # elements that are remembered, so that `accepting` can still add them
 _CANDIDATES = 5  # elements that an error names

@@ -25,7 +25,7 @@ from bruno.tasks.conformal import Basis
 from bruno.tasks.drift import RANKS
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
-from bruno.tasks.robust_evidence import StreamEvidence, may_count
+from bruno.tasks.stream_evidence import StreamEvidence, may_count
 from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.base import Source, are_paths, warn_of_unreadable
 from bruno.trained.data import TrainedData
