@@ -21,8 +21,8 @@ LAYOUT = """
     bruno.checks bruno.settings bruno.config
     bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic
     bruno.data.synthetic_tiles bruno.data.related_columns
-    bruno.data.drawings bruno.data.images bruno.data.table_format bruno.data.columns bruno.data.frames
-    bruno.data.tables bruno.data.formats bruno.data.cifar
+    bruno.data.drawings bruno.data.images bruno.data.table_rows bruno.data.table_format bruno.data.columns
+    bruno.data.frames bruno.data.tables bruno.data.formats bruno.data.cifar
     bruno.data.quality bruno.data.file_readers bruno.data.reader bruno.data.datasets bruno.data.published
     bruno.data.loading bruno.data
     bruno.flow.bijection bruno.flow.dropout bruno.flow.networks bruno.flow.compression bruno.flow.spline

@@ -3,7 +3,8 @@
 import pytest
 
 from bruno.data import ElementReader, tables
-from bruno.data.table_format import TableFormat, detect, split_rows
+from bruno.data.table_format import TableFormat, detect
+from bruno.data.table_rows import split_rows
 from bruno.data.tables import read_table
 
 ROWS = (("m1", 1234.5, -0.25), ("m1", 2.0, 12345678.0), ("m2", 3.75, 4.5))

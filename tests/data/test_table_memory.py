@@ -73,14 +73,14 @@ def test_parquet_of_one_repeated_long_text_is_read_in_parts(tmp_path, limit):
 
 @pytest.mark.parametrize("shape", [(2,), (1, 4, 4)])
 def test_a_stream_without_line_breaks_is_an_error(monkeypatch, shape):
-    monkeypatch.setattr("bruno.data.table_format._MAX_LINE", 1000)
+    monkeypatch.setattr("bruno.data.table_rows._MAX_LINE", 1000)
     reader = ElementReader(shape, 256 if len(shape) > 1 else 0)
     with pytest.raises(ValueError, match=r"at most 1,000 characters"):
         list(reader.read_lines(io.StringIO("1" * 2000)))
 
 
 def test_a_file_without_line_breaks_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("bruno.data.table_format._MAX_LINE", 1000)
+    monkeypatch.setattr("bruno.data.table_rows._MAX_LINE", 1000)
     (tmp_path / "a.csv").write_text("1,2\n" * 300 + "1" * 2000)
     with pytest.raises(ValueError, match=r"at most 1,000 characters"):
         list(ElementReader((2,), 0).read([tmp_path / "a.csv"]))

@@ -17,7 +17,8 @@ from torch import Tensor
 from bruno.data.columns import Columns, check_numbers, column_names, column_positions
 from bruno.data.frames import frame_rows
 from bruno.data.images import decode, is_image, is_unreadable_image
-from bruno.data.table_format import TableFormat, bounded_lines, detect, split_rows
+from bruno.data.table_format import TableFormat, detect
+from bruno.data.table_rows import bounded_lines, split_rows
 from bruno.data.tables import is_parquet, is_table, open_text, parse_numbers, read_parquet
 from bruno.files import read_regular
 from bruno.kinds import rescale_levels

@@ -16,7 +16,7 @@ from bruno.arrays import is_frame
 from bruno.checks import check_levels
 from bruno.data.archives import READ_ERRORS, is_hidden, reason
 from bruno.data.file_readers import ImageReader, Place, RowReader, Unread
-from bruno.data.table_format import bounded_lines
+from bruno.data.table_rows import bounded_lines
 from bruno.files import check_regular
 
 _BYTES_OF_ELEMENT = 600  # in memory, besides its values: its name and the tensor

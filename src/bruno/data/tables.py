@@ -30,17 +30,8 @@ from bruno.data.columns import (
 )
 from bruno.data.examples import Examples
 from bruno.data.frames import read_frame
-from bruno.data.table_format import (
-    MISSING,
-    TableFormat,
-    codec,
-    decode,
-    detect,
-    detect_encoding,
-    is_missing,
-    lines_of,
-    split_rows,
-)
+from bruno.data.table_format import MISSING, TableFormat, codec, decode, detect, detect_encoding, is_missing
+from bruno.data.table_rows import lines_of, split_rows
 from bruno.files import check_regular
 
 _MIN_FAST_BYTES = 2**20  # smaller tables are parsed faster than pyarrow is imported
