@@ -29,7 +29,8 @@ LAYOUT = """
     bruno.flow.coupling bruno.flow.mixing bruno.flow.realnvp bruno.flow.preprocessing
     bruno.flow.imputation bruno.flow
     bruno.process.checks bruno.process.evidence bruno.process.distributions bruno.process.coefficients
-    bruno.process.step_density bruno.process.element_density bruno.process.processes bruno.process
+    bruno.process.step_density bruno.process.element_density bruno.process.exchangeable
+    bruno.process.processes bruno.process
     bruno.components bruno.known_models bruno.posterior bruno.model bruno.checkpoint bruno.weights
     bruno.onnx.formulas bruno.onnx.functions bruno.onnx.export bruno.onnx bruno.page.files
     bruno.page.symbols bruno.page.build bruno.page

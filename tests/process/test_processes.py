@@ -143,7 +143,7 @@ class TestLaws:
             return result, torch.autograd.grad(result.square().sum(), inputs)
 
         written_out = gradients()
-        monkeypatch.setattr("bruno.process.processes.step_log_prob", plain_step_log_prob)
+        monkeypatch.setattr("bruno.process.exchangeable.step_log_prob", plain_step_log_prob)
         torch.testing.assert_close(gradients(), written_out)
 
 

@@ -2,7 +2,8 @@
 
 from bruno.process.distributions import Normal, StudentT
 from bruno.process.evidence import Evidence
-from bruno.process.processes import ExchangeableProcess, GaussianProcess, StudentTProcess
+from bruno.process.exchangeable import ExchangeableProcess
+from bruno.process.processes import GaussianProcess, StudentTProcess
 from bruno.threads import configure
 
 __all__ = ["Evidence", "ExchangeableProcess", "GaussianProcess", "Normal", "StudentT", "StudentTProcess"]

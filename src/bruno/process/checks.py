@@ -36,6 +36,12 @@ def check_type(name: str, value: Any, wanted: type) -> None:
         raise TypeError(f"`{name}` must be of type {wanted.__name__}; got {type(value).__name__}.")
 
 
+def check_range(name: str, values: Tensor, valid: Tensor, rule: str) -> None:
+    """Raise unless all values of a parameter are `valid`; `rule` says which are."""
+    if not valid.all():
+        raise ValueError(f"`{name}` must be {rule}; got {values[~valid][0].item():g}.")
+
+
 def check_finite(z: Tensor, name: str) -> Tensor:
     """Raise if `z` has NaN or infinity.
 

@@ -34,6 +34,17 @@ class Coefficients(NamedTuple):
     constant: Float[Tensor, "*positions"]  # summed over dimensions
 
 
+def without_copies(count: Tensor) -> Tensor:
+    """A count stored once for the whole batch (as by `Evidence.of`) as a single number."""
+    shared = count.ndim > 0 and count.numel() > 0 and not any(count.stride())
+    return count[(0,) * count.ndim] if shared else count
+
+
+def column(count: Tensor) -> Tensor:
+    """A count in float64, ready to broadcast over dimensions."""
+    return without_copies(count).double().unsqueeze(-1)
+
+
 def seen_before(count: Tensor, begin: int, n: int) -> Float[Tensor, "*counts n"]:
     """N before each of n elements, in float64."""
     return count.double().unsqueeze(-1) + torch.arange(
