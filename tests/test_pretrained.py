@@ -20,8 +20,8 @@ from bruno.checkpoint import read_about
 from bruno.data import ElementReader, load_examples
 from bruno.data.images import read_images
 from bruno.data.sampling import SetSampler
-from bruno.tasks.anomaly import Detector
 from bruno.tasks.classification import classify
+from bruno.tasks.detector import Detector
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import measure_bits_per_dim
 from bruno.tasks.familiarity import UnfamiliarDataWarning

@@ -13,7 +13,7 @@ from typer.main import get_command
 import bruno
 from bruno.checkpoint import write
 from bruno.cli.main import COMMANDS, app
-from bruno.tasks.anomaly import Detector
+from bruno.tasks.detector import Detector
 from bruno.training.run import Run
 from cli.commandline import make_images, run_main
 

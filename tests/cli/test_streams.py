@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bruno
-from bruno.tasks.anomaly import Detector
+from bruno.tasks.detector import Detector
 from bruno.trained import KeyedDetector
 from cli.commandline import run, run_main, values_of
 

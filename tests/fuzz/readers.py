@@ -40,8 +40,8 @@ from bruno.reporting.page import page
 from bruno.reporting.results import Result, read_results
 from bruno.streams.codec import Ranks, SetRecord, decode, encode
 from bruno.streams.store import Store
-from bruno.tasks.anomaly import Detector
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
+from bruno.tasks.detector import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.groups import Groups
 from bruno.tasks.index import Index

@@ -18,7 +18,7 @@ from bruno import Bruno, FlowConfig, ModelConfig, Recipe
 from bruno.config import DataConfig
 from bruno.process import Evidence
 from bruno.serving import create_app
-from bruno.tasks.anomaly import Detector
+from bruno.tasks.detector import Detector
 from bruno.trained import Trained
 
 GIVEN, NEW = rows(6, seed=1), rows(4, seed=2)

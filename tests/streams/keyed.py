@@ -10,8 +10,9 @@ import torch
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.data import Examples, SetSampler
 from bruno.streams.judgements import Judgements
-from bruno.tasks.anomaly import Detector, reference_density
+from bruno.tasks.anomaly import reference_density
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
+from bruno.tasks.detector import Detector
 from bruno.tasks.groups import Groups
 from bruno.trained import KeyedDetector, Trained
 

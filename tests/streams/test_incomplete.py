@@ -12,8 +12,9 @@ from streams.keyed import DIM, NAN, calibration, detector, in_steps, keyed, mach
 
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig
 from bruno.data import Element, Examples, SetSampler
-from bruno.tasks.anomaly import Detector, density_floor, judge_batch, reference_density
+from bruno.tasks.anomaly import density_floor, judge_batch, reference_density
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
+from bruno.tasks.detector import Detector
 from bruno.tasks.groups import Groups
 from bruno.tasks.robust_evidence import Cutoffs
 from bruno.trained import KeyedDetector, Trained

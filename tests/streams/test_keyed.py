@@ -24,7 +24,7 @@ import bruno
 from bruno.process import Evidence
 from bruno.streams import updates
 from bruno.streams.encoder import encoder_of
-from bruno.tasks.anomaly import Detector
+from bruno.tasks.detector import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.stream_evidence import START
 from bruno.trained import KeyedDetector

@@ -10,15 +10,9 @@ from tasks.machines import machine_model, machines
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
-from bruno.tasks.anomaly import (
-    Detector,
-    Judgement,
-    density_floor,
-    judge_batch,
-    leave_one_out_scores,
-    online_scores,
-)
+from bruno.tasks.anomaly import Judgement, density_floor, judge_batch, leave_one_out_scores, online_scores
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
+from bruno.tasks.detector import Detector
 from bruno.tasks.groups import Groups
 from bruno.tasks.stream_evidence import START
 from bruno.tasks.stream_summary import StreamSummary

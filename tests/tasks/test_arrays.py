@@ -14,8 +14,9 @@ from PIL import Image
 import bruno.tasks
 from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.tasks.analysis import toy_comparison
-from bruno.tasks.anomaly import Detector, judge_batch, leave_one_out_scores, online_scores
+from bruno.tasks.anomaly import judge_batch, leave_one_out_scores, online_scores
 from bruno.tasks.classification import classify
+from bruno.tasks.detector import Detector
 from bruno.tasks.explanation import explain
 from bruno.tasks.familiarity import Familiarity
 from bruno.tasks.generation import samples_by_prefix, spread_by_repeats

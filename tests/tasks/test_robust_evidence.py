@@ -6,8 +6,9 @@ from tasks.machines import latents_of, machine_model, machines
 
 from bruno.data.synthetic import simulate_machines
 from bruno.process import Evidence
-from bruno.tasks.anomaly import Detector, leave_one_out_scores
+from bruno.tasks.anomaly import leave_one_out_scores
 from bruno.tasks.calibration import fixed_cutoffs
+from bruno.tasks.detector import Detector
 from bruno.tasks.groups import Groups
 from bruno.tasks.metrics import roc_auc
 from bruno.tasks.robust_evidence import (

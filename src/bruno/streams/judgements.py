@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bruno.process import Evidence
-from bruno.tasks.anomaly import Detector, Judgement
+from bruno.tasks.anomaly import Judgement
 from bruno.tasks.conformal import GroupScores
+from bruno.tasks.detector import Detector
 
 
 @dataclass(eq=False)

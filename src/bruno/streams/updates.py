@@ -18,7 +18,7 @@ from bruno.streams.densities import RowDensities
 from bruno.streams.evidence import Numbers, SetEvidence, evidence_inside, with_element
 from bruno.streams.sets import First, HotSets
 from bruno.streams.window import Window
-from bruno.tasks.anomaly import Detector
+from bruno.tasks.detector import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.robust_evidence import typical_elements
 from bruno.tasks.stream_evidence import RECONSIDERED, START, may_count

@@ -10,7 +10,6 @@ from bruno.tasks.analysis import (
     log_prob_by_position,
 )
 from bruno.tasks.anomaly import (
-    Detector,
     Judgement,
     density_floor,
     judge_batch,
@@ -23,6 +22,7 @@ from bruno.tasks.attribution import UnusualColumn, unusual_column
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.classification import Classification, classify
 from bruno.tasks.conformal import GroupScores, PValue, benjamini_hochberg
+from bruno.tasks.detector import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim

@@ -11,8 +11,8 @@ from pathlib import Path
 from bruno.arrays import NumpyResult
 from bruno.checks import check_rate
 from bruno.data import Element, SetSampler
-from bruno.tasks.anomaly import Detector
 from bruno.tasks.anomaly_benchmark import DetectionComparison, measure_anomaly
+from bruno.tasks.detector import Detector
 from bruno.tasks.progress import Progress
 from bruno.trained.base import Source
 from bruno.trained.batch import RATE, BatchJobs

@@ -27,7 +27,7 @@ from bruno.streams.sets import HotSets, capacity_for
 from bruno.streams.store import MEMORY, Excluded, Mark, Store
 from bruno.streams.updates import Updates
 from bruno.streams.window import Window
-from bruno.tasks.anomaly import Detector
+from bruno.tasks.detector import Detector
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.states import only_name
 from bruno.trained.watch import check_ranks

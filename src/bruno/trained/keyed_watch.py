@@ -22,7 +22,8 @@ from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.streams.judgements import Judgements
 from bruno.streams.store import MEMORY, Mark, Store
-from bruno.tasks.anomaly import Detector, Judgement
+from bruno.tasks.anomaly import Judgement
+from bruno.tasks.detector import Detector
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.base import Source, are_paths, warn_of_unreadable

@@ -20,8 +20,9 @@ from bruno.files import check_regular
 from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.streams.fast_densities import densities_of
-from bruno.tasks.anomaly import Detector, Judgement
+from bruno.tasks.anomaly import Judgement
 from bruno.tasks.conformal import Basis
+from bruno.tasks.detector import Detector
 from bruno.tasks.drift import RANKS
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
