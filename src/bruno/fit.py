@@ -27,9 +27,17 @@ from bruno.data.quality import (
     warn_of_related_columns,
 )
 from bruno.devices import process_group, resolve_device
-from bruno.flow.preprocessing import ColumnScales, Standardise
+from bruno.flow.preprocessing import ColumnScales
 from bruno.model import Bruno
-from bruno.recipe_data import RecipeData, fitted_to, imputed, is_path, keep_frame, with_absolute_path
+from bruno.recipe_data import (
+    RecipeData,
+    fitted_to,
+    imputed,
+    is_path,
+    keep_frame,
+    learn_columns,
+    with_absolute_path,
+)
 from bruno.tasks import measure_bits_per_dim
 from bruno.trained import Trained
 from bruno.training import LogEntry, Run, Trainer
@@ -175,17 +183,11 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, 
 
 
 def _learn_columns(model: Bruno, examples: Examples, seed: int) -> Examples:
-    """Fit the scales of columns and the imputer to all rows; return the rows with missing numbers drawn."""
-    if not isinstance(model.preprocessing, Standardise):
-        return examples
-    x, labels = examples.elements.to(model.device), examples.labels.to(model.device)
-    model.preprocessing.fit(x)
+    """`learn_columns`, with a log of the scales that were chosen."""
+    found = learn_columns(model, examples, seed)
     if isinstance(model.preprocessing, ColumnScales):
         log_scales(model.preprocessing.kinds, model.preprocessing.step.tolist(), examples.columns)
-    if model.imputer is None:
-        return examples
-    model.imputer.fit(model.preprocessing(x)[0], labels)
-    return imputed(examples, model, torch.Generator().manual_seed(seed))
+    return found
 
 
 def without_frame(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:

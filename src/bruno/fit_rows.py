@@ -13,10 +13,9 @@ from bruno.arrays import Arrays, as_tensor
 from bruno.checks import check_count
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig, load_recipe
 from bruno.data import Examples, SetSampler
-from bruno.flow.preprocessing import Standardise
 from bruno.model import Bruno
 from bruno.process import StudentTProcess
-from bruno.recipe_data import imputed
+from bruno.recipe_data import learn_columns
 from bruno.training import Trainer
 
 _UNITS, _COUPLINGS, _DOF = 32, 2, 100.0
@@ -77,13 +76,7 @@ def fit_rows(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Bruno.from_config(config).to(device)
-    assert isinstance(model.preprocessing, Standardise)
-    model.preprocessing.fit(examples.elements.to(device))
-    if model.imputer is not None:
-        y, sets = model.preprocessing(examples.elements.to(device))[0], examples.labels.to(device)
-        model.imputer.fit(y, sets)
-        examples = imputed(examples, model, torch.Generator().manual_seed(seed))
-    return _trained(model, examples, steps, seed, progress)
+    return _trained(model, learn_columns(model, examples, seed), steps, seed, progress)
 
 
 def _trained(
