@@ -31,8 +31,7 @@ def read_frame(
 ) -> Examples:
     """Examples from a frame of pandas, polars or pyarrow; for the arguments see `read_table`."""
     arrays = _frame_columns(frame)
-    found = choose_columns(list(arrays), [_column_kind(array) for array in arrays.values()], group, columns)
-    values = np.stack([_as_numbers(name, arrays[name]) for name in found.names], axis=1)
+    found, values = _numbers(arrays, group, columns)
     groups = None if found.group is None else [_text(cell) for cell in arrays[group]]
     bad = ~usable_rows(values, missing)
     if groups is not None:
@@ -48,9 +47,7 @@ def read_frame(
 def frame_rows(frame: Any, group: str, columns: Sequence[str] = ()) -> tuple[NDArray[np.float64], list[str]]:
     """The numbers of a frame (n, columns), unchecked, and the group of each row, "" without such a column."""
     arrays = _frame_columns(frame)
-    kinds = [_column_kind(array) for array in arrays.values()]
-    found = choose_columns(list(arrays), kinds, group if group in arrays else "", columns)
-    values = np.stack([_as_numbers(name, arrays[name]) for name in found.names], axis=1)
+    found, values = _numbers(arrays, group if group in arrays else "", columns)
     groups = [""] * len(values) if found.group is None else map(_text, arrays[group])
     return values, list(groups)
 
@@ -64,6 +61,14 @@ def _frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
         raise ValueError(f"columns must have different names; got {', '.join(names)}.")
     columns = map(frame.column, range(len(labels))) if is_arrow else (frame[label] for label in labels)
     return dict(zip(names, map(np.asarray, columns), strict=True))
+
+
+def _numbers(
+    arrays: dict[str, NDArray[Any]], group: str, columns: Sequence[str]
+) -> tuple[Columns, NDArray[np.float64]]:
+    """The columns to read, and their numbers (n, columns), NaN where a cell is missing."""
+    found = choose_columns(list(arrays), [_column_kind(array) for array in arrays.values()], group, columns)
+    return found, np.stack([_as_numbers(name, arrays[name]) for name in found.names], axis=1)
 
 
 def _column_kind(array: NDArray[Any]) -> str:
