@@ -126,7 +126,7 @@ def warn_of_far_numbers(rows: Examples) -> None:
     """Warn about columns whose scale depends on extreme values, such as −999 for a missing value."""
     if rows.is_images:
         return
-    names = rows.columns or tuple(map(str, range(1, rows.shape[0] + 1)))
+    names = _names_of(rows)
     for name, column in zip(names, rows.elements.T, strict=True):
         ordered = column[~column.isnan()].sort().values
         if not len(ordered):
@@ -150,7 +150,7 @@ def warn_of_related_columns(rows: Examples) -> None:
     """Warn about columns that are almost functions of others: a model learns little besides that."""
     if rows.is_images:
         return
-    names = rows.columns or tuple(map(str, range(1, rows.shape[0] + 1)))
+    names = _names_of(rows)
     for one in related_columns(rows.elements.numpy()):
         warnings.warn(f"{_relation(one, names)} (`data.columns`).", stacklevel=2)
 
@@ -159,7 +159,7 @@ def warn_of_counters(rows: Examples) -> None:
     """Warn about columns that increase from row to row in every set, as row numbers and times do."""
     if rows.is_images:
         return
-    names = rows.columns or tuple(map(str, range(1, rows.shape[0] + 1)))
+    names = _names_of(rows)
     for i, name in enumerate(names):
         steps = torch.cat([_steps(rows.elements[members, i]) for members in rows.by_class()])
         if len(steps) >= _FEW_STEPS and bool((steps > 0).all()):
@@ -169,6 +169,11 @@ def warn_of_counters(rows: Examples) -> None:
                 f"{_setting_without(name, names)} (`data.columns`).",
                 stacklevel=2,
             )
+
+
+def _names_of(rows: Examples) -> tuple[str, ...]:
+    """The names of the columns; their numbers, from 1, if they have none."""
+    return rows.columns or tuple(map(str, range(1, rows.shape[0] + 1)))
 
 
 def _steps(numbers: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
