@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bruno.streams.codec import EvidenceArrays, decode_all, encode_all
 from bruno.streams.densities import RowDensities
+from bruno.streams.evidence import SetEvidence, without_element
 
 FAR = 1e4  # standard deviations of the predictive; removing an element beyond costs precision
 
@@ -95,12 +96,9 @@ class KeyedEvidence:
 
     def without_each(self, places: Int[np.ndarray, " n"], z: Float[np.ndarray, "n dim"]) -> EvidenceArrays:
         """The evidence of the set of each element without the element itself."""
-        n, mean, scatter = self.count[places], self.mean[places], self.scatter[places]
-        rest = n - 1
-        gap = z - mean
-        others = np.where(rest[:, None] > 0, mean - gap / np.maximum(rest, 1)[:, None], 0.0)
-        left = np.where(rest[:, None] > 1, np.maximum(scatter - gap * (z - others), 0.0), 0.0)
-        return EvidenceArrays(rest, others, left)
+        given = SetEvidence(self.count[places, None], self.mean[places], self.scatter[places])
+        rest = without_element(given, z)
+        return EvidenceArrays(rest.n[:, 0], rest.mean, rest.scatter)
 
     # --- bytes -------------------------------------------------------------------------------------------
 
