@@ -18,6 +18,7 @@ from bruno.reporting.figure import (
     new_figure,
     open_frame,
     shortened,
+    show_image,
     to_png,
 )
 
@@ -97,7 +98,7 @@ def contribution_maps(
         cell.set_axis_off()
     for i, title in enumerate(titles):
         above, below = (cells[2 * (i // across) + j, i % across] for j in range(2))
-        above.imshow(images[i].cpu().movedim(0, -1).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255)
+        show_image(above, images[i])
         above.set_title(shortened(title, 20), fontsize=8, loc="left", parse_math=False)
         shown = below.imshow(maps[i], cmap="RdBu", vmin=-limit, vmax=limit)
     figure.colorbar(shown, ax=cells, shrink=0.5, label=_UNIT)

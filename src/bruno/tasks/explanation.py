@@ -14,7 +14,7 @@ from bruno.arrays import ArrayLike, NumpyResult
 from bruno.checks import check_count
 from bruno.flow.preprocessing import dequantise
 from bruno.kinds import Images, Kind
-from bruno.model import Bruno, Encoded, Posterior
+from bruno.model import Posterior
 from bruno.process import Evidence
 from bruno.tasks.progress import Progress
 from bruno.tasks.set_scores import Criterion, SetScorer
@@ -104,7 +104,7 @@ def explain(
         seed: seed of the orders and draws.
         progress: called as progress(done, total), in elements.
 
-    >>> from bruno.config import FlowConfig, ModelConfig
+    >>> from bruno import Bruno, FlowConfig, ModelConfig
     >>> model = Bruno.from_config(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=0)))
     >>> given = model.condition(torch.randn(50, 2, generator=torch.Generator().manual_seed(0)))
     >>> found = explain(given, torch.tensor([[0.1, 9.0]]), features=("heat", "load"), criterion="density")
@@ -157,7 +157,7 @@ def explain_scores(
     for i, element in enumerate(pixels):
         own = evidence[i] if evidence.batch_shape else evidence
         # The same generator state for every element: common random numbers.
-        draws = Posterior(model, own).sample(permutations // 2, generator=_copy(generator)).x
+        draws = Posterior(model, own).sample(permutations // 2, generator=generator.clone_state()).x
         parts.append(_walks(scorer, own, element, draws.repeat_interleave(2, 0), ranks, owner))
         if progress is not None:
             progress(i + 1, len(pixels))
@@ -194,13 +194,9 @@ def _walks(
         joined = rank[:, owner]  # the step at which each column or pixel is replaced
         joined = joined.unsqueeze(1) < present.view(1, -1, *[1] * len(model.shape))
         mixed = torch.where(joined, element.to(some), some.unsqueeze(1))
-        encoded = _encoded(model, mixed.flatten(0, 1))
+        encoded = model.encode(mixed.flatten(0, 1), validate=False)  # a draw may have nearly whole numbers
         parts.append(scorer.scores(encoded, evidence).view(len(some), features + 1))
     return torch.cat(parts)
-
-
-def _encoded(model: Bruno, x: Tensor) -> Encoded:
-    return model.encode(x, validate=False)  # pixels of a draw may be close to whole numbers
 
 
 def _random_ranks(features: int, permutations: int, generator: Generator) -> Int[Tensor, "walks features"]:
@@ -226,9 +222,3 @@ def _features(
     owner = torch.arange(height).unsqueeze(1) // side * across + torch.arange(width) // side
     places = [f"row {i + 1}, column {j + 1}" for i in range(down) for j in range(across)]
     return owner.expand(kind.shape), tuple(places), (down, across)
-
-
-def _copy(generator: Generator) -> Generator:
-    copy = torch.Generator(generator.device)
-    copy.set_state(generator.get_state())
-    return copy
