@@ -37,8 +37,8 @@ LAYOUT = """
     bruno.training.distributed bruno.training.cuda_graph bruno.training.muon bruno.training.schedule
     bruno.training.objective bruno.training.trainer bruno.training.step_cost bruno.training.log
     bruno.training.checkpoints bruno.training.clock bruno.training.run bruno.training
-    bruno.reporting bruno.reporting.results bruno.reporting.images
-    bruno.reporting.figure bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines
+    bruno.reporting bruno.reporting.results bruno.reporting.figure
+    bruno.reporting.images bruno.reporting.plots bruno.reporting.scores bruno.reporting.timelines
     bruno.reporting.element_plots bruno.reporting.explanation_plots bruno.reporting.outlier_plots
     bruno.reporting.page
     bruno.tasks.progress bruno.tasks.metrics bruno.tasks.evaluation bruno.tasks.scorers bruno.tasks.episodes

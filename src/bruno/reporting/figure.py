@@ -178,15 +178,16 @@ class Canvas:
 
 def text_width(text: str, size: float) -> float:
     """Width in inches of text in the font of plots; `size` in points."""
-    return _font().getlength(text) / _MEASURED * size / 72
+    return plot_font(_MEASURED).getlength(text) / _MEASURED * size / 72
 
 
 @cache
-def _font() -> FreeTypeFont:
+def plot_font(size: int) -> FreeTypeFont:
+    """The font of plots, for pictures that Pillow draws; `size` in pixels."""
     from matplotlib.font_manager import findfont
     from PIL import ImageFont
 
-    return ImageFont.truetype(findfont("DejaVu Sans"), _MEASURED)
+    return ImageFont.truetype(findfont("DejaVu Sans"), size)
 
 
 def minus(number: str) -> str:

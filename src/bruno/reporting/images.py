@@ -12,15 +12,17 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from bruno.reporting.figure import INK, minus, plot_font
+
 if TYPE_CHECKING:
-    from PIL import Image, ImageFont
+    from PIL import Image
 
 BACKGROUND = 60  # grey between images
 _WIDTH = 1000  # pixels: images are enlarged up to this width
 _LETTER = 13  # font size in pixels
 _GAP = 12  # pixels between sets
 _FOUND, _LARGEST = 200, 180  # images found that are shown, and pixels of the longer side of one
-_INK, _PALE = "#1a202c", "#718096"
+_PALE = "#718096"
 
 
 def to_uint8(images: Tensor, levels: int) -> UInt8[Tensor, "*batch channels height width"]:
@@ -102,7 +104,7 @@ def prefix_sheet(
     down = math.ceil(len(grids) / across)
     factor = max(1, _WIDTH // max(across * wide, down * high))
     cell = [factor * (size + 1) for size in sets[0][0].shape[-2:]]  # height and width, with the border
-    font = _font()
+    font = plot_font(_LETTER)
     gutter, header = round(max(map(font.getlength, ("given", "samples")))) + _GAP, _LETTER + 8
     tile = (factor * high + header + _GAP, factor * wide + _GAP)
     sheet = Image.new("RGB", (gutter + across * tile[1], down * tile[0]), "white")
@@ -114,11 +116,11 @@ def prefix_sheet(
         sheet.paste(_enlarged(pixels, factor), (left, top))
         for column in range(0, len(seen), every):
             place = (left + (column + 0.5) * cell[1], top - header / 2)
-            pen.text(place, str(seen[column]), _INK, font, anchor="mm")
+            pen.text(place, str(seen[column]), INK, font, anchor="mm")
         if i % across == 0:
             for row, name in enumerate(("seen", "given", "samples")):
                 y = top + (row - 0.5) * cell[0] if row else top - header / 2
-                pen.text((left - _GAP / 2, y), name, _INK, font, anchor="rm")
+                pen.text((left - _GAP / 2, y), name, INK, font, anchor="rm")
     return _encoded(sheet)
 
 
@@ -144,14 +146,14 @@ def contact_sheet(
 
     if len(scores) != len(found):
         raise ValueError(f"`scores` must have {len(found)} values, one per image found; got {len(scores)}.")
-    font, line = _font(), _LETTER + 8
+    font, line = plot_font(_LETTER), _LETTER + 8
     columns = min(columns, max(len(query), len(found)))
     titles = (
         _title("query", len(query), 2 * columns),
         _title("found", len(found), _FOUND) + ": rank, score (nats)",
     )
     query, found = query[: 2 * columns], found[:_FOUND]
-    labels = [(str(i), f"{score:+.1f}".replace("-", "−")) for i, score in enumerate(scores, start=1)]
+    labels = [(str(i), minus(f"{score:+.1f}")) for i, score in enumerate(scores, start=1)]
     high, wide = query.shape[-2:]
     factor = max(1, min(_LARGEST, (_WIDTH - columns * _GAP) // columns) // max(high, wide))
     text = math.ceil(max((font.getlength("  ".join(label)) for label in labels), default=0))
@@ -165,7 +167,7 @@ def contact_sheet(
     sheet = Image.new("RGB", (width, sum(heights) + _GAP), "white")
     pen, top = ImageDraw.Draw(sheet), 0
     for (title, images, cell_height, captions), height in zip(parts, heights, strict=True):
-        pen.text((_GAP, top + line / 2), title, _INK, font, anchor="lm")
+        pen.text((_GAP, top + line / 2), title, INK, font, anchor="lm")
         for i, (image, (rank, score)) in enumerate(zip(images, captions, strict=True)):
             left, up = _GAP + i % columns * cell_width, top + line + i // columns * cell_height
             pixels = image.cpu().movedim(0, -1).contiguous().numpy()
@@ -174,7 +176,7 @@ def contact_sheet(
             pen.rectangle(
                 (left - 1, up - 1, left + factor * wide, up + image_height), outline=(BACKGROUND,) * 3
             )
-            below, colour = up + image_height + line / 2, _INK if scores[i] > 0 else _PALE
+            below, colour = up + image_height + line / 2, INK if scores[i] > 0 else _PALE
             pen.text((left, below), rank, _PALE, font, anchor="lm")
             pen.text((left + cell_width - _GAP, below), score, colour, font, anchor="rm")
         top += height
@@ -196,11 +198,3 @@ def _encoded(image: Image.Image) -> bytes:
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()
-
-
-def _font() -> ImageFont.FreeTypeFont:
-    """The font of the plots."""
-    from matplotlib.font_manager import findfont
-    from PIL import ImageFont
-
-    return ImageFont.truetype(findfont("DejaVu Sans"), _LETTER)
