@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from bruno.kinds import Kind
@@ -12,6 +13,7 @@ from bruno.reporting.summaries.base import on_contamination, summarise
 from bruno.reporting.timelines import MAX_SETS, STRIP, score_timeline
 from bruno.tasks.anomaly import Judgement
 from bruno.tasks.conformal import GroupScores
+from bruno.tasks.detector import Detector
 from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.batch import BatchJudgement
 from bruno.trained.calibration import CalibrationReport
@@ -34,39 +36,21 @@ _ENOUGH = 10  # fewer outliers do not show that a model does not fit
 
 @summarise.register
 def _(outcome: Watch) -> Result:
-    detector = outcome.detector
-    rate = detector.rate if isinstance(detector.threshold, GroupScores) else None
     result = _timeline(
         "anomaly", TITLES["anomaly"], outcome.summary, outcome.kind, "stream", "those before it"
     )
     changed = {name: one.drift.since for name, one in outcome.state.sets.items() if one.drift.detected}
-    drift = [
-        f"{name or 'the stream'} has changed since about element {since}" for name, since in changed.items()
-    ]
-    notes = [*drift, _misfit(outcome.summary, rate, outcome.advice, not outcome.kind.is_images)]
-    result = replace(
-        result,
-        values={**result.values, "changed_since": changed},
-        note=" ".join([result.note, *(f"{note[:1].upper()}{note[1:]}." for note in notes if note)]),
-    )
-    return _with_groups(result, outcome.summary)
+    values = {**result.values, "changed_since": changed}
+    result = replace(result, values=values, note=" ".join([result.note, *_on_drift(changed)]))
+    return _with_groups(_with_misfit(result, outcome, _rate_of(outcome.detector)), outcome.summary)
 
 
 @summarise.register
 def _(outcome: KeyedWatch) -> Result:
-    detector = outcome.detector
-    rate = detector.rate if isinstance(detector.threshold, GroupScores) else None
     result = _timeline(
-        "anomaly",
-        "Outliers in a stream",
-        outcome.summary,
-        outcome.kind,
-        "stream",
-        "those before it in its set",
+        "anomaly", TITLES["anomaly"], outcome.summary, outcome.kind, "stream", "those before it in its set"
     )
-    misfit = _misfit(outcome.summary, rate, outcome.advice, not outcome.kind.is_images)
-    result = replace(result, note=f"{result.note} {misfit}.") if misfit else result
-    return _with_groups(result, outcome.summary)
+    return _with_groups(_with_misfit(result, outcome, _rate_of(outcome.detector)), outcome.summary)
 
 
 @summarise.register
@@ -83,9 +67,7 @@ def _(outcome: BatchJudgement) -> Result:
     if outcome.criterion == "patches":
         picture = _timeline_picture(outcome.summary, outcome.kind, "batch", "(typical: −1)")
         result = replace(result, note=f"{_found(outcome.summary)}. {_PATCHES}", picture=picture)
-    misfit = _misfit(outcome.summary, outcome.rate, outcome.advice, not outcome.kind.is_images)
-    result = replace(result, note=f"{result.note} {misfit}.") if misfit else result
-    return _with_groups(result, outcome.summary)
+    return _with_groups(_with_misfit(result, outcome, outcome.rate), outcome.summary)
 
 
 def verdict(judgement: Judgement) -> str:
@@ -98,6 +80,26 @@ def p_value(judgement: Judgement) -> str:
     if judgement.p is None:
         return ""
     return f"p {'≈' if judgement.basis == 'estimated' else '='} {judgement.p:.2g}"
+
+
+def _on_drift(changed: Mapping[str, int]) -> list[str]:
+    """A sentence on each set that has changed, by the position since which it has."""
+    names = [name or "the stream" for name in changed]
+    return [
+        f"{name[:1].upper()}{name[1:]} has changed since about element {since}."
+        for name, since in zip(names, changed.values(), strict=True)
+    ]
+
+
+def _rate_of(detector: Detector) -> float | None:
+    """The false-alarm rate of a calibrated detector; None with a fixed threshold."""
+    return detector.rate if isinstance(detector.threshold, GroupScores) else None
+
+
+def _with_misfit(result: Result, outcome: Watch | KeyedWatch | BatchJudgement, rate: float | None) -> Result:
+    """The result with a note if far more elements are flagged than requested."""
+    misfit = _misfit(outcome.summary, rate, outcome.advice, not outcome.kind.is_images)
+    return replace(result, note=f"{result.note} {misfit}.") if misfit else result
 
 
 def _misfit(summary: StreamSummary, rate: float | None, advice: str, rows: bool) -> str:
