@@ -5,7 +5,7 @@ import torch
 
 from bruno.kinds import Images, Rows
 from bruno.reporting.summaries import summarise
-from bruno.reporting.summaries.detection import _misfit
+from bruno.reporting.summaries.detection import _misfit, _on_drift
 from bruno.tasks.anomaly import Judgement
 from bruno.tasks.attribution import UnusualColumn
 from bruno.tasks.stream_summary import StreamSummary
@@ -35,6 +35,13 @@ def test_a_summary_says_if_most_elements_are_out_of_distribution(beyond, said):
     assert "Check units and columns" in note
     assert note.endswith("bruno calibrate MODEL CLEAN.csv")
     assert "Check units" not in _misfit(summary, 0.01, "bruno calibrate MODEL CLEAN", False)
+
+
+def test_a_set_that_has_changed_keeps_its_name():
+    assert _on_drift({"": 12, "pump 7": 30}) == [
+        "The stream has changed since about element 12.",
+        "Set 'pump 7' has changed since about element 30.",
+    ]
 
 
 def summary_of(shape: tuple[int, ...], outliers: int, groups: int = 1) -> StreamSummary:

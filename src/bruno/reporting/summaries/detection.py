@@ -84,10 +84,9 @@ def p_value(judgement: Judgement) -> str:
 
 def _on_drift(changed: Mapping[str, int]) -> list[str]:
     """A sentence on each set that has changed, by the position since which it has."""
-    names = [name or "the stream" for name in changed]
     return [
-        f"{name[:1].upper()}{name[1:]} has changed since about element {since}."
-        for name, since in zip(names, changed.values(), strict=True)
+        f"{f'Set {name!r}' if name else 'The stream'} has changed since about element {since}."
+        for name, since in changed.items()
     ]
 
 
