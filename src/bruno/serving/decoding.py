@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from bruno.data.archives import READ_ERRORS
-from bruno.serving.settings import Limits, RequestError
+from bruno.serving.settings import Limits, RequestError, quoted
 from bruno.streams.rows import complete_rows
 from bruno.trained import Trained
 
@@ -58,7 +58,7 @@ def read_rows(trained: Trained, given: Sequence[Any], limits: Limits, name: str)
     ]
     rows = _numbers(given)
     if rows is None or rows.shape != (len(given), model.dim):
-        raise RequestError(422, f"`{name}` must be rows of {model.dim} numbers; got {_shortened(given[0])}.")
+        raise RequestError(422, f"`{name}` must be rows of {model.dim} numbers; got {quoted(given[0])}.")
     rows = rows.astype(np.float64)
     try:
         complete_rows(rows, model.imputer is not None, name)
@@ -75,7 +75,7 @@ def _in_order(trained: Trained, row: dict[str, Any], name: str) -> list[Any]:
     for column in row:
         if column not in columns:
             known = ", ".join(map(repr, columns[:_NAMED])) + ", …" * (len(columns) > _NAMED)
-            raise RequestError(422, f"`{name}` must have only the columns {known}; got {_shortened(column)}.")
+            raise RequestError(422, f"`{name}` must have only the columns {known}; got {quoted(column)}.")
     if trained.model.imputer is None:
         for column in columns:
             if column not in row:
@@ -137,7 +137,7 @@ def _image(trained: Trained, given: Any, limits: Limits, name: str) -> Tensor:
         raise RequestError(
             422,
             f"`{name}` must be a PNG in base64, or pixels as nested lists of whole numbers; got "
-            f"{_shortened(given)}.",
+            f"{quoted(given)}.",
         )
     try:
         return trained.convert(pixels, name=name)
@@ -158,8 +158,3 @@ def _png(trained: Trained, content: bytes, limits: Limits, name: str) -> Tensor:
             return trained.convert([image])
     except (*READ_ERRORS, ValueError) as error:
         raise RequestError(422, f"`{name}` must be a PNG; it cannot be decoded.") from error
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from bruno.reporting.images import grid, png, to_uint8
 from bruno.serving.guard import BODY, refusal
-from bruno.serving.settings import RequestError
+from bruno.serving.settings import RequestError, quoted
 
 _LONGEST = 200  # characters of ids and keys
 _COLUMNS = 8  # samples in a row of a picture
@@ -59,10 +59,8 @@ def _first_problem(error: ValidationError) -> str:
     """The first problem of a request, on one line: the field, the rule and the value."""
     problem = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(str(part) for part in problem["loc"]) or "the body"
-    given = repr(problem.get("input"))
-    given = given if len(given) <= 60 else f"{given[:60]}…"
     more = f" ({error.error_count() - 1} more)" * (error.error_count() > 1)
-    return f"`{place}`: {problem['msg']}; got {given}{more}."
+    return f"`{place}`: {problem['msg']}; got {quoted(problem.get('input'))}{more}."
 
 
 def key_and_digest(request: Request, *what: str) -> tuple[str, bytes]:

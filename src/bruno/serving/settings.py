@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 MIB = 2**20
+_QUOTED = 60  # characters of a value in a message
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class RequestError(Exception):
     def __init__(self, status: int, reason: str, retry_after: int | None = None) -> None:
         super().__init__(reason)
         self.status, self.reason, self.retry_after = status, reason, retry_after
+
+
+def quoted(value: object) -> str:
+    """A value of a request, shortened for a message."""
+    text = repr(value)
+    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
 
 
 def busy(reason: str) -> RequestError:
