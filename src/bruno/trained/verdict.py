@@ -177,7 +177,7 @@ class VerdictJobs(TrainedData):
             raise ValueError(f"`model` must have a recipe, which names its data; {self.folder} has none.")
         elements = self._affordable_elements() if elements is None else elements
         check_count("elements", elements)
-        train = None if self.lacks_its_data else self._select(self.recipe.data.split, None, None).examples
+        train = None if self.lacks_its_data else self._select(self.recipe.data.split).examples
         held = self._held_out(train, split)
         new = held.basis != "the training classes"
         density_sets = max(2, int(_DENSITY_FRACTION * elements / _SET_SIZE))
@@ -195,19 +195,19 @@ class VerdictJobs(TrainedData):
         except ValueError as error:  # for example, too few classes, or too few elements of a class
             unmeasured = str(error)
         return Verdict(
-            self.recipe.data.name,
-            held.basis,
-            len(held.examples.names),
-            "bits/dim" if self.model.kind.is_images else "nats/row",
-            self.model.dim,
-            None if train is None else self._density(train, density_sets, seed),
-            self._density(held.examples, density_sets, seed) if new else None,
-            few_shot,
-            faults,
-            outliers,
-            unmeasured,
-            contamination,
-            self.calibration_command,
+            data=self.recipe.data.name,
+            basis=held.basis,
+            classes=len(held.examples.names),
+            unit="bits/dim" if self.model.kind.is_images else "nats/row",
+            dim=self.model.dim,
+            training=None if train is None else self._density(train, density_sets, seed),
+            held_out=self._density(held.examples, density_sets, seed) if new else None,
+            few_shot=few_shot,
+            faults=faults,
+            outliers=outliers,
+            unmeasured=unmeasured,
+            contamination=contamination,
+            advice=self.calibration_command,
         )
 
     def _contamination(self, train: Examples, held: Examples, seed: int) -> Contamination:
@@ -230,7 +230,7 @@ class VerdictJobs(TrainedData):
         own, trained_on = is_path(self.recipe.data.name), self.recipe.data.split
         if split not in (None, "test") and not (split == "validation" and trained_on == "train"):
             raise ValueError(f"`split` must be held out from {trained_on}, such as test; got {split!r}.")
-        found = self._select(split or ("all" if own else self.unseen), None, None).examples
+        found = self._select(split or ("all" if own else self.unseen)).examples
         if train is None:  # characters that take the place of the data
             return HeldOut(found, "unseen classes")
         unseen = [i for i, name in enumerate(found.names) if name not in train.names]
