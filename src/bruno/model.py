@@ -289,19 +289,14 @@ class Bruno(nn.Module):
         x, astray = self.preprocessing.clamped(self.preprocessing.inverse(y)[0])
         return Samples(x.reshape(*z.shape[:-1], *self.shape), int(astray.sum()), self.levels)
 
-    def _sets(self, x: ArrayLike) -> Tensor:
-        """Sets (*batch, n, *shape) as a tensor."""
+    def _complete_sets(self, x: ArrayLike, validate: bool = True) -> Tensor:
+        """Sets (*batch, n, *shape), each with its missing numbers imputed, unless values are not checked."""
         x = self.as_elements(x)
         if not self.batch_of(x):
             raise ValueError(
                 f"`x` must be sets (*batch, n, *{self.shape}); got shape {tuple(x.shape)}. "
                 "A set of one element is x.unsqueeze(0)."
             )
-        return x
-
-    def _complete_sets(self, x: ArrayLike, validate: bool = True) -> Tensor:
-        """Sets (*batch, n, *shape), each with its missing numbers imputed, unless values are not checked."""
-        x = self._sets(x)
         if self.imputer is None or not validate:
             return x
         batch = x.shape[:-2]
