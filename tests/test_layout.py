@@ -58,8 +58,8 @@ LAYOUT = """
     bruno.trained.base bruno.trained.data bruno.trained.calibration
     bruno.trained.evaluation bruno.trained.sample_files bruno.trained.generation
     bruno.trained.classification bruno.trained.states
-    bruno.trained.explanation bruno.trained.outliers bruno.trained.watch bruno.trained.batch
-    bruno.trained.detection
+    bruno.trained.explanation bruno.trained.outliers bruno.trained.stream_elements
+    bruno.trained.watch bruno.trained.batch bruno.trained.detection
     bruno.trained.keyed bruno.trained.keyed_watch bruno.trained.retrieval bruno.trained.verdict
     bruno.trained.jobs bruno.trained.files bruno.trained bruno.fit bruno.finetuning bruno.fit_rows
     bruno.sklearn.base

@@ -28,7 +28,7 @@ from bruno.trained.calibration import CalibrationJobs, report_basis
 from bruno.trained.data import Data
 from bruno.trained.explanation import explain_outliers, lowest_outliers
 from bruno.trained.outliers import Outliers
-from bruno.trained.watch import grouped_elements
+from bruno.trained.stream_elements import grouped_elements
 
 _log = logging.getLogger(__name__)
 

@@ -6,13 +6,12 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from bruno.arrays import ArrayLike, is_frame
-from bruno.data import Element, ElementReader
+from bruno.data import Element
 from bruno.data.archives import file_stamp
 from bruno.data.columns import BLOCK
 from bruno.data.reader import collected
@@ -28,11 +27,12 @@ from bruno.tasks.explanation import Explanation
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.tasks.stream_evidence import StreamEvidence, may_count
 from bruno.tasks.stream_summary import StreamSummary
-from bruno.trained.base import Source, are_paths, warn_of_unreadable
+from bruno.trained.base import Source, warn_of_unreadable
 from bruno.trained.data import TrainedData
 from bruno.trained.explanation import StreamExplainer
 from bruno.trained.outliers import Outliers
 from bruno.trained.states import Excluded, SetState, WatchState
+from bruno.trained.stream_elements import grouped_elements
 
 _log = logging.getLogger(__name__)
 
@@ -269,82 +269,6 @@ def check_ranks(detector: Detector) -> None:
         f"{100 * detector.rate:g}",
         first,
     )
-
-
-def grouped_elements(
-    trained: TrainedData,
-    source: Source | Iterable[Element] | Iterator[ArrayLike],
-    reader: ElementReader,
-    one_set: bool,
-    invert: bool | None,
-    name: str,
-) -> Iterable[Element]:
-    """Elements with their groups, from files, lines, frames or arrays; class folders of images are groups.
-
-    If the model was trained on groups, each element of a file or frame must name its group. Arrays and lists
-    of elements are one set, unless the elements name groups. An iterator is read one by one. Errors call the
-    argument `name`.
-    """
-    if isinstance(source, Iterator):
-        return _as_they_arrive(trained, source, reader, one_set, invert, name)
-    if isinstance(source, list) and source and isinstance(source[0], Element):
-        return source
-    if is_frame(source):
-        rows = reader.read_frame(source)
-        return collected(rows if one_set else _with_groups(trained, rows, reader))
-    if not are_paths(source):
-        x, names, groups = trained.read(cast(Source, source), impute=False, invert=invert, name=name)
-        return [Element(*one) for one in zip(names, x, groups, strict=True)]
-    paths = [source] if isinstance(source, str | Path) else list(cast(Sequence[str], source))
-    if not reader.skip_bad:
-        for path in paths:
-            _check_readable(path, reader)
-    elements = reader.read(paths, class_folders=True)
-    return elements if one_set else _with_groups(trained, elements, reader)
-
-
-def _check_readable(path: str | Path, reader: ElementReader) -> None:
-    """Raise an error if a stream cannot be read at all, before a calibration that may take a long time."""
-    if not str(path) or not Path(path).exists():
-        raise FileNotFoundError(f"{str(path) or 'an empty path'}: no such file or folder.")
-    if Path(path).is_dir():
-        for folder in reader.sets_in(Path(path)).values():
-            reader.files(folder)
-    else:
-        check_regular(Path(path))
-
-
-def _as_they_arrive(
-    trained: TrainedData,
-    source: Iterator[Element | ArrayLike],
-    reader: ElementReader,
-    one_set: bool,
-    invert: bool | None,
-    name: str,
-) -> Iterator[Element]:
-    """The elements of an iterator; arrays and PIL images get their positions as names."""
-    count = 0
-    for given in source:
-        if isinstance(given, Element):
-            found = [given] if one_set else list(_with_groups(trained, iter([given]), reader))
-        else:
-            x = trained.convert(given, invert=invert, name=name)
-            found = [Element(str(count + i), one) for i, one in enumerate(x, start=1)]
-        count += len(found)
-        yield from found
-
-
-def _with_groups(
-    trained: TrainedData, elements: Iterator[Element], reader: ElementReader
-) -> Iterator[Element]:
-    """The elements; raises if the model was trained on groups and an element names none."""
-    for element in elements:
-        if reader.group and trained.group and not element.group:
-            raise ValueError(
-                f"{element.name}: must name its set in column {reader.group!r}, as in training; got none. "
-                "Name the column (`group`), or judge all rows as one set (`one_set`)."
-            )
-        yield element
 
 
 def _stamp(path: Path) -> str | None:
