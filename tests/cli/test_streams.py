@@ -221,7 +221,7 @@ def test_a_row_is_judged_as_it_arrives_and_committed_while_nothing_does(stream):
 @pytest.mark.parametrize("after", [0, 5])
 def test_rows_that_are_not_reported_do_not_count(stream, capsys, monkeypatch, after):
     """As with `| head`: the state is never ahead of standard output."""
-    monkeypatch.setattr("bruno.trained.keyed_watch._BATCH", 16)
+    monkeypatch.setattr("bruno.trained.arrivals._BATCH", 16)
     printed, real = [], builtins.print
 
     def failing(*text: str, **options: object) -> None:

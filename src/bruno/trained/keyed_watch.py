@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -26,6 +23,7 @@ from bruno.tasks.anomaly import Judgement
 from bruno.tasks.detector import Detector
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.stream_summary import StreamSummary
+from bruno.trained.arrivals import batches, batches_as_they_arrive
 from bruno.trained.base import Source, are_paths, warn_of_unreadable
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.explanation import StreamExplainer
@@ -36,7 +34,6 @@ from bruno.trained.watch import Judged
 _log = logging.getLogger(__name__)
 
 ONE_SET = "*"  # the key of a stream without groups
-_BATCH = 1000  # rows that are judged together
 _MAX_SETS, _OTHERS = 1000, "other sets"  # a summary names this many sets, and counts the rest together
 _STANDARD_INPUT = "-"
 
@@ -164,12 +161,15 @@ class KeyedWatch:
                 name = str(path.resolve())
                 place = self._place(name)
                 rows = self._keyed(self._reader.read_placed(path, place))
-                yield (None if self.kind.is_images else name), _batches(rows)
+                yield (None if self.kind.is_images else name), batches(rows)
         elif hasattr(self._stream, "readline"):
             place = self._place(_STANDARD_INPUT) if self._replay else None
             lines = cast(TextIO, self._stream)
             rows = self._keyed(self._reader.read_placed(lines, place))
-            yield _STANDARD_INPUT if self._replay else None, _as_they_arrive(rows, self.keyed.commit_seconds)
+            yield (
+                _STANDARD_INPUT if self._replay else None,
+                batches_as_they_arrive(rows, self.keyed.commit_seconds),
+            )
         else:
             if is_frame(self._stream):
                 elements = self._reader.read_frame(self._stream)
@@ -177,7 +177,7 @@ class KeyedWatch:
                 read = self._trained.read(cast(Any, self._stream), impute=False)
                 elements = (Element(*one) for one in zip(read.names, read.x, read.groups, strict=True))
             rows = self._keyed(Placed(element, None) for element in elements)
-            yield None, _batches(rows)
+            yield None, batches(rows)
 
     def _place(self, source: str) -> Place | None:
         """How far a source has been read; None if it is new."""
@@ -316,63 +316,3 @@ def _checked_paths(stream: object, reader: ElementReader) -> list[Path] | None:
             raise FileNotFoundError(f"{path}: no such file or folder.")
         found += reader.files(path) if path.is_dir() else [path]
     return found
-
-
-def _batches(rows: Iterator[Placed]) -> Iterator[list[Placed]]:
-    """Yield rows in batches; if reading raises, the rows before the error are yielded first."""
-    batch: list[Placed] = []
-    try:
-        for row in rows:
-            batch.append(row)
-            if len(batch) == _BATCH:
-                full, batch = batch, []
-                yield full
-    except (ValueError, OSError):
-        if batch:
-            yield batch
-        raise
-    if batch:
-        yield batch
-
-
-def _as_they_arrive(rows: Iterator[Placed], seconds: float) -> Iterator[list[Placed]]:
-    """Yield the rows that have arrived, in batches; an empty batch if none arrives for this many seconds.
-
-    A thread reads the rows, so that no row waits for a later one.
-    """
-    arrived: queue.Queue[Placed | BaseException | None] = queue.Queue(maxsize=4 * _BATCH)
-
-    def read() -> None:
-        try:
-            for row in rows:
-                arrived.put(row)
-            arrived.put(None)
-        except BaseException as error:
-            arrived.put(error)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            batch = [arrived.get(timeout=max(seconds, 0.01))]
-        except queue.Empty:
-            yield []
-            continue
-        batch += islice(iter(lambda: _next(arrived), _NOTHING), _BATCH - 1)
-        last = batch[-1]
-        found = [row for row in batch if isinstance(row, Placed)]
-        if found:
-            yield found
-        if isinstance(last, BaseException):
-            raise last
-        if last is None:
-            return
-
-
-_NOTHING = object()
-
-
-def _next(arrived: queue.Queue[Any]) -> Any:
-    try:
-        return arrived.get_nowait()
-    except queue.Empty:
-        return _NOTHING
