@@ -103,7 +103,7 @@ class Posterior:
             if sets is not None:
                 centre, count = centre[sets], count[sets]
             y = model.preprocessing(x.reshape(-1, model.dim).double())[0].view(x.shape)
-            filled = model.imputer.next(y, centre, count)
+            filled = model.imputer.impute_next(y, centre, count)
             filled = model.preprocessing.inverse(filled.reshape(-1, model.dim))[0].view(filled.shape)
         return torch.where(x.isnan(), filled.to(x), x)
 

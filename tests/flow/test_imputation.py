@@ -82,8 +82,8 @@ def test_the_next_row_is_imputed_given_the_rows_before_it(imputer):
     seen = torch.tensor(ROWS - 1)
     gain = imputer.between @ torch.linalg.inv(imputer.between + imputer.within / seen)
     centre = imputer.mean + gain @ (y[:-1].mean(0) - imputer.mean)
-    torch.testing.assert_close(imputer.next(y[-1], centre, seen), joint_means(imputer, y)[-1])
-    first = imputer.next(y[-1], imputer.mean, torch.tensor(0))
+    torch.testing.assert_close(imputer.impute_next(y[-1], centre, seen), joint_means(imputer, y)[-1])
+    first = imputer.impute_next(y[-1], imputer.mean, torch.tensor(0))
     torch.testing.assert_close(first, joint_means(imputer, y[-1:])[0])
 
 
@@ -93,9 +93,9 @@ def test_next_rows_of_several_sets_are_imputed_like_each_alone(imputer):
     y, _ = rows_of_sets(imputer, 1, 8)
     y[torch.arange(8).unsqueeze(1) >> torch.arange(DIM) & 1 > 0] = torch.nan
     centre, seen = rows_of_sets(imputer, 2, 1, seed=1)[0].unsqueeze(1), torch.tensor([[0], [7]])
-    filled = imputer.next(y, centre, seen)
+    filled = imputer.impute_next(y, centre, seen)
     for i, row in ((i, row) for i in range(2) for row in range(8)):
-        torch.testing.assert_close(filled[i, row], imputer.next(y[row], centre[i, 0], seen[i, 0]))
+        torch.testing.assert_close(filled[i, row], imputer.impute_next(y[row], centre[i, 0], seen[i, 0]))
     assert torch.equal(filled[1][~y.isnan()], y[~y.isnan()])
     torch.testing.assert_close(filled[1, 7], centre[1, 0])  # nothing is known of this row
 

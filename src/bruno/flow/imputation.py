@@ -89,7 +89,7 @@ class Imputer(nn.Module):
             filled[chosen] = torch.where(one.isnan(), means, one).to(y.dtype)
         return filled
 
-    def next(
+    def impute_next(
         self, y: Float[Tensor, "*rows dim"], centre: Float[Tensor, "*sets dim"], seen: Int[Tensor, "*sets"]
     ) -> Float[Tensor, "*any dim"]:
         """Rows without missing numbers, given the centres of their sets, estimated from `seen` rows each.
