@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bruno.flow import Imputer
+from bruno.flow.imputation import _Precisions
 
 DIM = 3
 ROWS = 5
@@ -71,9 +72,9 @@ def test_a_spike_in_one_row_does_not_move_the_missing_numbers_of_others(imputer)
 
 def test_both_of_two_distant_rows_count(imputer):
     y = torch.tensor([[0.0, 0.0, 0.0], [50.0, 50.0, torch.nan], [0.0, 0.0, torch.nan]], dtype=torch.double)
-    near = imputer._is_near(y[:2], {})
+    near = imputer._is_near(y[:2], _Precisions(imputer.within))
     assert near.tolist() == [True, True]
-    assert imputer._is_near(y, {}).tolist() == [True, False, True]
+    assert imputer._is_near(y, _Precisions(imputer.within)).tolist() == [True, False, True]
 
 
 def test_the_next_row_is_imputed_given_the_rows_before_it(imputer):

@@ -81,8 +81,8 @@ class Imputer(nn.Module):
         for label in labels[y.isnan().any(1)].unique():
             chosen = labels == label
             one = y[chosen].double()
-            known: dict[bytes, Tensor] = {}
-            given = self._conditioned(one, known, self._is_near(one, known))
+            precisions = _Precisions(self.within)  # of this set alone, to limit memory
+            given = self._conditioned(one, precisions, self._is_near(one, precisions))
             means = self.mean + given.mean + given.rows
             if generator is not None:
                 means = means + self._deviations(~one.isnan(), generator)
@@ -128,8 +128,8 @@ class Imputer(nn.Module):
 
     def _improve_on(self, sets: list[Tensor]) -> None:
         """One iteration of expectation maximisation."""
-        known: dict[bytes, Tensor] = {}
-        given = [self._conditioned(one, known) for one in sets]
+        precisions = _Precisions(self.within)
+        given = [self._conditioned(one, precisions) for one in sets]
         shift = torch.stack([one.mean for one in given]).mean(0)
         between = torch.stack([torch.outer(one.mean, one.mean) + one.covariance for one in given]).mean(0)
         within = torch.stack([one.scatter for one in given]).sum(0) / sum(map(len, sets))
@@ -141,7 +141,8 @@ class Imputer(nn.Module):
         self.between.copy_(between)
         self.within.copy_(within + torch.diag(_RIDGE * variance + 1e-12))
 
-    def _is_near(self, y: Float[Tensor, "n dim"], known: dict[bytes, Tensor]) -> Bool[Tensor, " n"]:
+    @staticmethod
+    def _is_near(y: Float[Tensor, "n dim"], precisions: _Precisions) -> Bool[Tensor, " n"]:
         """Whether each row is as near to the median of its set as is usual, or as most rows of the set are.
 
         With c the median of each column, (y − c)ᵀ A (y − c) is about χ² with as many degrees of freedom as a
@@ -153,24 +154,24 @@ class Imputer(nn.Module):
         patterns, place = there.unique(dim=0, return_inverse=True)
         for i, pattern in enumerate(patterns):
             some = residual[place == i]
-            distance[place == i] = (some @ self._inverse(pattern, known) * some).sum(1)
+            distance[place == i] = (some @ precisions[pattern] * some).sum(1)
         count = there.sum(1).clamp(min=1)
         spread = 2 / (9 * count)
         cubic = (distance / count).pow(1 / 3) - (1 - spread)  # about normal, with this variance
         return cubic <= torch.maximum(_FAR * spread.sqrt(), -(-cubic).median())  # more than half
 
     def _conditioned(
-        self, y: Tensor, known: dict[bytes, Tensor], near: Bool[Tensor, " n"] | None = None
+        self, y: Tensor, precisions: _Precisions, near: Bool[Tensor, " n"] | None = None
     ) -> _Conditioned:
         """The moments of b and w given the numbers of one set.
 
-        A is the inverse of W over the numbers that a row has, 0 elsewhere; `known` keeps A by its pattern.
-        J = Σ A_i, V = B (I + J B)⁻¹ and E b = V Σ A_i (y_i − m), over the rows that are `near`, by default
-        all.
+        A is the inverse of W over the numbers that a row has, 0 elsewhere: one of the `precisions`.
+        J = Σ A_i, V = B (I + J B)⁻¹ and E b = V Σ A_i (y_i − m), over the rows that are `near`,
+        by default all.
         """
         there = ~y.isnan()
         patterns, place = there.unique(dim=0, return_inverse=True)
-        inverses = [self._inverse(pattern, known) for pattern in patterns]
+        inverses = [precisions[pattern] for pattern in patterns]
         residual = torch.where(there, y - self.mean, 0.0)
         scaled = torch.empty_like(residual)
         information = torch.zeros_like(self.within)
@@ -190,12 +191,6 @@ class Imputer(nn.Module):
             scatter += rows[some].T @ rows[some] + int(some.sum()) * unknown
         return _Conditioned(mean, covariance, rows, scatter)
 
-    def _inverse(self, there: Tensor, known: dict[bytes, Tensor]) -> Tensor:
-        key = there.cpu().numpy().tobytes()
-        if key not in known:
-            known[key] = _precision(self.within, there)
-        return known[key]
-
     def _deviations(self, there: Tensor, generator: Generator) -> Tensor:
         """Draws of the deviation of missing numbers from their means, 0 for those that are given.
 
@@ -203,17 +198,25 @@ class Imputer(nn.Module):
         """
         noise = torch.randn(there.shape, generator=generator, dtype=torch.double, device=generator.device)
         w = noise.to(there.device) @ torch.linalg.cholesky(self.within).T
-        known: dict[bytes, Tensor] = {}
-        scaled = torch.empty_like(w)
+        precisions, scaled = _Precisions(self.within), torch.empty_like(w)
         patterns, place = there.unique(dim=0, return_inverse=True)
         for i, pattern in enumerate(patterns):
-            scaled[place == i] = w[place == i] @ self._inverse(pattern, known)  # 0 where numbers are missing
+            scaled[place == i] = w[place == i] @ precisions[pattern]  # 0 where numbers are missing
         return torch.where(there, 0.0, w - scaled @ self.within)
 
 
-def _precision(covariance: Float[Tensor, "*sets dim dim"], there: Tensor) -> Float[Tensor, "*any dim dim"]:
-    """The inverse of a covariance over some of its dimensions, and 0 for the others."""
-    both = there.unsqueeze(-1) & there.unsqueeze(-2)
-    eye = torch.eye(there.shape[-1], dtype=torch.bool, device=there.device)
-    inverse = torch.linalg.inv(torch.where(both, covariance, 0.0) + (eye & ~both))
-    return torch.where(both, inverse, 0.0)
+class _Precisions:
+    """The inverses of a covariance over some of its dimensions, 0 for the others; each is computed once."""
+
+    def __init__(self, covariance: Float[Tensor, "dim dim"]) -> None:
+        self._covariance = covariance
+        self._known: dict[bytes, Tensor] = {}
+
+    def __getitem__(self, there: Bool[Tensor, " dim"]) -> Float[Tensor, "dim dim"]:
+        key = there.cpu().numpy().tobytes()
+        if key not in self._known:
+            both = there.unsqueeze(-1) & there.unsqueeze(-2)
+            eye = torch.eye(len(there), dtype=torch.bool, device=there.device)
+            inverse = torch.linalg.inv(torch.where(both, self._covariance, 0.0) + (eye & ~both))
+            self._known[key] = torch.where(both, inverse, 0.0)
+        return self._known[key]
