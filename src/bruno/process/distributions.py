@@ -74,7 +74,22 @@ def log_gamma_step(x: Tensor, step: Tensor) -> Tensor:
     return torch.where(x < _SERIES_FROM, exact, growth + tail(grown) - tail(far))
 
 
-class StudentT(td.StudentT):
+class _Seeded(td.Distribution):
+    """A distribution whose samples are drawn from a generator; base of both."""
+
+    def sample(
+        self,
+        sample_shape: Sequence[int] = Size(),
+        *,
+        generator: Generator | None = None,
+        common: bool = False,
+    ) -> Tensor:
+        """Like `rsample`, without gradients."""
+        with torch.no_grad():
+            return self.rsample(sample_shape, generator=generator, common=common)  # type: ignore[call-arg, arg-type]
+
+
+class StudentT(_Seeded, td.StudentT):
     """`torch.distributions.StudentT` with an accurate density and a generator for its samples.
 
     The density computes log Γ((ν+1)/2) − log Γ(ν/2) as one quantity: the difference of two `lgamma` is off
@@ -129,19 +144,8 @@ class StudentT(td.StudentT):
         radius = torch.sqrt(self.df * torch.expm1(-4.0 * r.log() / self.df))
         return self.loc + self.scale * radius * torch.cos(2 * math.pi * torch.minimum(a, b) / r)
 
-    def sample(
-        self,
-        sample_shape: Sequence[int] = Size(),
-        *,
-        generator: Generator | None = None,
-        common: bool = False,
-    ) -> Tensor:
-        """Like `rsample`, without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator, common=common)
 
-
-class Normal(td.Normal):
+class Normal(_Seeded, td.Normal):
     """`torch.distributions.Normal` with a generator for its samples."""
 
     def log_prob(self, value: Tensor | Arrays) -> Tensor:  # noqa: D102
@@ -158,17 +162,6 @@ class Normal(td.Normal):
         shape = _shape_of_noise(self, sample_shape, common)
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device, generator=generator)
         return self.loc + self.scale * noise
-
-    def sample(
-        self,
-        sample_shape: Sequence[int] = Size(),
-        *,
-        generator: Generator | None = None,
-        common: bool = False,
-    ) -> Tensor:
-        """Like `rsample`, without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator, common=common)
 
 
 def _shape_of_noise(distribution: td.Distribution, sample_shape: Sequence[int], common: bool) -> Size:
