@@ -21,15 +21,12 @@ from bruno.streams.judgements import Judgements
 from bruno.streams.store import MEMORY, Mark, Store
 from bruno.tasks.anomaly import Judgement
 from bruno.tasks.detector import Detector
-from bruno.tasks.explanation import Explanation
-from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.arrivals import batches, batches_as_they_arrive
 from bruno.trained.base import Source, are_paths, warn_of_unreadable
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.explanation import StreamExplainer
 from bruno.trained.keyed import COMMIT_ROWS, COMMIT_SECONDS, KeyedDetector
-from bruno.trained.outliers import Outliers
-from bruno.trained.watch import Judged
+from bruno.trained.watch import Judged, WatchedStream
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +35,7 @@ _MAX_SETS, _OTHERS = 1000, "other sets"  # a summary names this many sets, and c
 _STANDARD_INPUT = "-"
 
 
-class KeyedWatch:
+class KeyedWatch(WatchedStream):
     """Judges rows as they arrive, each in the set of its key; an iterator of `Judged`.
 
     The judgement of a row is final once the next row is requested: report it before that. As a context
@@ -63,13 +60,12 @@ class KeyedWatch:
         replay: bool,
         explain: bool,
     ) -> None:
+        super().__init__(trained)
         self._trained, self._stream, self._reader = trained, stream, reader
         self._one_set = one_set or trained.model.kind.is_images
         self._replay = replay
         self._paths = _checked_paths(stream, reader)
         self.keyed = make()
-        self.summary, self.kind = StreamSummary(), trained.kind
-        self.advice = trained.calibration_command
         self.repeated = 0
         self._explainer = StreamExplainer(trained.columns, self.detector.reference) if explain else None
         self._names_columns = trained.model.imputer is not None  # of outliers, given their sets
@@ -78,16 +74,6 @@ class KeyedWatch:
     def detector(self) -> Detector:
         """The detector."""
         return self.keyed.detector
-
-    @property
-    def outliers(self) -> Outliers:
-        """The most unusual elements so far, with the columns that explain them."""
-        return Outliers.of("anomaly", self.summary, self.kind)
-
-    @property
-    def explanation(self) -> Explanation | None:
-        """The explanation of the most unusual elements; None if not requested, or if there are none."""
-        return self._explainer.most_unusual(self.summary) if self._explainer else None
 
     def __iter__(self) -> Iterator[Judged]:
         for source, elements in self._sources():

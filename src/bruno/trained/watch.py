@@ -44,7 +44,27 @@ class Judged(NamedTuple):
     judgement: Judgement
 
 
-class Watch:
+class WatchedStream:
+    """The outliers of a stream while it is watched; base of `Watch` and `KeyedWatch`."""
+
+    _explainer: StreamExplainer | None
+
+    def __init__(self, trained: TrainedData) -> None:
+        self.summary, self.kind = StreamSummary(), trained.kind
+        self.advice = trained.calibration_command
+
+    @property
+    def outliers(self) -> Outliers:
+        """The most unusual elements so far, with the columns that explain them."""
+        return Outliers.of("anomaly", self.summary, self.kind)
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """The explanation of the most unusual elements; None if not requested, or if there are none."""
+        return self._explainer.most_unusual(self.summary) if self._explainer else None
+
+
+class Watch(WatchedStream):
     """Judges the elements of a stream as they arrive; an iterator of `Judged`.
 
     Rows that name a group belong to the set of that group; other elements are one set. If training had no
@@ -77,13 +97,12 @@ class Watch:
         invert: bool | None = None,
         skip_bad: bool = False,
     ) -> None:
+        super().__init__(trained)
         self._trained, self._one_set, self._within = trained, one_set, within
         self._file = None if state is None else _checked_state_file(Path(state))
         self._stamp = None if self._file is None else _stamp(self._file)
         self._reader = trained.reader(invert=invert, skip_bad=skip_bad, group=group)
         self._elements = grouped_elements(trained, stream, self._reader, one_set, invert, "stream")
-        self.summary, self.kind = StreamSummary(), trained.kind
-        self.advice = trained.calibration_command
         self._warned_of_brightness = False
         resumed = self._resumed(typical)
         before = None
@@ -115,16 +134,6 @@ class Watch:
         """The posterior of each set, by its name."""
         model = self._trained.model
         return {name: Posterior(model, one.stream.evidence) for name, one in self.state.sets.items()}
-
-    @property
-    def outliers(self) -> Outliers:
-        """The most unusual elements so far, with the columns that explain them."""
-        return Outliers.of("anomaly", self.summary, self.kind)
-
-    @property
-    def explanation(self) -> Explanation | None:
-        """The explanation of the most unusual elements; None if not requested, or if there are none."""
-        return self._explainer.most_unusual(self.summary) if self._explainer else None
 
     def __iter__(self) -> Iterator[Judged]:
         for element in self._elements:

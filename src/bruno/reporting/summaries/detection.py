@@ -19,7 +19,7 @@ from bruno.trained.batch import BatchJudgement
 from bruno.trained.calibration import CalibrationReport
 from bruno.trained.detection import AnomalyEvaluation
 from bruno.trained.keyed_watch import KeyedWatch
-from bruno.trained.watch import Watch
+from bruno.trained.watch import Watch, WatchedStream
 
 TITLES = {"anomaly": "Outliers in a stream", "anomaly-batch": "Outliers in a batch"}  # of results, by job
 _LOWEST = 20  # sets in a table
@@ -95,7 +95,7 @@ def _rate_of(detector: Detector) -> float | None:
     return detector.rate if isinstance(detector.threshold, GroupScores) else None
 
 
-def _with_misfit(result: Result, outcome: Watch | KeyedWatch | BatchJudgement, rate: float | None) -> Result:
+def _with_misfit(result: Result, outcome: WatchedStream | BatchJudgement, rate: float | None) -> Result:
     """The result with a note if far more elements are flagged than requested."""
     misfit = _misfit(outcome.summary, rate, outcome.advice, not outcome.kind.is_images)
     return replace(result, note=f"{result.note} {misfit}.") if misfit else result
