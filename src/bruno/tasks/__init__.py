@@ -52,7 +52,7 @@ from bruno.tasks.specks import SpeckResult, has_speck, measure_specks
 from bruno.tasks.stability import Curve, StabilityStudy, Variant, stability_studies, stability_study
 from bruno.tasks.stream_evidence import StreamEvidence
 from bruno.tasks.stream_summary import JudgedElement, StreamSummary
-from bruno.tasks.temperature import Calibration, fit_temperature
+from bruno.tasks.temperature import FittedTemperature, fit_temperature
 
 # Grouped by task.
 __all__ = [  # noqa: RUF022
@@ -78,13 +78,13 @@ __all__ = [  # noqa: RUF022
     "measure_few_shot",
     "measure_pixels",
     # classification
-    "Calibration",
     "Classification",
+    "FittedTemperature",
     "classify",
     "fit_temperature",
     # outlier detection
-    "DetectionComparison",
     "Cutoffs",
+    "DetectionComparison",
     "DetectionQuality",
     "Detector",
     "DriftTest",
@@ -97,7 +97,6 @@ __all__ = [  # noqa: RUF022
     "StreamEvidence",
     "StreamSummary",
     "UnusualColumn",
-    "unusual_column",
     "WithinSet",
     "benjamini_hochberg",
     "density_floor",
@@ -108,6 +107,7 @@ __all__ = [  # noqa: RUF022
     "online_scores",
     "reference_density",
     "typical_elements",
+    "unusual_column",
     # explanations
     "Explanation",
     "explain",

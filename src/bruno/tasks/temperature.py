@@ -24,7 +24,7 @@ _COLDEST, _HOTTEST = 1e-3, 1e6
 
 
 @dataclass(frozen=True)
-class Calibration:
+class FittedTemperature:
     """A temperature that calibrates class probabilities, and its effect on the episodes it was fitted to.
 
     Attributes:
@@ -54,7 +54,7 @@ def fit_temperature(
     *,
     generator: Generator,
     progress: Progress | None = None,
-) -> Calibration:
+) -> FittedTemperature:
     """The temperature that minimises the log loss of `classify` on the episodes of `measure_few_shot`.
 
     Use classes that the model was not trained on, and as many shots as `classify` will have. The protocol
@@ -64,13 +64,13 @@ def fit_temperature(
     log_scores = episode_scores(
         model, examples, replace(protocol, noise=False), generator=generator, progress=progress
     )
-    return _calibration(log_scores)
+    return _fitted(log_scores)
 
 
 @torch.no_grad()
 def fit_temperature_to_groups(
     model: Bruno, groups: Groups, *, ways: int, shots: int, generator: Generator, episodes: int = 600
-) -> Calibration | None:
+) -> FittedTemperature | None:
     """`fit_temperature` on encoded groups, such as those of a calibration; None with fewer than two groups.
 
     Groups of at most `shots` elements are left out. The ways are at most the number of groups.
@@ -95,15 +95,15 @@ def fit_temperature_to_groups(
         scorer.scores(groups.latents[some].to(model.device), groups.latents[one].to(model.device))
         for some, one in zip(support.split(size), query.split(size), strict=True)
     ]
-    return _calibration(torch.cat(log_scores))
+    return _fitted(torch.cat(log_scores))
 
 
-def _calibration(log_scores: Float[Tensor, "episodes way"]) -> Calibration:
+def _fitted(log_scores: Float[Tensor, "episodes way"]) -> FittedTemperature:
     """The best temperature of episodes whose first class is the true one."""
     labels = torch.zeros(len(log_scores), dtype=torch.long, device=log_scores.device)
     mistakes = int((log_scores.argmax(1) != labels).sum())
     best = best_temperature(labels, log_scores) if mistakes else 1.0
-    return Calibration(
+    return FittedTemperature(
         temperature=best,
         log_loss_before=log_loss(labels, log_scores),
         log_loss=log_loss(labels, log_scores, best),

@@ -19,7 +19,7 @@ from bruno.recipe_data import imputed
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.classification import Classification, classify, with_p_values
 from bruno.tasks.episodes import FewShotProtocol
-from bruno.tasks.temperature import Calibration, fit_temperature, fit_temperature_to_groups
+from bruno.tasks.temperature import FittedTemperature, fit_temperature, fit_temperature_to_groups
 from bruno.trained.base import Source
 from bruno.trained.calibration import CalibrationJobs
 from bruno.trained.data import Data, is_own
@@ -162,7 +162,7 @@ def _by_class(examples: Examples) -> dict[str, Tensor]:
     }
 
 
-def _log_temperature(found: Calibration) -> None:
+def _log_temperature(found: FittedTemperature) -> None:
     _log.info(
         "temperature %.2f, from %d episodes with %d mistakes",
         found.temperature,
