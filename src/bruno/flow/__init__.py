@@ -9,19 +9,15 @@ from bruno.flow.coupling import (
     OddEven,
     Partition,
     SplineCoupling,
+    set_compiled,
+    set_network_dtype,
+    set_recompute,
 )
 from bruno.flow.dropout import Dropout, set_dropout
 from bruno.flow.imputation import Imputer
 from bruno.flow.mixing import ChannelMixing
 from bruno.flow.networks import ConvNetwork, DenseNetwork, initialise
-from bruno.flow.realnvp import (
-    ConvRealNVP,
-    DenseRealNVP,
-    Splines,
-    set_compiled,
-    set_network_dtype,
-    set_recompute,
-)
+from bruno.flow.realnvp import ConvRealNVP, DenseRealNVP, Splines
 from bruno.threads import configure
 
 __all__ = [

@@ -215,6 +215,28 @@ class SplineCoupling(Coupling):
         return self._log_scale(parameters[:, 0]), parameters[:, 1], parameters[:, 2:]
 
 
+def set_network_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:
+    """Run the networks of all couplings in this dtype (bfloat16 on a GPU), or in the dtype of their input."""
+    for coupling in _couplings(module):
+        coupling.network_dtype = dtype
+
+
+def set_recompute(module: nn.Module, recompute: bool) -> None:
+    """Turn activation checkpointing of the networks of all couplings on or off."""
+    for coupling in _couplings(module):
+        coupling.recompute = recompute
+
+
+def set_compiled(module: nn.Module, compiled: bool) -> None:
+    """Turn compilation of the forward pass of all couplings on or off."""
+    for coupling in _couplings(module):
+        coupling.compiled = compiled
+
+
+def _couplings(module: nn.Module) -> list[Coupling]:
+    return [m for m in module.modules() if isinstance(m, Coupling)]
+
+
 @cache
 def _compiled_forward() -> Callable[[Coupling, Tensor], Transformed]:
     """The compiled function of all couplings, with one variant for each kind and shape.

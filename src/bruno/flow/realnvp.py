@@ -191,25 +191,3 @@ def _coupling(partition: Partition, network: nn.Module, splines: Splines | None)
     if splines is None:
         return AffineCoupling(partition, network)
     return SplineCoupling(partition, network, bins=splines.bins, interval=splines.interval)
-
-
-def set_network_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:
-    """Run the networks of all couplings in this dtype (bfloat16 on a GPU), or in the dtype of their input."""
-    for coupling in _couplings(module):
-        coupling.network_dtype = dtype
-
-
-def set_recompute(module: nn.Module, recompute: bool) -> None:
-    """Turn activation checkpointing of the networks of all couplings on or off."""
-    for coupling in _couplings(module):
-        coupling.recompute = recompute
-
-
-def set_compiled(module: nn.Module, compiled: bool) -> None:
-    """Turn compilation of the forward pass of all couplings on or off."""
-    for coupling in _couplings(module):
-        coupling.compiled = compiled
-
-
-def _couplings(module: nn.Module) -> list[Coupling]:
-    return [m for m in module.modules() if isinstance(m, Coupling)]
