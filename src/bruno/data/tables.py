@@ -76,9 +76,10 @@ def read_table(
         prefer: the format of similar tables, chosen if several fit equally well.
         missing: read missing cells as NaN; otherwise they are errors.
     """
-    if is_parquet(path):
-        return _named(path, lambda: read_frame(read_parquet(path), group, columns, skip_bad, missing))
-    return _named(path, lambda: _read_text(path, group, columns, skip_bad, table_format, prefer, missing))
+    with _naming(path):
+        if is_parquet(path):
+            return read_frame(read_parquet(path), group, columns, skip_bad, missing)
+        return _read_text(path, group, columns, skip_bad, table_format, prefer, missing)
 
 
 def parse_numbers(
@@ -310,10 +311,11 @@ def _declared_bytes(metadata: Any) -> int:
     return _BYTES_OF_CELL * int(metadata.num_rows) * int(metadata.num_columns)
 
 
-def _named(path: Path, read: Any) -> Examples:
-    """The examples, or an error that names the file."""
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in errors of the body."""
     try:
-        return read()  # type: ignore[no-any-return]
+        yield
     except ValueError as error:
         if str(error).startswith(f"{path}: "):
             raise
