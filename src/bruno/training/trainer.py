@@ -289,7 +289,10 @@ class Trainer:
         return x if x.is_floating_point() else dequantise(x, self.generator)
 
     def _check_elements(self) -> None:
-        """Raise unless the elements have the model's shape, or are larger images with the same channels."""
+        """Raise unless the elements fit the model and the augmentation.
+
+        They must have the model's shape, or be larger images with the same channels.
+        """
         drawn, shape = tuple(self.sampler.elements.shape[1:]), self.model.shape
         augmented = ("mirror", "shift", "slant", "warp", "restyle")
         if len(shape) != 3 and any(getattr(self.config, name) for name in augmented):
@@ -302,6 +305,11 @@ class Trainer:
             raise ValueError(
                 f"`sampler` must have elements of the model's shape {shape}, or larger images; got {drawn}."
             )
+        if len(shape) == 3 and self.config.shift >= min(shape[1:]):
+            raise ValueError(
+                f"`train.shift` must be below the height and width of the images, {shape[1]} × {shape[2]}; "
+                f"got {self.config.shift}."
+            )
         if self.config.restyle and drawn == shape:
             raise ValueError(
                 f"`train.restyle` must be 0 for images of the model's size; got {self.config.restyle}. "
@@ -309,14 +317,9 @@ class Trainer:
             )
 
     def _check_memory(self) -> None:
-        """Raise an error if the elements of a step exceed the limit of memory, or the shift is too large."""
+        """Raise an error if the elements of a step exceed the limit of memory."""
         config, drawn = self.config, tuple(self.sampler.elements.shape[1:])
         if len(drawn) == 3:
-            if config.shift >= min(self.model.shape[-2:]):
-                raise ValueError(
-                    f"`train.shift` must be below the height and width of the images, "
-                    f"{self.model.shape[-2]} × {self.model.shape[-1]}; got {config.shift}."
-                )
             ratio = max(have / want for have, want in zip(drawn[1:], self.model.shape[1:], strict=True))
             margin = 2 * round(config.shift * ratio)
             drawn = (drawn[0], drawn[1] + margin, drawn[2] + margin)
