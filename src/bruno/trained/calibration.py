@@ -226,7 +226,17 @@ class CalibrationJobs(TrainedData):
         groups = encode(clean, reference=reference, keep_images=criterion == "patches", progress=progress)
         own_name = self.recipe.data.name if self.recipe else "unknown data"
         name = own_name if data is None else data_label(data)
-        return GroupCalibration(self.model, groups, cutoffs, floor, name, unseen, seed, reference, criterion)
+        return GroupCalibration(
+            self.model,
+            groups,
+            cutoffs,
+            floor,
+            data=name,
+            unseen=unseen,
+            seed=seed,
+            reference=reference,
+            criterion=criterion,
+        )
 
     def _batch_criterion(self, cutoffs: Cutoffs, other: Examples, generator: Generator) -> BatchCriterion:
         """The criterion for batches: the better one at finding outliers that are planted in `other`."""
@@ -328,14 +338,13 @@ def _is_same_path(first: Data, second: str) -> bool:
 
 
 def _with_two_elements(examples: Examples) -> Examples:
-    """The classes with at least two elements."""
-    kept = [i for i, count in enumerate(examples.counts.tolist()) if count >= 2]
-    if not kept:
+    """The classes with at least two elements; raises ValueError if there are none."""
+    if int(examples.counts.max()) < 2:
         raise ValueError(
             f"`data` must have a class of at least 2 elements; got {len(examples.names)} of one element. "
             "Name the group column, or add elements."
         )
-    return examples if len(kept) == len(examples.names) else examples.of_classes(kept)
+    return examples.with_at_least(2)
 
 
 def _subsample(examples: Examples, most: tuple[int, int | None], generator: Generator) -> Examples:
