@@ -170,10 +170,9 @@ class TrainedModel:
     ) -> Elements:
         """Elements from files and folders, from a reader, or from frames, arrays, tensors and PIL images.
 
-        Elements that were read before stay as they are.
-
         Warns about files that were skipped, and about images unlike the training images. By default, files
-        and PIL images are normalised or inverted as in training; arrays and tensors are not changed.
+        and PIL images are normalised or inverted as in training; arrays, tensors and elements that were read
+        before are not changed.
         Missing numbers of rows are imputed from the rows of the same group, or of the whole source if it has
         no groups; without `impute` they stay NaN. Errors call the argument `name`.
         """
