@@ -281,7 +281,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """A preset by name or a TOML file by path, changed by ``section.key=value`` settings."""
     path = Path(name) if name.endswith(".toml") else _PRESETS / f"{name}.toml"
     if not path.is_file():
-        hint = nearest(name, presets(), "{!r}", "the presets are")
+        hint = nearest(name, presets(), "the presets are")
         raise ValueError(f"`preset` must be a preset or a .toml file; got {name!r}, {hint}")
     try:
         values = tomllib.loads(path.read_text("utf-8"))

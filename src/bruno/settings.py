@@ -163,10 +163,10 @@ def _likeness(name: str, known: str) -> float:
     return difflib.SequenceMatcher(None, known, name).ratio()
 
 
-def nearest(name: str, known: Iterable[str], form: str, all_are: str) -> str:
-    """A hint: the nearest known name, or all of them."""
+def nearest(name: str, known: Iterable[str], all_are: str) -> str:
+    """A hint: the nearest known name, or all of them after the words `all_are`."""
     near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {form.format(near[0])}?" if near else f"{all_are} {', '.join(known)}."
+    return f"did you mean {near[0]!r}?" if near else f"{all_are} {', '.join(known)}."
 
 
 def to_dict(config: Any) -> dict[str, Any]:

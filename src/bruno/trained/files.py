@@ -109,7 +109,7 @@ def _is_pretrained(name: str) -> bool:
 def _model_file(name: str, checkpoint: str) -> Path:
     path = pretrained_path(name) if _is_pretrained(name) else Path(name)
     if not path.exists():
-        hint = nearest(name, pretrained_names(), "{!r}", "the pretrained models are")
+        hint = nearest(name, pretrained_names(), "the pretrained models are")
         raise ValueError(
             f"`path` must be a run folder, a model file or a pretrained model; {name} does not exist, {hint}"
         )
