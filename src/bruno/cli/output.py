@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
@@ -75,13 +75,13 @@ def show_all(trained: Trained, outcomes: Sequence[Any], seed: int, *, samples: b
         print_result(result)
         picture = f" and {path.with_suffix('.png').name}" if result.picture else ""
         console.print(f"written: {path}{picture}", soft_wrap=True)
-    for path in saved:
-        print_path("samples", path)
+    print_samples(saved)
 
 
-def print_path(what: str, path: Path) -> None:
-    """Print where something is saved."""
-    console.print(f"{what}: {path}", soft_wrap=True)
+def print_samples(paths: Iterable[Path]) -> None:
+    """Print where samples are saved."""
+    for path in paths:
+        console.print(f"samples: {path}", soft_wrap=True)
 
 
 def show_verdict(trained: Trained, seed: int, split: str | None = None) -> None:

@@ -16,7 +16,7 @@ from bruno.cli.options import (
     parse_numbers,
     reject,
 )
-from bruno.cli.output import print_path, progress_bar, show
+from bruno.cli.output import print_samples, progress_bar, show
 
 
 def sample(
@@ -69,5 +69,4 @@ def sample(
             **data.selection,
         )
     show(trained, written, model.seed)
-    for path in written.paths:
-        print_path("samples", path)
+    print_samples(written.paths)
