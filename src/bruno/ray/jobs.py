@@ -16,6 +16,7 @@ import ray.data
 import torch
 from ray.exceptions import RayTaskError
 
+from bruno import known_models
 from bruno.model import Bruno, Posterior
 from bruno.process import Evidence
 from bruno.ray.evidence import FarElements, KeyedEvidence
@@ -203,12 +204,8 @@ def _planned(
                 f"`{argument}` must be in the dataset, which has {', '.join(map(str, present[:20]))}; got "
                 f"{name!r}."
             )
-    known = ray.put(_on_cpu(found))
+    known = ray.put(known_models.on_device(found, "cpu"))
     return Plan(known, found.fingerprint(), key or "", tuple(columns), max(1, _cpus())), found
-
-
-def _on_cpu(model: Bruno) -> Bruno:
-    return Posterior(model, Evidence.empty(model.dim, device=model.device)).to("cpu").model
 
 
 def _run(
