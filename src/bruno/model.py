@@ -286,8 +286,8 @@ class Bruno(nn.Module):
     def decode_samples(self, z: Tensor) -> Samples:
         """Elements from latents, clamped to the range of the data as latents far in the tail may overflow."""
         y, _ = self.flow.inverse(z.reshape(-1, self.dim).to(self.process.mean.dtype))
-        x, astray = self.preprocessing.clamped(self.preprocessing.inverse(y)[0])
-        return Samples(x.reshape(*z.shape[:-1], *self.shape), int(astray.sum()), self.levels)
+        x, outside = self.preprocessing.clamped(self.preprocessing.inverse(y)[0])
+        return Samples(x.reshape(*z.shape[:-1], *self.shape), int(outside.sum()), self.levels)
 
     def _complete_sets(self, x: ArrayLike, validate: bool = True) -> Tensor:
         """Sets (*batch, n, *shape), each with its missing numbers imputed, unless values are not checked."""

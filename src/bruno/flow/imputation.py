@@ -106,17 +106,17 @@ class Imputer(nn.Module):
         spread = self.between @ torch.linalg.inv(eye + counts.double()[:, None, None] * ratio)
         precision = torch.linalg.inv(self.within + spread)
         shape = torch.broadcast_shapes(y.shape, centre.shape)
-        lacking = y.isnan().expand(shape)
-        residual = torch.where(lacking, 0.0, y.double() - centre)
+        missing = y.isnan().expand(shape)
+        residual = torch.where(missing, 0.0, y.double() - centre)
         # Of each row, the columns of its missing numbers, followed by others if it has fewer than some row.
-        columns = (~lacking).long().argsort(dim=-1, stable=True)[..., : int(lacking.sum(-1).max())]
-        lacks, most = lacking.gather(-1, columns), columns.shape[-1]
+        columns = (~missing).long().argsort(dim=-1, stable=True)[..., : int(missing.sum(-1).max())]
+        wanted, most = missing.gather(-1, columns), columns.shape[-1]
         own = precision[place.expand(shape[:-1]).unsqueeze(-1), columns]
         among = own.gather(-1, columns.unsqueeze(-2).expand(*columns.shape, most))
-        among = torch.where(lacks.unsqueeze(-1) & lacks.unsqueeze(-2), among, eye[:most, :most])
-        known = torch.where(lacks.unsqueeze(-1), own @ residual.unsqueeze(-1), 0.0)
+        among = torch.where(wanted.unsqueeze(-1) & wanted.unsqueeze(-2), among, eye[:most, :most])
+        known = torch.where(wanted.unsqueeze(-1), own @ residual.unsqueeze(-1), 0.0)
         shift = torch.zeros_like(residual).scatter(-1, columns, torch.linalg.solve(among, known).squeeze(-1))
-        return torch.where(lacking, (centre - shift).to(y.dtype), y)
+        return torch.where(missing, (centre - shift).to(y.dtype), y)
 
     def _start_from(self, sets: list[Tensor]) -> None:
         """Start from the moments of the rows, with missing numbers at the mean of their set."""
@@ -148,14 +148,14 @@ class Imputer(nn.Module):
         With c the median of each column, (y − c)ᵀ A (y − c) is about χ² with as many degrees of freedom as a
         row has numbers; its cube root is about normal (Wilson and Hilferty).
         """
-        there, centre = ~y.isnan(), (y.nanmedian(0).values - (-y).nanmedian(0).values) / 2
+        present, centre = ~y.isnan(), (y.nanmedian(0).values - (-y).nanmedian(0).values) / 2
         residual = (y - centre).nan_to_num(0.0)
         distance = residual.new_zeros(len(y))
-        patterns, place = there.unique(dim=0, return_inverse=True)
+        patterns, place = present.unique(dim=0, return_inverse=True)
         for i, pattern in enumerate(patterns):
             some = residual[place == i]
             distance[place == i] = (some @ precisions[pattern] * some).sum(1)
-        count = there.sum(1).clamp(min=1)
+        count = present.sum(1).clamp(min=1)
         spread = 2 / (9 * count)
         cubic = (distance / count).pow(1 / 3) - (1 - spread)  # about normal, with this variance
         return cubic <= torch.maximum(_FAR * spread.sqrt(), -(-cubic).median())  # more than half
@@ -169,10 +169,10 @@ class Imputer(nn.Module):
         J = Σ A_i, V = B (I + J B)⁻¹ and E b = V Σ A_i (y_i − m), over the rows that are `near`,
         by default all.
         """
-        there = ~y.isnan()
-        patterns, place = there.unique(dim=0, return_inverse=True)
+        present = ~y.isnan()
+        patterns, place = present.unique(dim=0, return_inverse=True)
         inverses = [precisions[pattern] for pattern in patterns]
-        residual = torch.where(there, y - self.mean, 0.0)
+        residual = torch.where(present, y - self.mean, 0.0)
         scaled = torch.empty_like(residual)
         information = torch.zeros_like(self.within)
         counts = torch.ones_like(place, dtype=torch.bool) if near is None else near
@@ -186,23 +186,23 @@ class Imputer(nn.Module):
         for i, inverse in enumerate(inverses):
             gain = self.within @ inverse  # the identity where nothing is missing
             some = place == i
-            rows[some] = (residual[some] - torch.where(there[some], mean, 0.0)) @ gain.T
+            rows[some] = (residual[some] - torch.where(present[some], mean, 0.0)) @ gain.T
             unknown = self.within - gain @ self.within + gain @ covariance @ gain.T
             scatter += rows[some].T @ rows[some] + int(some.sum()) * unknown
         return _Conditioned(mean, covariance, rows, scatter)
 
-    def _deviations(self, there: Tensor, generator: Generator) -> Tensor:
+    def _deviations(self, present: Tensor, generator: Generator) -> Tensor:
         """Draws of the deviation of missing numbers from their means, 0 for those that are given.
 
         For w ~ N(0, W), w − W A w has the covariance of w given the numbers of the row (Matheron's rule).
         """
-        noise = torch.randn(there.shape, generator=generator, dtype=torch.double, device=generator.device)
-        w = noise.to(there.device) @ torch.linalg.cholesky(self.within).T
+        noise = torch.randn(present.shape, generator=generator, dtype=torch.double, device=generator.device)
+        w = noise.to(present.device) @ torch.linalg.cholesky(self.within).T
         precisions, scaled = _Precisions(self.within), torch.empty_like(w)
-        patterns, place = there.unique(dim=0, return_inverse=True)
+        patterns, place = present.unique(dim=0, return_inverse=True)
         for i, pattern in enumerate(patterns):
             scaled[place == i] = w[place == i] @ precisions[pattern]  # 0 where numbers are missing
-        return torch.where(there, 0.0, w - scaled @ self.within)
+        return torch.where(present, 0.0, w - scaled @ self.within)
 
 
 class _Precisions:
@@ -212,11 +212,11 @@ class _Precisions:
         self._covariance = covariance
         self._known: dict[bytes, Tensor] = {}
 
-    def __getitem__(self, there: Bool[Tensor, " dim"]) -> Float[Tensor, "dim dim"]:
-        key = there.cpu().numpy().tobytes()
+    def __getitem__(self, present: Bool[Tensor, " dim"]) -> Float[Tensor, "dim dim"]:
+        key = present.cpu().numpy().tobytes()
         if key not in self._known:
-            both = there.unsqueeze(-1) & there.unsqueeze(-2)
-            eye = torch.eye(len(there), dtype=torch.bool, device=there.device)
+            both = present.unsqueeze(-1) & present.unsqueeze(-2)
+            eye = torch.eye(len(present), dtype=torch.bool, device=present.device)
             inverse = torch.linalg.inv(torch.where(both, self._covariance, 0.0) + (eye & ~both))
             self._known[key] = torch.where(both, inverse, 0.0)
         return self._known[key]

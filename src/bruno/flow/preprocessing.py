@@ -176,8 +176,8 @@ class Standardise(Bijection):
 
     def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The numbers with overflows replaced by the mean, and the mask of the overflows."""
-        astray = ~torch.isfinite(x)
-        return torch.where(astray, self.mean, x), astray
+        overflows = ~torch.isfinite(x)
+        return torch.where(overflows, self.mean, x), overflows
 
     def _log_det(self, x: Tensor) -> Tensor:
         return -self.deviation.log().sum().expand(x.shape[0])
@@ -257,10 +257,12 @@ class ColumnScales(Standardise):
     def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The numbers rounded to the step of their column, overflows replaced, and the mask of overflows."""
         middle = self.inverse(torch.zeros_like(self.mean).unsqueeze(0))[0].squeeze(0)
-        astray = ~torch.isfinite(x)
-        x = torch.where(astray, middle, x)
+        overflows = ~torch.isfinite(x)
+        x = torch.where(overflows, middle, x)
         step = torch.where(self.step > 0, self.step, 1.0)
-        return torch.where(self.step > 0, ((x - self.origin) / step).round() * step + self.origin, x), astray
+        return torch.where(
+            self.step > 0, ((x - self.origin) / step).round() * step + self.origin, x
+        ), overflows
 
     def _rescale(self, x: Tensor) -> Transformed:
         """g(u) and log dg/dx of each number."""

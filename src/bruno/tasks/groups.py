@@ -127,7 +127,7 @@ class Groups:
         require(labels.dtype == torch.long and labels.ndim == 1, "labels", "whole numbers")
         require(len(latents) in (0, len(labels)), "latents", "one for each of the labels, or none")
         require(usable.dtype == torch.bool and usable.shape == shape, "usable", "one for each of the labels")
-        lacking = checked_tensor("shortfall", tensors["shortfall"], shape)
+        shortfalls = checked_tensor("shortfall", tensors["shortfall"], shape)
         require(len(labels) > 0 and int(labels.min()) >= 0, "labels", "at least 0")
         require(int(labels.max()) < len(names), "labels", f"below {len(names)}")
         if images is not None:
@@ -137,7 +137,9 @@ class Groups:
             wanted = (len(labels), model.dim)
             require(model.imputer is not None and tuple(rows.shape) == wanted, "rows", f"of shape {wanted}")
             require(rows.is_floating_point() and not bool(rows.isinf().any()), "rows", "finite or missing")
-        groups = cls(latents, labels, usable, lacking, tuple(names), ordered, images, rows, floor, reference)
+        groups = cls(
+            latents, labels, usable, shortfalls, tuple(names), ordered, images, rows, floor, reference
+        )
         require(int(groups.counts.min()) >= 2, "labels", "of at least two elements in each group")
         return groups
 
@@ -183,8 +185,8 @@ class Groups:
         parts = []
         for some in sets.split(size):
             scores = function(self._encoded(some, device)).cpu()
-            lacks = some < 0 if scores.ndim == 2 else (some < 0).unsqueeze(1)
-            parts.append(scores.masked_fill(lacks, math.nan))
+            missing = some < 0 if scores.ndim == 2 else (some < 0).unsqueeze(1)
+            parts.append(scores.masked_fill(missing, math.nan))
         found = torch.cat(parts)
         return found.view(*index.shape[:2], *found.shape[1:])
 

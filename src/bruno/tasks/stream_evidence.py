@@ -204,9 +204,9 @@ class EncodedSets:
 
     def arriving(self, model: Bruno, first: int, evidence: Evidence) -> EncodedSets:
         """The elements from `first` on, each with its missing numbers imputed as if it came next."""
-        z, usable, lacking = self.z[:, first:], self.usable[:, first:], self.shortfall[:, first:]
+        z, usable, shortfalls = self.z[:, first:], self.usable[:, first:], self.shortfall[:, first:]
         if self.rows is None:
-            return EncodedSets(z, usable, lacking)
+            return EncodedSets(z, usable, shortfalls)
         rows = self.rows[:, first:]
         places = rows.isnan().any(-1).nonzero(as_tuple=True)
         if len(places[0]):
@@ -215,8 +215,8 @@ class EncodedSets:
             log_prob = model.process.log_prob(imputed) + log_det
             z = z.index_put(places, imputed)
             usable = usable.index_put(places, log_prob >= self.floor)
-            lacking = lacking.index_put(places, shortfall(log_prob, self.reference))
-        return EncodedSets(z, usable, lacking, rows)
+            shortfalls = shortfalls.index_put(places, shortfall(log_prob, self.reference))
+        return EncodedSets(z, usable, shortfalls, rows)
 
 
 @torch.no_grad()

@@ -202,9 +202,9 @@ class BatchJobs(CalibrationJobs):
             largest = max(map(len, sets))
             scores = found.batch(largest, count_all=count_all)
             report_basis(scores, rate, len(found.groups.names), largest - 1, false_discovery_rate)
-            holed = sum(any(batch.incomplete[i] for i in members) for members in sets)
-            if holed and not scores.incomplete:
-                _log.info(_MISSING_NUMBERS, holed, len(sets))
+            incomplete = sum(any(batch.incomplete[i] for i in members) for members in sets)
+            if incomplete and not scores.incomplete:
+                _log.info(_MISSING_NUMBERS, incomplete, len(sets))
         return judged
 
     def _explained(
