@@ -16,7 +16,7 @@ SOURCE = Path(bruno.__file__).parent
 LAYOUT = """
     bruno.threads bruno.lazy_open
     bruno
-    bruno.text bruno.limits bruno.provenance bruno.files bruno.signals bruno.devices
+    bruno.text bruno.extras bruno.limits bruno.provenance bruno.files bruno.signals bruno.devices
     bruno.kinds bruno.arrays
     bruno.checks bruno.settings bruno.config
     bruno.data.archives bruno.data.examples bruno.data.sampling bruno.data.augmentation bruno.data.synthetic

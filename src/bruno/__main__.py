@@ -23,7 +23,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        sys.exit(f"error: the command line needs {error.name}. Install it with: pip install 'bruno[all]'")
+        print(f"error: the command line needs {error.name}: pip install 'bruno[cli]'", file=sys.stderr)
+        sys.exit(2)
     handle_signals(stop)
     try:
         run()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bruno.checks import check_choice, check_count
+from bruno.extras import imports_of
 from bruno.fit_rows import fit_rows
 from bruno.model import Bruno, Encoded, Posterior
 from bruno.process import Evidence
@@ -23,10 +24,8 @@ from bruno.tasks.stream_evidence import START
 from bruno.trained import Trained
 from bruno.trained import open as open_trained
 
-try:
+with imports_of("river", "`bruno.river`"):
     from river.base import AnomalyDetector
-except ImportError as error:
-    raise ImportError("`bruno.river` needs river; pip install 'bruno[river]' installs it.") from error
 
 _GROWTH = 1.1  # the cutoff is recomputed whenever the set has grown by this factor
 

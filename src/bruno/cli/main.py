@@ -36,6 +36,7 @@ from bruno.cli import (
 )
 from bruno.cli.options import command
 from bruno.cli.output import messages_printed, prepare_streams, print_message
+from bruno.extras import MissingPackageError
 
 app = typer.Typer(
     help="Exact, exchangeable deep models of sets: given a few examples, the distribution of the next one.",
@@ -45,7 +46,10 @@ app = typer.Typer(
 )
 
 
-_CORRECTABLE = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_CORRECTABLE = (
+    *(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError),
+    MissingPackageError,
+)
 _CORRECTABLE_NUMBERS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EROFS)
 _OUT_OF_MEMORY = re.compile("OutOfMemoryError|allocate memory|not enough memory")
 

@@ -14,6 +14,7 @@ from bruno.data.examples import Examples, concatenate
 from bruno.data.formats import read_idx
 from bruno.data.images import read_images
 from bruno.data.synthetic import draw_characters
+from bruno.extras import imports_of
 
 SPLITS = ("train", "validation", "trainval", "test", "all")
 OMNIGLOT_FIRST = ("Alphabet_of_the_Magi/character01", "Angelic/character01")  # first class of each archive
@@ -86,7 +87,8 @@ def split_by_class(examples: Examples, split: str) -> Examples:
 
 def _read_digits(_: list[Path]) -> Examples:
     """Return scikit-learn's 1,797 handwritten digits, 8 × 8 with 17 grey values."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # takes a second to import
+    with imports_of("data", "the digits"):
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # takes a second to import
 
     digits = load_digits()
     pixels = digits.images.astype(np.uint8)[:, None]

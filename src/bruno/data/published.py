@@ -14,6 +14,7 @@ from pathlib import Path
 from bruno import limits
 from bruno.data.archives import READ_ERRORS
 from bruno.data.datasets import DATASETS, LocalForm, RemoteFile
+from bruno.extras import imports_of
 from bruno.files import check_regular
 
 _log = logging.getLogger(__name__)
@@ -113,7 +114,8 @@ def fetch(name: str, remote: RemoteFile, data_dir: str | Path | None, download: 
     """Download a published file into the cache, and return its path; raises if no mirror has it."""
     problems = ["download is disabled"]
     if download:
-        import pooch  # type: ignore[import-untyped]  # only needed to download
+        with imports_of("data", "downloads"):
+            import pooch  # type: ignore[import-untyped]  # only needed to download
 
         target = cache_dir() / remote.path  # never write into a user's data folder
         _log.info("downloading %s into %s", remote.path, target.parent)

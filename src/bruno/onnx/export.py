@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from bruno.checks import check_choice
+from bruno.extras import imports_of
 from bruno.files import atomic_write
 from bruno.model import Bruno
 from bruno.onnx.formulas import elementary
@@ -72,13 +73,8 @@ def export_onnx(
 
 
 def _check_installed() -> None:
-    try:
+    with imports_of("onnx", "ONNX graphs"):
         import onnx  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"the export to ONNX needs {error.name}. Install it with: pip install 'bruno[onnx]'",
-            name=error.name,
-        ) from None
 
 
 def _graph(function: Function) -> Any:

@@ -3,10 +3,10 @@
 It needs the extra `ray`: pip install "bruno[ray]".
 """
 
-try:
+from bruno.extras import imports_of
+
+with imports_of("ray", "`bruno.ray`"):
     import ray.data as _ray_data  # noqa: F401
-except ImportError as error:
-    raise ImportError("`bruno.ray` needs Ray; pip install 'bruno[ray]' installs it.") from error
 
 from bruno.ray.jobs import classify, condition, posteriors, score
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import UInt8
 from torch import Tensor
 
+from bruno.extras import imports_of
 from bruno.text import printable
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ Values = Sequence[float] | np.ndarray
 
 def new_figure(width: float = WIDTH, height: float = HEIGHT) -> Figure:
     """An empty figure with a size in inches, independent of pyplot and its global state."""
-    from matplotlib.figure import Figure
+    with imports_of("plots", "pictures"):
+        from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=130, layout="constrained")
 
@@ -184,7 +186,8 @@ def text_width(text: str, size: float) -> float:
 @cache
 def plot_font(size: int) -> FreeTypeFont:
     """The font of plots, for pictures that Pillow draws; `size` in pixels."""
-    from matplotlib.font_manager import findfont
+    with imports_of("plots", "pictures"):
+        from matplotlib.font_manager import findfont
     from PIL import ImageFont
 
     return ImageFont.truetype(findfont("DejaVu Sans"), size)

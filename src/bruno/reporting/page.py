@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bruno.extras import imports_of
 from bruno.files import atomic_write, check_replaceable
 from bruno.reporting.plots import learning_curve
 from bruno.reporting.results import Result, mark_outdated, read_results
@@ -21,7 +22,8 @@ _LONG = 12  # rows; longer tables are collapsed
 
 def page(title: str, lead: str, results: Sequence[Result]) -> str:
     """HTML with a section per result: title, note, picture, table and provenance."""
-    from jinja2 import Environment, PackageLoader
+    with imports_of("plots", "pages of results"):
+        from jinja2 import Environment, PackageLoader
 
     environment = Environment(
         loader=PackageLoader("bruno.reporting"), autoescape=True, trim_blocks=True, lstrip_blocks=True

@@ -3,14 +3,12 @@
 It needs the extra `serve`: pip install "bruno[serve]".
 """
 
-try:
+from bruno.extras import imports_of
+
+with imports_of("serve", "`bruno.serving`"):
     import fastapi as _fastapi  # noqa: F401
     import prometheus_client as _prometheus_client  # noqa: F401
     import uvicorn as _uvicorn  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        f"`bruno.serving` needs {error.name}; pip install 'bruno[serve]' installs it."
-    ) from error
 
 from bruno.serving.app import create_app
 from bruno.serving.server import read_token, running, serve

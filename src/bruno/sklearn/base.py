@@ -13,12 +13,13 @@ from torch import Tensor
 
 from bruno.checks import check_count
 from bruno.devices import resolve_device
+from bruno.extras import imports_of
 from bruno.fit_rows import fit_rows
 from bruno.model import Bruno, Posterior
 from bruno.trained import Trained
 from bruno.trained import open as open_trained
 
-try:
+with imports_of("sklearn", "`bruno.sklearn`"):  # version 1.6 added validate_data
     from sklearn.base import BaseEstimator  # type: ignore[import-untyped]
     from sklearn.utils import check_random_state  # type: ignore[import-untyped]
     from sklearn.utils.validation import (  # type: ignore[import-untyped]
@@ -26,10 +27,6 @@ try:
         column_or_1d,
         validate_data,
     )
-except ImportError as error:  # not installed, or without validate_data
-    raise ImportError(
-        "`bruno.sklearn` needs scikit-learn 1.6 or newer; pip install 'bruno[sklearn]' installs it."
-    ) from error
 
 Array = NDArray[Any]
 _HELD_OUT_DIVISOR = 4  # a quarter of the rows is held out, to correct the p-values of the small model

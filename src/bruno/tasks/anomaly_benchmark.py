@@ -15,6 +15,7 @@ from bruno.arrays import NumpyResult
 from bruno.checks import check_count, check_rate
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
+from bruno.extras import imports_of
 from bruno.model import Bruno
 from bruno.tasks.anomaly import leave_one_out_from_latents, online_from_latents
 from bruno.tasks.metrics import RESAMPLES, average_precision, bootstrap_weights, roc_auc
@@ -24,6 +25,7 @@ from bruno.tasks.progress import Progress
 BASELINES = ("IsolationForest", "LocalOutlierFactor", "k-NN distance", "Gaussian")
 
 _NEAREST = 5  # the neighbour whose distance is the k-NN score; better than 1, 10 or half of the set
+_OTHER_METHODS = "the other methods"  # what scikit-learn is needed for
 _NEIGHBOURS = 10  # of LocalOutlierFactor; its default of 20 is as many as a small set has
 _SETS_AT_A_TIME = 16  # that are scored, to limit memory
 
@@ -177,8 +179,9 @@ def _baseline(method: str, points: Float[Tensor, "sets n dim"], seed: int) -> Fl
         return torch.cdist(points, points).sort(-1).values[..., min(_NEAREST, last)]
     if method == "Gaussian":
         return torch.stack([_mahalanobis(s) for s in points])
-    from sklearn.ensemble import IsolationForest  # type: ignore[import-untyped]  # slow import
-    from sklearn.neighbors import LocalOutlierFactor  # type: ignore[import-untyped]
+    with imports_of("data", _OTHER_METHODS):
+        from sklearn.ensemble import IsolationForest  # type: ignore[import-untyped]  # slow import
+        from sklearn.neighbors import LocalOutlierFactor  # type: ignore[import-untyped]
 
     if method == "IsolationForest":
         judged = [IsolationForest(random_state=seed).fit(s).score_samples(s) for s in points.numpy()]
@@ -195,7 +198,8 @@ def _mahalanobis(points: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
     (1 − δ)·XᵀX/n + δ·m·I, and the distance of point i is Σ_k U_ik²·S_k²/((1 − δ)·S_k²/n + δ·m): the
     covariance of `dim` × `dim` numbers is never inverted.
     """
-    from sklearn.covariance import ledoit_wolf_shrinkage  # type: ignore[import-untyped]  # slow import
+    with imports_of("data", _OTHER_METHODS):
+        from sklearn.covariance import ledoit_wolf_shrinkage  # type: ignore[import-untyped]  # slow import
 
     x = points - points.mean(0)
     shrinkage = float(ledoit_wolf_shrinkage(x.numpy(), assume_centered=True))
