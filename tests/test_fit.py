@@ -38,6 +38,14 @@ def test_a_trained_model_is_the_one_that_is_opened_later(tiny):
     assert not any(parameter.requires_grad for parameter in tiny.model.parameters())
 
 
+def test_training_leaves_the_global_generator_as_it_was(tmp_path):
+    torch.manual_seed(77)
+    expected = torch.rand(3)
+    torch.manual_seed(77)
+    bruno.train("digits", tmp_path / "run", steps=1, **TINY)
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_a_recipe_can_be_an_object_a_preset_or_a_file(tiny, tmp_path):
     recipe = bruno.load_recipe("digits")
     train = evolve(recipe.train, steps=3, batch=4)

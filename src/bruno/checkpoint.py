@@ -154,7 +154,7 @@ def _loaded(
         raise ValueError(f"`model` must be given to load the posterior {path}, made by {made_by}.")
     if header["kind"] != "model":
         raise _wrong_kind(path, header)
-    model = Bruno.from_config(from_dict(ModelConfig, header.get("config") or {}))
+    model = Bruno.from_config(from_dict(ModelConfig, header.get("config") or {}), seed=0)  # replaced below
     dtype = tensors["process.mean"].dtype if "process.mean" in tensors else torch.float
     if dtype not in (torch.float, torch.double):
         raise ValueError(f"{path}: must hold weights in float32 or float64; got {dtype}.")

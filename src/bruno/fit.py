@@ -116,9 +116,9 @@ def train(
             _log_user_data(recipe, data, examples, explicit)
         recipe = _fitted_to_user_data(recipe, examples, explicit)
     with process_group(device):
-        torch.manual_seed(recipe.train.seed)
         element = data.split(recipe.data.split) if recipe.data.original else examples
-        model = Bruno.from_config(recipe.model(element.shape, element.levels)).to(device)
+        config = recipe.model(element.shape, element.levels)
+        model = Bruno.from_config(config, seed=recipe.train.seed).to(device)
         examples = _learn_columns(model, examples, recipe.train.seed)
         measure = _validation(recipe, data, model, validation_sets)
         if measure and not resume and not explicit & {"train.steps", "train.minutes"}:

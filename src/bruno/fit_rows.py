@@ -73,9 +73,7 @@ def fit_rows(
         missing="impute" if impute or bool(x.isnan().any()) else "reject",
         scales="auto",
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Bruno.from_config(config).to(device)
+    model = Bruno.from_config(config, seed=seed).to(device)
     return _trained(model, learn_columns(model, examples, seed), steps, seed, progress)
 
 

@@ -90,7 +90,8 @@ class Rows:
         """Raise unless all values are finite; waits for the device."""
         for value in (x.min().item(), x.max().item()):
             if not math.isfinite(value):
-                hint = f" Impute missing numbers: model.impute({name})." * math.isnan(value)
+                hint = f" Models with `missing` set to 'impute' impute NaN: model.impute({name})."
+                hint *= math.isnan(value)
                 raise ValueError(f"`{name}` must be finite; got {value}.{hint}")
 
 

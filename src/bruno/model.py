@@ -21,7 +21,7 @@ from bruno.flow.preprocessing import ColumnScales, Gaussianise, Pixels, Standard
 from bruno.kinds import Kind, kind_of
 from bruno.posterior import Posterior, Samples
 from bruno.process import Evidence, ExchangeableProcess
-from bruno.process.checks import check_type, may_look_at_values
+from bruno.process.checks import check_generator, check_type, may_look_at_values
 
 __all__ = ["Bruno", "Encoded", "Posterior", "Samples"]
 
@@ -86,6 +86,10 @@ class Bruno(nn.Module):
         imputer: Imputer | None = None,
     ) -> None:
         super().__init__()
+        check_type("shape", shape, tuple, list)
+        check_type("flow", flow, Bijection)
+        check_type("process", process, ExchangeableProcess)
+        check_type("preprocessing", preprocessing, Pixels, Standardise)
         self.shape, self.dim = tuple(shape), math.prod(shape)
         if process.dim != self.dim:
             raise ValueError(
@@ -106,10 +110,17 @@ class Bruno(nn.Module):
         return model
 
     @classmethod
-    def from_config(cls, config: ModelConfig) -> Bruno:
-        """Build a model with fresh weights."""
+    def from_config(cls, config: ModelConfig, *, seed: int | None = None) -> Bruno:
+        """Build a model with fresh weights, drawn from torch's global generator.
+
+        With a seed, they are drawn from the seed, and the global generator stays as it is.
+        """
         check_type("config", config, ModelConfig)
         check_size(config)
+        if seed is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)
+                return cls.from_config(config)
         imputer = Imputer(config.shape[0]) if config.missing == "impute" else None
         return cls(
             config.shape,
@@ -135,11 +146,27 @@ class Bruno(nn.Module):
         """The device of the weights."""
         return self.process.mean.device
 
-    def initialise(self, x: ArrayLike, generator: Generator | None = None) -> None:
-        """Initialise the data-dependent parts from elements (*batch, *shape); a second call changes nothing.
+    @torch.no_grad()
+    def fit_preprocessing(self, x: ArrayLike, labels: Int[Tensor, " n"] | Arrays | None = None) -> None:
+        """Fit the preprocessing and the imputer to the training elements (n, *shape); only the first time.
 
-        The data-dependent parts are the scales of weight-normalised layers and, for some preprocessings, the
-        distribution of the values.
+        A logit has nothing to fit. `Gaussianise` learns the distribution of pixels, `Standardise` and
+        `ColumnScales` learn the scales of columns. Rows may have missing numbers, NaN.
+
+        Args:
+            x: all training elements, as a batch may lack rare values.
+            labels: the set of each element, for the imputer; by default all are one set.
+        """
+        x = self.as_elements(x)
+        if isinstance(self.preprocessing, Standardise | Gaussianise):
+            self.preprocessing.fit(x)
+        if self.imputer is not None and not self.imputer.fitted:
+            self.imputer.fit(self.preprocessing(x.double())[0], self._sets_of_rows(x, labels))
+
+    def initialise(self, x: ArrayLike, generator: Generator | None = None) -> None:
+        """Initialise weight-normalised layers from elements (*batch, *shape); a second call changes nothing.
+
+        A preprocessing that was not fitted before (`fit_preprocessing`) is fitted to the same elements.
         """
         x = self.as_elements(x)
         if self.batch_of(x).numel() < 2:
@@ -163,6 +190,7 @@ class Bruno(nn.Module):
             labels: the set of each row; by default all are one set.
             generator: draw the numbers from their distribution; by default, they are its means.
         """
+        check_generator(generator)
         x = as_tensor(x, device=self.device, kind=self.kind)
         if not self.kind.is_images and x.shape[1:] != self.shape:
             raise ValueError(f"`x` must be rows (n, {self.dim}); got shape {tuple(x.shape)}.")
@@ -173,10 +201,23 @@ class Bruno(nn.Module):
                 "`x` must be complete for this model; got missing numbers (NaN). Train it with `missing` set "
                 "to 'impute'."
             )
-        sets = torch.zeros(len(x), dtype=torch.long) if labels is None else as_tensor(labels, "labels")
+        if not self.imputer.fitted:
+            raise ValueError(
+                "`x` must be complete until the imputer is fitted; got missing numbers (NaN). Fit it to the "
+                "training rows: model.fit_preprocessing(rows, labels)."
+            )
         y = self.preprocessing(x.to(self.device).double())[0]
-        filled = self.preprocessing.inverse(self.imputer(y, sets.to(self.device), generator))[0]
+        filled = self.preprocessing.inverse(self.imputer(y, self._sets_of_rows(x, labels), generator))[0]
         return torch.where(x.isnan(), filled.to(x), x)
+
+    def _sets_of_rows(self, x: Tensor, labels: Tensor | Arrays | None) -> Int[Tensor, " n"]:
+        """The set of each row, on the device of the model; 0 if there are no labels."""
+        if labels is None:
+            return torch.zeros(len(x), dtype=torch.long, device=self.device)
+        found = as_tensor(labels, "labels")
+        if found.shape != x.shape[:1]:
+            raise ValueError(f"`labels` must be one number for each of {len(x)} rows; got {len(found)}.")
+        return found.to(self.device)
 
     def encode(self, x: ArrayLike, generator: Generator | None = None, *, validate: bool = True) -> Encoded:
         """Latents of elements (*batch, *shape).
@@ -186,6 +227,7 @@ class Bruno(nn.Module):
             generator: source of the dequantisation noise; ½ is added without one.
             validate: check the values, which waits for the device.
         """
+        check_generator(generator)
         x = self.as_elements(x)
         if validate and may_look_at_values(x):
             self.kind.check(x)
@@ -295,7 +337,7 @@ class Bruno(nn.Module):
         if not self.batch_of(x):
             raise ValueError(
                 f"`x` must be sets (*batch, n, *{self.shape}); got shape {tuple(x.shape)}. "
-                "A set of one element is x.unsqueeze(0)."
+                "A set of one element is [x]."
             )
         if self.imputer is None or not validate:
             return x
@@ -313,7 +355,7 @@ class Bruno(nn.Module):
         if x.shape[x.ndim - axes :] != self.shape or x.ndim < axes:
             hint = ""
             if axes == 3 and x.ndim >= 3 and (*x.shape[-1:], *x.shape[-3:-1]) == self.shape:
-                hint = " Channels come first: x.movedim(-1, -3)."
+                hint = " Channels come first: torch.movedim(x, -1, -3) or np.moveaxis(x, -1, -3)."
             raise ValueError(f"`x` must end in shape {self.shape}; got {tuple(x.shape)}.{hint}")
         if not x.numel():
             raise ValueError(

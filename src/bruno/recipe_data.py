@@ -22,7 +22,6 @@ from bruno.data.datasets import SPLITS, split_by_class, split_dataset
 from bruno.data.frames import read_frame
 from bruno.data.quality import log_columns, warn_of_skipped
 from bruno.files import atomic_write
-from bruno.flow.preprocessing import Standardise
 from bruno.model import Bruno
 
 _log = logging.getLogger(__name__)
@@ -158,13 +157,11 @@ def imputed(examples: Examples, model: Bruno, generator: torch.Generator | None 
 
 def learn_columns(model: Bruno, examples: Examples, seed: int) -> Examples:
     """Fit the scales of columns and the imputer to all rows; return the rows with missing numbers drawn."""
-    if not isinstance(model.preprocessing, Standardise):
+    if model.kind.is_images:
         return examples
-    x, labels = examples.elements.to(model.device), examples.labels.to(model.device)
-    model.preprocessing.fit(x)
+    model.fit_preprocessing(examples.elements, examples.labels)
     if model.imputer is None:
         return examples
-    model.imputer.fit(model.preprocessing(x)[0], labels)
     return imputed(examples, model, torch.Generator().manual_seed(seed))
 
 

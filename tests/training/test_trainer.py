@@ -165,6 +165,58 @@ def test_columns_are_standardised_by_all_rows_not_by_the_first_batch():
     torch.testing.assert_close(model.preprocessing.deviation, rows.double().std(0, correction=0))
 
 
+def test_the_distribution_of_pixels_is_that_of_all_training_images():
+    examples = load_examples("digits")
+    model = fresh(evolve(TINY, levels=17, pixels="gaussianise"))
+    Trainer(model, SetSampler(examples), TrainConfig(steps=1, batch=2, set_size=3)).begin()
+    counts = examples.elements.flatten().long().bincount(minlength=17).double()
+    torch.testing.assert_close(model.preprocessing.shares, 0.99 * counts / counts.sum() + 0.01 / 17)
+
+
+def test_larger_images_give_the_distribution_of_pixels_at_the_size_of_the_model():
+    bright = torch.zeros(20, 1, 16, 16, dtype=torch.uint8)
+    bright[:, :, :8] = 255
+    sampler = SetSampler(Examples(bright, torch.arange(20) // 5, tuple("abcd")))
+    model = fresh(evolve(TINY, pixels="gaussianise"))
+    Trainer(model, sampler, TrainConfig(steps=1, batch=2, set_size=3)).begin()
+    shares = model.preprocessing.shares
+    assert shares[0] == pytest.approx(0.99 * 3 / 8, abs=1e-3)  # rows 3 and 4 of 8 are between black and white
+    assert shares[255] == pytest.approx(0.99 * 3 / 8, abs=1e-3)
+
+
+def machines_with_relations(sets: int = 60, size: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows whose second column is nearly twice the deviation of the first from its mean in the set."""
+    generator = torch.Generator().manual_seed(0)
+    level, deviation = (torch.randn(sets, n, 1, generator=generator) for n in (1, size))
+    rows = torch.cat([level + deviation, 2 * deviation], 2)
+    rows += 0.05 * torch.randn(rows.shape, generator=generator)
+    return rows.flatten(0, 1), torch.arange(sets).repeat_interleave(size)
+
+
+def test_a_loop_of_your_own_fits_the_imputer_to_all_rows():
+    rows, labels = machines_with_relations()
+    model = fresh(ModelConfig((2,), levels=0, flow=FlowConfig("dense", units=8), missing="impute"))
+    names = tuple(map(str, range(int(labels.max()) + 1)))
+    list(
+        train_steps(
+            model, SetSampler(Examples(rows, labels, names)), TrainConfig(steps=1, batch=2, set_size=4)
+        )
+    )
+    holed = rows.clone()
+    holed[::4, 1] = torch.nan
+    error = (model.impute(holed, labels) - rows)[::4, 1]
+    assert error.square().mean().sqrt() < 0.25 * rows[::4, 1].std()
+
+
+def test_rows_with_missing_numbers_are_rejected_until_they_are_imputed():
+    rows, labels = machines_with_relations()
+    rows[3, 1] = torch.nan
+    sampler = SetSampler(Examples(rows, labels, tuple(map(str, range(60)))))
+    model = fresh(ModelConfig((2,), levels=0, flow=FlowConfig("dense", units=8), missing="impute"))
+    with pytest.raises(ValueError, match=r"`sampler` must have complete rows; got missing .*fit_preproc"):
+        Trainer(model, sampler, TrainConfig(steps=1, batch=2, set_size=4))
+
+
 @pytest.mark.slow
 def test_training_on_rows_of_a_table_lowers_bits_per_dim_and_finds_correlation():
     common = torch.randn(30, 1, 4)

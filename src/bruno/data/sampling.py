@@ -65,6 +65,11 @@ class SetSampler:
         """The number of classes, including rotated ones."""
         return len(self.counts) * (4 if self.rotations else 1)
 
+    @property
+    def labels(self) -> Int[Tensor, " n"]:
+        """The class of each element, without rotations."""
+        return torch.arange(len(self.counts), device=self.counts.device).repeat_interleave(self.counts)
+
     def sets(self, batch: int, n: int, generator: Generator) -> Tensor:
         """Draw sets (batch, n, *shape): a class uniformly for each set, then n different elements of it."""
         self.check_draw("batch", batch, n, elements=True)

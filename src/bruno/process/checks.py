@@ -18,7 +18,7 @@ def check_observations(
     if z.ndim < 2:
         raise ValueError(
             f"`{name}` must have shape (*batch, n, dim); got {tuple(z.shape)}. "
-            f"A single observation is {name}.unsqueeze(-2)."
+            f"A single observation is {name}[..., None, :]."
         )
     if dim is not None and z.shape[-1] != dim:
         raise ValueError(f"`{name}` must have {dim} dimensions last; got shape {tuple(z.shape)}.")
@@ -30,10 +30,20 @@ def check_observations(
     return z
 
 
-def check_type(name: str, value: Any, wanted: type) -> None:
-    """Raise unless `value` is an instance of a class of this package."""
+def check_type(name: str, value: Any, *wanted: type) -> None:
+    """Raise unless `value` is an instance of one of the classes."""
     if not isinstance(value, wanted):
-        raise TypeError(f"`{name}` must be of type {wanted.__name__}; got {type(value).__name__}.")
+        names = " or ".join(kind.__name__ for kind in wanted)
+        raise TypeError(f"`{name}` must be of type {names}; got {type(value).__name__}.")
+
+
+def check_generator(generator: Any) -> None:
+    """Raise unless `generator` is None or a generator of torch."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"`generator` must be a torch.Generator; got {type(generator).__name__}. "
+            "One with a seed is torch.Generator().manual_seed(0)."
+        )
 
 
 def check_range(name: str, values: Tensor, valid: Tensor, rule: str) -> None:

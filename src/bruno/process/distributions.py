@@ -12,6 +12,7 @@ from torch import distributions as td
 from torch.distributions.utils import broadcast_all
 
 from bruno.arrays import Arrays, as_tensor
+from bruno.process.checks import check_generator
 
 # Stirling's series from here on, lgamma below: either way the error is below 1e-12.
 _SERIES_FROM = 1e3
@@ -85,6 +86,7 @@ class _Seeded(td.Distribution):
         common: bool = False,
     ) -> Tensor:
         """Like `rsample`, without gradients."""
+        check_generator(generator)
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator, common=common)  # type: ignore[call-arg, arg-type]
 

@@ -103,7 +103,7 @@ class Checkpoints:
             raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no checkpoint.")
         _, tensors, header = _newest_readable(paths, device)
         part = "average." if any(name.startswith("average.") for name in tensors) else "model."
-        model = Bruno.from_config(from_dict(ModelConfig, header.get("config") or {})).to(device)
+        model = Bruno.from_config(from_dict(ModelConfig, header.get("config") or {}), seed=0).to(device)
         weights = {n.removeprefix(part): t for n, t in tensors.items() if n.startswith(part)}
         load_weights(model, weights, self.folder)
         return model.requires_grad_(False), header

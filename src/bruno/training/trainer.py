@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bruno import limits
 from bruno.config import TrainConfig
-from bruno.data.augmentation import augment_sets
+from bruno.data.augmentation import augment_sets, downsample
 from bruno.data.sampling import SetSampler
 from bruno.flow import set_compiled, set_dropout, set_network_dtype, set_recompute
-from bruno.flow.preprocessing import ColumnScales, Standardise, dequantise
+from bruno.flow.preprocessing import ColumnScales, dequantise
 from bruno.model import Bruno
 from bruno.training.cuda_graph import CapturedStep
 from bruno.training.distributed import rank_and_processes
@@ -31,6 +31,8 @@ from bruno.training.schedule import (
     learning_rate_factor,
     make_optimiser,
 )
+
+_AT_A_TIME = 1024  # images that are downsampled at a time
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,8 @@ class Trainer:
             return
         if not self._initialised:
             set_size = min(self.config.set_size, self.sampler.min_count)
-            if self.rank == 0 and isinstance(self.model.preprocessing, Standardise):
-                # All rows are used, as a batch may lack the rare values of a column.
-                self.model.preprocessing.fit(self.sampler.elements.to(self.device))
+            if self.rank == 0:
+                self.model.fit_preprocessing(self._plain_elements(), self.sampler.labels)
             first = self._prepare(self.sampler.sets(self.config.batch, set_size, self.generator))
             if self.rank == 0:
                 self.model.initialise(first)
@@ -288,6 +289,13 @@ class Trainer:
             return self.model.preprocessing.dequantise(x, self.generator)
         return x if x.is_floating_point() else dequantise(x, self.generator)
 
+    def _plain_elements(self) -> Tensor:
+        """All elements, without augmentation, in the shape of the model."""
+        x, shape = self.sampler.elements, self.model.shape
+        if tuple(x.shape[1:]) == shape:
+            return x
+        return torch.cat([downsample(part, (shape[-2], shape[-1])) for part in x.split(_AT_A_TIME)])
+
     def _check_elements(self) -> None:
         """Raise unless the elements fit the model and the augmentation.
 
@@ -309,6 +317,11 @@ class Trainer:
             raise ValueError(
                 f"`train.shift` must be below the height and width of the images, {shape[1]} × {shape[2]}; "
                 f"got {self.config.shift}."
+            )
+        if len(shape) == 1 and bool(self.sampler.elements.isnan().any()):
+            raise ValueError(
+                "`sampler` must have complete rows; got missing numbers (NaN). Fit the imputer and impute "
+                "them before: model.fit_preprocessing(x, labels), then model.impute(x, labels, generator)."
             )
         if self.config.restyle and drawn == shape:
             raise ValueError(
