@@ -13,16 +13,15 @@ import torch
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from bruno.arrays import ArrayLike, as_tensor, is_frame
+from bruno.arrays import ArrayLike
 from bruno.checks import check_at_least, check_count
-from bruno.data.frames import frame_rows
 from bruno.model import Posterior
 from bruno.process import Evidence
 from bruno.signals import StopSignal
 from bruno.streams.codec import decode_latents, encode_latents
 from bruno.streams.encoder import Latents, encoder_of
 from bruno.streams.judgements import Judgements, Rule
-from bruno.streams.rows import check_forgetting, checked_keys, checked_offsets, complete_rows, rounds_of
+from bruno.streams.rows import check_forgetting, checked_elements, checked_keys, checked_offsets, rounds_of
 from bruno.streams.sets import HotSets, capacity_for
 from bruno.streams.store import MEMORY, Excluded, Mark, Store
 from bruno.streams.updates import Updates
@@ -82,9 +81,7 @@ class KeyedDetector:
             check_count("cache", cache)
         if wait is not None and not 0 <= wait < np.inf:
             raise ValueError(f"`wait` must be at least 0 seconds and finite; got {wait}.")
-        self._model, self._kind = trained.model, trained.model.kind
-        self._columns = trained.columns
-        self._imputes = trained.model.imputer is not None
+        self._model, self._columns = trained.model, trained.columns
         self._commit_rows, self.commit_seconds = commit_rows, commit_seconds
         fingerprint = self._model.fingerprint()
         settings = {"window": window, "half_life": half_life, "within": within}
@@ -138,7 +135,7 @@ class KeyedDetector:
             evidence: also return the evidence that each row was judged given.
         """
         names = checked_keys(keys)
-        x, complete = self._checked(x, len(names))
+        x, complete = checked_elements(x, len(names), self._model, self._columns)
         given = checked_offsets(offsets, len(names))
         if ids is not None and len(ids) != len(names):
             raise ValueError(f"`ids` must have {len(names)} names, one for each key; got {len(ids)}.")
@@ -364,25 +361,6 @@ class KeyedDetector:
         count = torch.tensor(round(float(self._sets.count[slot])))
         mean, scatter = (torch.tensor(part[slot]) for part in (self._sets.mean, self._sets.scatter))
         return Posterior(self._model, Evidence(count, mean, scatter).to(self._model.device))
-
-    def _checked(self, x: ArrayLike, n: int) -> tuple[Any, NDArray[np.bool_] | None]:
-        """Rows as float64 in numpy, or images as a tensor, (n, *shape); and which are complete, or None."""
-        shape = self._model.shape
-        if self._kind.is_images:
-            images = as_tensor(x, kind=self._kind)
-            if images.shape != (n, *shape):
-                raise ValueError(f"`x` must have shape {(n, *shape)}; got {tuple(images.shape)}.")
-            return images, None
-        if is_frame(x):
-            x, _ = frame_rows(x, "", self._columns)
-        rows = x if isinstance(x, np.ndarray) else as_tensor(x).detach().cpu().numpy()
-        if rows.shape != (n, *shape) or rows.dtype.kind not in "fiu":
-            raise ValueError(
-                f"`x` must be numbers of shape {(n, *shape)}, one row for each key; got {rows.dtype} of "
-                f"shape {rows.shape}."
-            )
-        rows = rows.astype(np.float64, copy=False)
-        return rows, complete_rows(rows, self._imputes)
 
 
 class _MarkInterrupted:
