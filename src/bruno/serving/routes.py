@@ -30,7 +30,7 @@ class Routes:
     async def score(self, request: Request) -> Response:
         """log p(x | set) − log p(x) of elements: how much more likely they are given the set."""
         asked = parse(request, schemas.ScoreRequest, set=query_of(request).get("set"))
-        name, served = self.service.model(query_of(request).get("model"))
+        name, served = self._model(request)
         x, given, size = await self._elements_and_set(name, asked)
         found = await self.service.run(name, served.score(x, given), size)
         return answer(
@@ -41,7 +41,7 @@ class Routes:
     async def rank(self, request: Request) -> Response:
         """Rank elements by how well they fit a set, the best first."""
         asked = parse(request, schemas.RankRequest, set=query_of(request).get("set"))
-        name, served = self.service.model(query_of(request).get("model"))
+        name, served = self._model(request)
         x, given, size = await self._elements_and_set(name, asked)
         found, order = await self.service.run(name, served.rank(x, given), size)
         best = order[: asked.top]
@@ -53,7 +53,7 @@ class Routes:
     async def sample(self, request: Request) -> Response:
         """More of the same: samples of the next element of a set. `Accept: image/png` for one picture."""
         asked = parse(request, schemas.SampleRequest)
-        name, served = self.service.model(query_of(request).get("model"))
+        name, served = self._model(request)
         if asked.samples > self.service.limits.samples:
             raise RequestError(
                 413, f"`samples` must be at most {self.service.limits.samples}; got {asked.samples}."
@@ -73,7 +73,7 @@ class Routes:
         """Probabilities of classes for elements, and whether they belong to none; each class is a set."""
         ids = query_of(request).getlist("set")
         asked = parse(request, schemas.ClassifyRequest, support={one: one for one in ids} or None)
-        name, served = self.service.model(query_of(request).get("model"))
+        name, served = self._model(request)
         if len(asked.support) < 2:
             raise RequestError(422, f"`support` must have at least two classes; got {len(asked.support)}.")
         sizes = [1 if isinstance(one, str) else len(one) for one in asked.support.values()]
@@ -118,14 +118,14 @@ class Routes:
 
     async def delete_set(self, request: Request) -> Response:
         """Delete a set."""
-        name, served = self.service.model(query_of(request).get("model"))
+        name, served = self._model(request)
         id = checked_id(request)
         once = key_and_digest(request, name, id)
         return answer({"model": name, **await self.service.run(name, served.delete(id, *once))})
 
     async def get_set(self, request: Request) -> Response:
         """The size of a set."""
-        name, served = self.service.model(query_of(request).get("model"))
+        name, served = self._model(request)
         return answer({"model": name, **await self.service.run(name, served.describe(checked_id(request)))})
 
     async def list_sets(self, request: Request) -> Response:
@@ -133,7 +133,7 @@ class Routes:
         after, limit = query_of(request).get("after", ""), query_of(request).get("limit", "100")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MAX_IDS):
             raise RequestError(422, f"`limit` must be from 1 to {_MAX_IDS}; got {limit[:60]!r}.")
-        name, served = self.service.model(query_of(request).get("model"))
+        name, served = self._model(request)
         return answer({"model": name, **await self.service.run(name, served.list(after, int(limit)))})
 
     # --- the service -------------------------------------------------------------------------------------
@@ -150,6 +150,10 @@ class Routes:
 
     # --- parts -------------------------------------------------------------------------------------------
 
+    def _model(self, request: Request) -> tuple[str, ServedModel]:
+        """The model that a request names, and its name; the first model if it names none."""
+        return self.service.model(query_of(request).get("model"))
+
     async def _elements_and_set(self, name: str, asked: schemas.ScoreRequest) -> tuple[Tensor, Given, int]:
         """The elements of a request, its set, and the number of all elements."""
         total = len(asked.elements) + len(asked.given or ())
@@ -164,7 +168,7 @@ class Routes:
 
     async def _change(self, request: Request) -> tuple[str, ServedModel, str, Tensor, tuple[str, bytes]]:
         """The model, the set, the elements, and the key and digest of a request that changes a set."""
-        name, served = self.service.model(query_of(request).get("model"))
+        name, served = self._model(request)
         id = checked_id(request)
         once = key_and_digest(request, name, id)
         asked = parse(request, schemas.ElementsRequest)
