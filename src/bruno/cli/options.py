@@ -39,6 +39,9 @@ DataDir = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:NUMBER, or auto for a GPU if there is one.")]
 Seed = Annotated[int, typer.Option(help="The seed of all random numbers.", callback=check_seed)]
+Given = Annotated[
+    list[Path] | None, typer.Option(help="Your own images or rows, or a folder of them; may be repeated.")
+]
 Invert = Annotated[
     bool | None,
     typer.Option(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bruno.cli.options import (
     DataOptions,
+    Given,
     ModelOptions,
     SkipBad,
     Temperature,
@@ -22,9 +22,7 @@ from bruno.cli.output import show
 def repeat(
     model: ModelOptions,
     data: DataOptions,
-    given: Annotated[
-        list[Path] | None, typer.Option(help="Your own images or rows, or a folder of them; may be repeated.")
-    ] = None,
+    given: Given = None,
     repeats: Annotated[
         str, typer.Option(help="Repeats of an element, such as 1,5 or 480-500; 1 to 20 by default.")
     ] = "",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from bruno.cli.options import (
     DataOptions,
+    Given,
     ModelOptions,
     SkipBad,
     Temperature,
@@ -22,9 +22,7 @@ from bruno.cli.output import print_samples, progress_bar, show
 def sample(
     model: ModelOptions,
     data: DataOptions,
-    given: Annotated[
-        list[Path] | None, typer.Option(help="Your own images or rows, or a folder of them; may be repeated.")
-    ] = None,
+    given: Given = None,
     prior: Annotated[bool, typer.Option("--prior", help="Sample from the prior, given no elements.")] = False,
     samples: Annotated[int, typer.Option(help="Number of samples for each set and prefix.")] = 8,
     sets: Annotated[int | None, typer.Option(help="Sets to draw from the data; 1 by default.")] = None,
