@@ -112,8 +112,8 @@ def test_steps_are_accurate_where_the_papers_recurrence_is_not():
     """beta in float32 at n = 500, c = 0.999: the paper's recurrence even loses the sign."""
     process = StudentTProcess(1, correlation=0.999)
     z = 3 + 0.003 * torch.randn(500, 1)
-    beta = process._quadratic_form(Evidence.of(z), process._parameters_in_double())
-    exact = process._quadratic_form(Evidence.of(z.double()), process._parameters_in_double())
+    beta = process._quadratic_form(Evidence.of(z), process.parameters_in_double())
+    exact = process._quadratic_form(Evidence.of(z.double()), process.parameters_in_double())
     torch.testing.assert_close(beta, exact, rtol=1e-5, atol=0)
     v, rho = process.variance, process.covariance
     published, s, b_before = torch.zeros(1), torch.zeros(1), torch.zeros(1)

@@ -104,7 +104,7 @@ class ScoreLatents(Function):
 
     def _log_prob(self, z: Tensor, evidence: Evidence) -> Float[Tensor, "batch sets"]:
         """log p(z | set) by the predictive in float64; tracing would fix the shapes in `process.log_prob`."""
-        predictive = self.model.process._predictive(evidence, torch.double)
+        predictive = self.model.process.predictive(evidence, dtype=torch.double)
         return predictive.log_prob(z.double().unsqueeze(1)).sum(-1)
 
 

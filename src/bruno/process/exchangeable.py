@@ -94,12 +94,18 @@ class ExchangeableProcess(nn.Module):
     @property
     def covariance(self) -> Float[Tensor, " dim"]:
         """r, the prior covariance of two elements of a set: the variance between sets."""
-        return self._parameters_in_double().r.to(self.mean.dtype)
+        return self.parameters_in_double().r.to(self.mean.dtype)
 
     @property
     def residual_variance(self) -> Float[Tensor, " dim"]:
         """e = v − r, the variance within a set, accurate even when c is close to 1."""
-        return self._parameters_in_double().e.to(self.mean.dtype)
+        return self.parameters_in_double().e.to(self.mean.dtype)
+
+    def parameters_in_double(self) -> Parameters:
+        """m0, r, e and, of a Student-t process, ν − 2, in float64: the parameters in the formulas."""
+        v = self._variance_in_double()
+        logit = self._logit_correlation().double()
+        return Parameters(self.mean.double(), v * logit.sigmoid(), v * (-logit).sigmoid())
 
     def correlated(self, threshold: float) -> Bool[Tensor, " dim"]:
         """Mask of the dimensions whose correlation exceeds a threshold: those informative about a set."""
@@ -107,10 +113,13 @@ class ExchangeableProcess(nn.Module):
 
     # --- densities -------------------------------------------------------------------------------------
 
-    def predictive(self, evidence: Evidence) -> StudentT | Normal:
-        """The distribution of the next element of a set with this evidence, batch shape (*batch, dim)."""
+    def predictive(self, evidence: Evidence, *, dtype: torch.dtype | None = None) -> StudentT | Normal:
+        """The distribution of the next element of a set with this evidence, batch shape (*batch, dim).
+
+        Its numbers have the dtype of the parameters, or the given one.
+        """
         self._check_evidence(evidence)
-        return self._predictive(evidence, self.mean.dtype)
+        return self._predictive(evidence, dtype or self.mean.dtype)
 
     def step_log_prob(
         self,
@@ -223,7 +232,7 @@ class ExchangeableProcess(nn.Module):
     def _first_step(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Float[Tensor, "*any"]:
         if evidence is None:
             evidence = Evidence.empty(self.dim, device=z.device)
-        parameters = self._parameters_in_double()
+        parameters = self.parameters_in_double()
         predict = partial(self._prediction, parameters=parameters, weight=weight)
         inputs = (z, evidence.mean, evidence.scatter, *parameters)
         differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
@@ -245,7 +254,7 @@ class ExchangeableProcess(nn.Module):
         return Prediction(location, inv_scale, constant, power, is_student=excess is not None)
 
     def _steps(self, z: Tensor, evidence: Evidence | None, weight: Tensor) -> Float[Tensor, "*batch n"]:
-        parameters = self._parameters_in_double()
+        parameters = self.parameters_in_double()
         if evidence is None:
             start = Start(
                 torch.zeros((), dtype=torch.long, device=z.device), torch.zeros_like(parameters.mean)
@@ -264,11 +273,6 @@ class ExchangeableProcess(nn.Module):
             spread = parameters.excess if beta is None else parameters.excess + beta
             start = start._replace(spread=spread.to(z.dtype).expand(per_set))
         return step_log_prob(z, start, parameters, weight)
-
-    def _parameters_in_double(self) -> Parameters:
-        v = self._variance_in_double()
-        logit = self._logit_correlation().double()
-        return Parameters(self.mean.double(), v * logit.sigmoid(), v * (-logit).sigmoid())
 
     def _logit_correlation(self) -> Tensor:
         return self.raw_correlation.clamp(_MIN_LOGIT_CORRELATION, _MAX_LOGIT_CORRELATION)

@@ -28,11 +28,11 @@ class GaussianProcess(ExchangeableProcess):
     """
 
     def _predictive(self, evidence: Evidence, dtype: torch.dtype) -> Normal:
-        location, k = self._location_and_variance(evidence, self._parameters_in_double())
+        location, k = self._location_and_variance(evidence, self.parameters_in_double())
         return Normal(location.to(dtype), k.sqrt().to(dtype), validate_args=False)
 
     def _joint(self, evidence: Evidence) -> Tensor:
-        parameters = self._parameters_in_double()
+        parameters = self.parameters_in_double()
         _, r, e, _ = parameters
         count = column(evidence.count)
         volume = count * (2 * math.pi * e).log() + torch.log1p(count * r / e)
@@ -91,7 +91,7 @@ class StudentTProcess(ExchangeableProcess):
         return (2 + self._excess_in_double()).to(self.mean.dtype)
 
     def _predictive(self, evidence: Evidence, dtype: torch.dtype) -> StudentT:
-        parameters = self._parameters_in_double()
+        parameters = self.parameters_in_double()
         location, k = self._location_and_variance(evidence, parameters)
         excess = self._excess_in_double()
         dof = 2 + excess + column(evidence.count)
@@ -99,7 +99,7 @@ class StudentTProcess(ExchangeableProcess):
         return StudentT(dof.to(dtype), location.to(dtype), scale.to(dtype), validate_args=False)
 
     def _joint(self, evidence: Evidence) -> Tensor:
-        parameters = self._parameters_in_double()
+        parameters = self.parameters_in_double()
         _, r, e, _ = parameters
         excess = self._excess_in_double()
         half, count = (2 + excess) / 2, column(evidence.count)
@@ -107,8 +107,8 @@ class StudentTProcess(ExchangeableProcess):
         growth = torch.log1p(self._quadratic_form(evidence, parameters) / excess)
         return log_gamma_step(half, count / 2) - 0.5 * volume - (half + count / 2) * growth
 
-    def _parameters_in_double(self) -> Parameters:
-        return super()._parameters_in_double()._replace(excess=self._excess_in_double())
+    def parameters_in_double(self) -> Parameters:  # noqa: D102
+        return super().parameters_in_double()._replace(excess=self._excess_in_double())
 
     def _excess_in_double(self) -> Tensor:
         return _MIN_DOF_EXCESS + self.raw_dof.double().clamp(max=_MAX_LOG_DOF_EXCESS).exp()

@@ -59,7 +59,7 @@ class RowDensities:
 
     def __init__(self, process: ExchangeableProcess) -> None:
         with torch.no_grad():
-            mean, r, e, excess = process._parameters_in_double()
+            mean, r, e, excess = process.parameters_in_double()
         self.dim = process.dim
         self._mean, self._r, self._e = (part.cpu().numpy() for part in (mean, r, e))
         self._excess = None if excess is None else excess.cpu().numpy()
