@@ -294,6 +294,18 @@ def test_an_out_of_distribution_element_of_a_batch_is_an_outlier_at_any_threshol
     assert [j.seen for j in judged] == [8 if i == 4 else 7 for i in range(9)]
 
 
+@pytest.mark.parametrize("clean", [0, 1, 2, 8])
+def test_every_row_of_a_machine_that_is_out_of_distribution_is_flagged(clean):
+    """A machine that reports in other units has no usable row."""
+    model = Bruno.from_config(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=0)))
+    rows = torch.randn(9, 2).double()
+    model.initialise(rows)
+    rows[clean:] += 99.0
+    judged = judge_batch(model, rows, -math.inf, floor=-50.0)
+    assert [j.out_of_distribution for j in judged] == [j.outlier for j in judged]
+    assert [j.out_of_distribution for j in judged] == [i >= clean for i in range(9)]
+
+
 def test_outliers_of_a_batch_do_not_hide_each_other(learnt_digits, calibration):
     """Four of ten are of one other class: given all others, they fit; given the majority, they do not."""
     model, hidden, found = calibration.model, 0.0, 0.0

@@ -163,9 +163,10 @@ def judge_batch(
     z, log_det = _encoded(model, x, at_least=2)
     log_prob = model.process.log_prob(z) + log_det
     beyond = log_prob < floor
-    beyond = beyond if (~beyond).sum() >= 2 else torch.zeros_like(beyond)
     used = None if count_all else cutoffs or default_cutoffs(threshold)
-    scores, counts = batch_scores(model, z, used, ~beyond)
+    # If hardly any element is usable, scores are given all of them: all are flagged in any case.
+    usable = ~beyond if (~beyond).sum() >= 2 else torch.ones_like(beyond)
+    scores, counts = batch_scores(model, z, used, usable)
     scores = scores - shortfall(log_prob, reference)
     scale = None
     if isinstance(threshold, GroupScores) and criterion == "patches":
