@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import bruno
@@ -161,6 +162,20 @@ def test_out_of_distribution_rows_are_outliers_and_excluded_from_the_evidence(ma
     values = values_of("runs/machines", name)
     assert (values["outliers"], values["out_of_distribution_count"]) == (3, 2)
     assert (sum(values["outlier"]), sum(values["out_of_distribution"])) == (3, 2)
+
+
+def test_rows_like_those_of_the_calibration_are_never_out_of_distribution(machines):
+    """The model expects a far smaller spread than these clean machines have."""
+    generator = np.random.default_rng(1)
+    means = generator.normal(60, 5, (24, 1, 3))
+    rows = ((means + generator.normal(0, 12, (24, 20, 3))) * SCALE).round(3)
+    names = np.repeat([f"w{i:02d}" for i in range(24)], 20)
+    wide = pd.DataFrame(rows.reshape(-1, 3), columns=["heat", "speed", "weight"]).assign(machine=names)
+    trained = bruno.open("runs/machines", device="cpu")
+    clean, new = wide[:240], wide[240:]
+    judged = trained.judge_batch(new, rate=0.2, data=clean).summary
+    assert judged.out_of_distribution == 0
+    assert trained.calibration(clean).groups.usable.all()
 
 
 def test_outliers_are_shown_with_their_unusual_column_and_on_the_page(machines, pictures):

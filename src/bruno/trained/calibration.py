@@ -217,7 +217,7 @@ class CalibrationJobs(TrainedData):
         progress: Progress | None,
     ) -> GroupCalibration:
         clean, other, unseen = sets
-        floor, reference = self._densities(other, generator)
+        floor, reference = self._densities(clean, other, generator)
         encode = partial(
             Groups.of, self.model, floor=floor, generator=generator, ordered=self.has_consecutive_sets
         )
@@ -284,18 +284,20 @@ class CalibrationJobs(TrainedData):
         most = _OTHER_IMAGES if self.model.kind.is_images else _OTHER_ROWS
         return _subsample(_with_two_elements(examples), most, self._generator(0))
 
-    def _densities(self, clean: Examples, generator: Generator) -> tuple[float, float]:
+    def _densities(self, clean: Examples, other: Examples, generator: Generator) -> tuple[float, float]:
         """The log p(x) below which a row is out-of-distribution, and the log p(x) of a typical row.
 
-        Both are −∞ for images, as log p(x) of an image mostly measures how complex it is.
+        A model fits its training rows better than new ones, and far better if it was trained on few sets. So
+        the floor is low enough for the clean rows, too. Both are −∞ for images, as log p(x) of an image
+        mostly measures how complex it is.
         """
         if self.model.kind.is_images:
             return -math.inf, -math.inf
-        sampler = SetSampler(imputed(clean, self.model), device=self.device)
-        return (
-            density_floor(self.model, sampler, generator=generator),
-            reference_density(self.model, sampler, generator=generator),
+        known, new = (
+            SetSampler(imputed(examples, self.model), device=self.device) for examples in (other, clean)
         )
+        floors = (density_floor(self.model, rows, generator=generator) for rows in (known, new))
+        return min(floors), reference_density(self.model, known, generator=generator)
 
 
 def _warn_if_few(found: GroupCalibration) -> None:
