@@ -102,7 +102,7 @@ def test_numbers_measured_on_training_data_are_never_called_held_out(digits, tmp
 
 def test_unseen_elements_of_known_classes_are_reported_as_such(digits, monkeypatch):
     seen = digits.examples("train")
-    monkeypatch.setattr(Trained, "_select", lambda self, split, data, invert: Selection(seen, str(split)))
+    monkeypatch.setattr(Trained, "_select", lambda self, split, **_: Selection(seen, str(split)))
     assert digits.verdict(elements=600).basis == "unseen elements of the training classes"
 
 

@@ -168,7 +168,7 @@ def test_rows_like_those_of_the_calibration_are_never_out_of_distribution(machin
     """The model expects a far smaller spread than these clean machines have."""
     generator = np.random.default_rng(1)
     means = generator.normal(60, 5, (24, 1, 3))
-    rows = ((means + generator.normal(0, 12, (24, 20, 3))) * SCALE).round(3)
+    rows = ((means + generator.normal(0, 4, (24, 20, 3))) * SCALE).round(3)
     names = np.repeat([f"w{i:02d}" for i in range(24)], 20)
     wide = pd.DataFrame(rows.reshape(-1, 3), columns=["heat", "speed", "weight"]).assign(machine=names)
     trained = bruno.open("runs/machines", device="cpu")

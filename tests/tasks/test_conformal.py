@@ -153,3 +153,17 @@ def test_the_lowest_score_is_no_rarer_by_estimate_than_it_is_in_the_groups():
     assert 0.05 <= p[0] < 0.07
     assert p[1] < 0.05
     assert group_scores(6).p_values(np.array([-math.inf]), 1, "estimated")[0] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [15, 30])
+@pytest.mark.parametrize("dof", [3, 8])
+def test_few_groups_with_one_score_at_each_position_are_enough_for_low_rates(groups, dof):
+    """Groups in the order of time have one score at each position: near positions show the tail."""
+    flagged = []
+    for seed in range(40):
+        scores = np.random.default_rng(seed).standard_t(dof, size=(19, groups, 1))
+        known = GroupScores.of(torch.arange(1, 20), torch.from_numpy(scores), 19 * groups)
+        thresholds = [known.threshold(position, 0.01) for position in (1, 5, 10, 19)]
+        flagged.append(stats.t(dof).cdf(thresholds).mean())
+    assert 0.005 < np.mean(flagged) < 0.015

@@ -72,7 +72,7 @@ def density_floor(model: Bruno, sampler: SetSampler, *, generator: Generator, el
 
     It is twice as far below the median as the lowest of `elements` clean elements.
     """
-    log_prob = _some_log_probs(model, sampler, generator, elements)
+    log_prob = random_log_probs(model, sampler, generator, elements)
     return (2 * log_prob.min() - log_prob.median()).item()
 
 
@@ -81,11 +81,12 @@ def reference_density(
     model: Bruno, sampler: SetSampler, *, generator: Generator, elements: int = 1000
 ) -> float:
     """The median log p(x) of clean elements: the reference of `shortfall`."""
-    return _some_log_probs(model, sampler, generator, elements).median().item()
+    return random_log_probs(model, sampler, generator, elements).median().item()
 
 
-def _some_log_probs(
-    model: Bruno, sampler: SetSampler, generator: Generator, elements: int
+@torch.no_grad()
+def random_log_probs(
+    model: Bruno, sampler: SetSampler, generator: Generator, elements: int = 1000
 ) -> Float[Tensor, " n"]:
     """log p(x) of at most `elements` random elements."""
     check_whole("elements", elements)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -28,6 +29,7 @@ LEVELS = 128  # scores that are kept for each group at each position
 _GRID = 128  # levels of the estimated distribution
 _LOWEST_LEVEL = 1e-6
 _BANDWIDTH = 0.25  # of the smoothing over the logarithm of the position
+_NEAR = 0.5  # difference of the logarithm of near positions, for groups in the order of time
 _SHIFTS = 33  # number of shifts that spread the scores of a group, at most
 _LOCATION = 0.1  # the spread of this quantile between groups estimates the spread between new groups
 _TAIL = 0.1  # the excess of this fraction of lowest scores is the scale of the tail below the lowest score
@@ -215,15 +217,32 @@ class GroupScores:
     @cached_property
     def _curves(self) -> Float[np.ndarray, "positions levels"]:
         """Quantiles of the pooled scores, smoothed over positions."""
-        raw = np.stack([self._pooled_quantiles(scores) for scores in self.scores.numpy()])
+        raw = np.stack([self._pooled_quantiles(*drawn) for drawn in self._drawn_scores()])
         places = np.log1p(self.positions.numpy())
         weight = np.exp(-0.5 * ((places[:, None] - places) / _BANDWIDTH) ** 2)
         weight *= (~np.isnan(self.scores.numpy()[:, :, 0])).sum(1)
         smooth = weight @ raw / weight.sum(1, keepdims=True)
         return np.maximum.accumulate(smooth, axis=1)
 
-    def _pooled_quantiles(self, scores: Float[np.ndarray, "groups levels"]) -> Numbers:
-        """Quantiles at `_levels` of an element of a new group.
+    def _drawn_scores(self) -> Iterator[tuple[Float[np.ndarray, "groups levels"], int]]:
+        """The scores at each position, and the number of elements behind them.
+
+        A group in the order of time has one score at each position. Then its scores at near positions are
+        further draws: the mean of the quantiles of so few scores would hide their tail.
+        """
+        scores = self.scores
+        alone = (scores[:, :, 0] == scores[:, :, -1]) | scores[:, :, 0].isnan()
+        if not bool(alone.all()):
+            yield from ((one.numpy(), self.elements) for one in scores)
+            return
+        places = self.positions.double().log1p()
+        for place in places:
+            near = scores[(places - place).abs() <= _NEAR, :, 0].T
+            drawn = self.of(self.positions[:1], near.unsqueeze(0), self.elements).scores[0]
+            yield drawn.numpy(), int((~near.isnan()).sum())
+
+    def _pooled_quantiles(self, scores: Float[np.ndarray, "groups levels"], elements: int) -> Numbers:
+        """Quantiles at `_levels` of an element of a new group, from scores of so many different elements.
 
         The scores of each group are spread by Student-t shifts, because the mean of G groups varies, and a
         new group varies around it. With s the standard deviation of a low quantile between groups, the groups
@@ -240,15 +259,16 @@ class GroupScores:
         spread = scores[:, :, None] + between.std(ddof=1) * math.sqrt(2 / groups) * shifts
         order = np.argsort(spread, axis=None, kind="stable")
         share = np.broadcast_to(weight[:, None] * share, spread.shape).reshape(-1)[order]
-        return self._with_tail(np.interp(self._levels, np.cumsum(share), spread.reshape(-1)[order]))
+        quantiles: Numbers = np.interp(self._levels, np.cumsum(share), spread.reshape(-1)[order])
+        return self._with_tail(quantiles, elements)
 
-    def _with_tail(self, quantiles: Numbers) -> Numbers:
+    def _with_tail(self, quantiles: Numbers, elements: int) -> Numbers:
         """The quantiles, with a heavy tail as an upper limit below the level of one element, 1/(N + 1).
 
         N elements say nothing about rarer scores. The tail is a generalised Pareto distribution that starts
         at the quantile of this level, with the mean excess of the lowest scores as its scale.
         """
-        lowest = 1 / (self.elements + 1)
+        lowest = 1 / (elements + 1)
         start, edge = np.interp([lowest, max(_TAIL, 2 * lowest)], self._levels, quantiles)
         inside = np.interp(np.linspace(lowest, max(_TAIL, 2 * lowest), 64), self._levels, quantiles)
         excess = (self._levels / lowest) ** -_TAIL_SHAPE - 1

@@ -20,7 +20,7 @@ from bruno.data import Examples, SetSampler
 from bruno.data.archives import file_stamp
 from bruno.files import inside
 from bruno.recipe_data import imputed, is_path
-from bruno.tasks.anomaly import density_floor, reference_density
+from bruno.tasks.anomaly import density_floor, random_log_probs, reference_density
 from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
@@ -35,7 +35,7 @@ from bruno.weights import pretrained_calibration_path
 _log = logging.getLogger(__name__)
 
 FILE = "calibration.safetensors"  # in the folder of the results of a model
-_FEW_GROUPS = 10  # with fewer test classes of user data, the validation classes are used, too
+_FEW_GROUPS = 100  # with fewer test classes of user data, the validation classes are used, too
 _TOO_FEW_GROUPS = 5  # with fewer, warn: they hardly show how groups differ, so estimates are cautious
 _MAX_GROUPS = 200  # of images, which take long to encode
 _OTHER_IMAGES, _OTHER_ROWS = (50, 20), (100, 60)  # at most: groups that set the cutoffs, elements of each
@@ -288,16 +288,17 @@ class CalibrationJobs(TrainedData):
         """The log p(x) below which a row is out-of-distribution, and the log p(x) of a typical row.
 
         A model fits its training rows better than new ones, and far better if it was trained on few sets. So
-        the floor is low enough for the clean rows, too. Both are −∞ for images, as log p(x) of an image
-        mostly measures how complex it is.
+        the floor is low enough for the clean rows, too, unless most of them are below it. Both are −∞ for
+        images, as log p(x) of an image mostly measures how complex it is.
         """
         if self.model.kind.is_images:
             return -math.inf, -math.inf
-        known, new = (
-            SetSampler(imputed(examples, self.model), device=self.device) for examples in (other, clean)
-        )
-        floors = (density_floor(self.model, rows, generator=generator) for rows in (known, new))
-        return min(floors), reference_density(self.model, known, generator=generator)
+        known = SetSampler(imputed(other, self.model), device=self.device)
+        floor = density_floor(self.model, known, generator=generator)
+        new = SetSampler(imputed(clean, self.model), device=self.device)
+        if random_log_probs(self.model, new, generator).median() >= floor:  # not in other units
+            floor = min(floor, density_floor(self.model, new, generator=generator))
+        return floor, reference_density(self.model, known, generator=generator)
 
 
 def _warn_if_few(found: GroupCalibration) -> None:
