@@ -13,7 +13,7 @@ from bruno.arrays import ArrayLike, as_tensor, is_frame
 from bruno.checks import check_at_least, check_count
 from bruno.data.columns import MAX_NUMBER
 from bruno.data.frames import frame_rows
-from bruno.model import Bruno
+from bruno.kinds import Images, Kind
 from bruno.streams.codec import NO_OFFSET
 from bruno.tasks.stream_evidence import START
 
@@ -45,21 +45,19 @@ def checked_keys(keys: Sequence[Any] | NDArray[Any]) -> list[str]:
     return names
 
 
-def checked_elements(
-    x: ArrayLike, n: int, model: Bruno, columns: Sequence[str]
-) -> tuple[Any, NDArray[np.bool_] | None]:
+def checked_elements(x: ArrayLike, n: int, kind: Kind, missing: bool) -> tuple[Any, NDArray[np.bool_] | None]:
     """Rows as float64 in numpy, or images as a tensor, (n, *shape); and which are complete, None if all are.
 
-    `columns` are the names of the columns that the model takes from a frame.
+    With `missing`, numbers of rows may be NaN.
     """
-    shape = model.shape
-    if model.kind.is_images:
-        images = as_tensor(x, kind=model.kind)
+    shape = kind.shape
+    if isinstance(kind, Images):
+        images = as_tensor(x, kind=kind)
         if images.shape != (n, *shape):
             raise ValueError(f"`x` must have shape {(n, *shape)}; got {tuple(images.shape)}.")
         return images, None
     if is_frame(x):
-        x, _ = frame_rows(x, "", columns)
+        x, _ = frame_rows(x, "", kind.columns)
     rows = x if isinstance(x, np.ndarray) else as_tensor(x).detach().cpu().numpy()
     if rows.shape != (n, *shape) or rows.dtype.kind not in "fiu":
         raise ValueError(
@@ -67,7 +65,7 @@ def checked_elements(
             f"{rows.shape}."
         )
     rows = rows.astype(np.float64, copy=False)
-    return rows, complete_rows(rows, model.imputer is not None)
+    return rows, complete_rows(rows, missing)
 
 
 def complete_rows(

@@ -81,7 +81,8 @@ class KeyedDetector:
             check_count("cache", cache)
         if wait is not None and not 0 <= wait < np.inf:
             raise ValueError(f"`wait` must be at least 0 seconds and finite; got {wait}.")
-        self._model, self._columns = trained.model, trained.columns
+        self._model, self._kind = trained.model, trained.kind
+        self._imputes = trained.model.imputer is not None
         self._commit_rows, self.commit_seconds = commit_rows, commit_seconds
         fingerprint = self._model.fingerprint()
         settings = {"window": window, "half_life": half_life, "within": within}
@@ -135,7 +136,7 @@ class KeyedDetector:
             evidence: also return the evidence that each row was judged given.
         """
         names = checked_keys(keys)
-        x, complete = checked_elements(x, len(names), self._model, self._columns)
+        x, complete = checked_elements(x, len(names), self._kind, self._imputes)
         given = checked_offsets(offsets, len(names))
         if ids is not None and len(ids) != len(names):
             raise ValueError(f"`ids` must have {len(names)} names, one for each key; got {len(ids)}.")
