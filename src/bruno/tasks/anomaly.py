@@ -165,8 +165,7 @@ def judge_batch(
     log_prob = model.process.log_prob(z) + log_det
     beyond = log_prob < floor
     used = None if count_all else cutoffs or default_cutoffs(threshold)
-    # If hardly any element is usable, scores are given all of them: all are flagged in any case.
-    usable = ~beyond if (~beyond).sum() >= 2 else torch.ones_like(beyond)
+    usable = ~beyond if (~beyond).sum() >= 2 else torch.ones_like(beyond)  # others are flagged in any case
     scores, counts = batch_scores(model, z, used, usable)
     scores = scores - shortfall(log_prob, reference)
     scale = None
