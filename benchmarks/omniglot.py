@@ -145,7 +145,8 @@ def card(name: str) -> str:
         ["---"] * 4,
         *zip(MEASURED, whole, rounded, without_noise, strict=False),
     ]
-    about = {"title": name, "numbers": markdown(lines), "minutes": whole[-2], "steps": whole[-1]}
+    minutes = numbers(name, RESULTS / name)[-2]
+    about = {"title": name, "numbers": markdown(lines), "minutes": f"{minutes:.1f}", "steps": whole[-1]}
     about["commit"] = read_about(WEIGHTS / f"{name}.safetensors")["provenance"]["commit"]
     about["hardware"] = f"one NVIDIA H200, which {SHARING[name]} runs shared"
     about["training"] = PRETRAINED[name]
