@@ -354,6 +354,15 @@ def test_initialising_from_data_happens_once():
     assert model.fingerprint() == before
 
 
+def test_latents_can_be_arrays():
+    model = trained(MODELS["8×8"])
+    z = torch.randn(3, 64, dtype=torch.double)
+    for form in (z.numpy(), z.tolist()):
+        torch.testing.assert_close(model.decode_samples(form).x, model.decode_samples(z).x)
+    with pytest.raises(ValueError, match=r"`z` must end in 64 dimensions; got shape \(3, 5\)"):
+        model.decode_samples(z[:, :5].numpy())
+
+
 def test_latents_convert_to_arrays():
     encoded = Bruno.from_config(MODELS["vector of 7"]).encode(torch.randn(3, 7))
     found = encoded.numpy()

@@ -275,9 +275,6 @@ class Bruno(nn.Module):
 
     def decode(self, z: Float[Tensor, "*batch dim"] | Arrays) -> Float[Tensor, "*batch_and_shape"]:
         """Elements from latents, in the range of the data."""
-        z = as_tensor(z, "z", device=self.device)
-        if z.shape[-1:] != (self.dim,):
-            raise ValueError(f"`z` must end in {self.dim} dimensions; got shape {tuple(z.shape)}.")
         return self.decode_samples(z).x
 
     def log_prob(
@@ -325,8 +322,11 @@ class Bruno(nn.Module):
         """Whether this model and another one have the same latents."""
         return other is self or other.fingerprint() == self.fingerprint()
 
-    def decode_samples(self, z: Tensor) -> Samples:
+    def decode_samples(self, z: Float[Tensor, "*batch dim"] | Arrays) -> Samples:
         """Elements from latents, clamped to the range of the data as latents far in the tail may overflow."""
+        z = as_tensor(z, "z", device=self.device)
+        if z.shape[-1:] != (self.dim,):
+            raise ValueError(f"`z` must end in {self.dim} dimensions; got shape {tuple(z.shape)}.")
         y, _ = self.flow.inverse(z.reshape(-1, self.dim).to(self.process.mean.dtype))
         x, outside = self.preprocessing.clamped(self.preprocessing.inverse(y)[0])
         return Samples(x.reshape(*z.shape[:-1], *self.shape), int(outside.sum()), self.levels)

@@ -220,3 +220,11 @@ def test_ordered_pairs_of_a_large_class_are_equally_likely(examples, monkeypatch
     torch.testing.assert_close(often[apart].double(), torch.full((20,), 3000.0).double(), atol=220, rtol=0)
     everything = sampler.distinct(torch.arange(5), 4, seeded()) - sampler.starts.unsqueeze(1)
     assert sorted(everything[0].tolist()) == [0, 1, 2, 3]  # the whole smallest class
+
+
+def test_drawn_sets_and_episodes_convert_to_arrays(examples):
+    sampler = SetSampler(examples)
+    drawn = sampler.episodes(2, 3, 2, seeded()), sampler.contaminated(2, 4, 0.25, seeded())
+    for tensors in drawn:
+        for name, array in tensors.numpy().items():
+            np.testing.assert_array_equal(array, getattr(tensors, name).numpy())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Generator, Tensor
 
 from bruno import limits
-from bruno.arrays import Arrays, as_tensor
+from bruno.arrays import Arrays, as_tensor, fields_to_numpy
 from bruno.checks import check_whole
 from bruno.data.examples import Examples
 
@@ -23,12 +23,20 @@ class Episodes(NamedTuple):
     support: Tensor  # (batch, way, shot, *shape)
     query: Tensor  # (batch, way, *shape)
 
+    def numpy(self) -> dict[str, Any]:
+        """The fields by name as numpy arrays."""
+        return fields_to_numpy(self._asdict())
+
 
 class ContaminatedSets(NamedTuple):
     """Sets of one class in which some elements are replaced by outliers, elements of other classes."""
 
     x: Tensor  # (batch, n, *shape)
     outlier: Bool[Tensor, "batch n"]
+
+    def numpy(self) -> dict[str, Any]:
+        """The fields by name as numpy arrays."""
+        return fields_to_numpy(self._asdict())
 
 
 class SetSampler:
