@@ -214,6 +214,18 @@ def test_the_floor_is_twice_as_far_below_the_median_as_the_lowest_clean_element(
     assert floor == pytest.approx((known[0] - (known[20] - known[0])).item())
 
 
+@pytest.mark.parametrize(("spread", "lower"), [(0.5, False), (2.0, True), (99.0, False)])
+def test_the_floor_is_as_low_as_for_clean_elements_unless_most_of_them_are_below_it(spread, lower):
+    model = Bruno.from_config(ModelConfig((2,), levels=0, flow=FlowConfig("dense", couplings=0)))
+    rows, label = torch.randn(41, 2).double(), torch.zeros(41, dtype=torch.long)
+    model.initialise(rows)
+    trained, clean = (SetSampler(Examples(x, label, ("a",))) for x in (rows, spread * torch.randn(41, 2)))
+    floor = density_floor(model, trained, generator=seeded(), clean=clean)
+    assert (floor < density_floor(model, trained, generator=seeded())) == lower
+    if lower:
+        assert floor == density_floor(model, clean, generator=seeded())
+
+
 def test_a_calibrated_detector_finds_outliers_with_few_false_alarms(learnt_digits, calibration):
     x = with_last_of_another_class(learnt_digits, 15, 10)
     detector = calibrated(calibration)

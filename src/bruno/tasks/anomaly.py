@@ -67,13 +67,27 @@ def _encoded(model: Bruno, x: ArrayLike, at_least: int) -> Encoded:
 
 
 @torch.no_grad()
-def density_floor(model: Bruno, sampler: SetSampler, *, generator: Generator, elements: int = 1000) -> float:
+def density_floor(
+    model: Bruno,
+    sampler: SetSampler,
+    *,
+    generator: Generator,
+    clean: SetSampler | None = None,
+    elements: int = 1000,
+) -> float:
     """The log p(x) below which an element is out-of-distribution, such as the output of a broken sensor.
 
-    It is twice as far below the median as the lowest of `elements` clean elements.
+    It is twice as far below the median as the lowest of `elements` training elements. A model fits elements
+    better that it was trained on, and far better if it was trained on few sets. So the floor is as low as for
+    `clean` elements, too, unless most of them are below it, like those in other units.
     """
-    log_prob = random_log_probs(model, sampler, generator, elements)
-    return (2 * log_prob.min() - log_prob.median()).item()
+    log_prob = _random_log_probs(model, sampler, generator, elements)
+    floor = 2 * log_prob.min() - log_prob.median()
+    if clean is not None:
+        log_prob = _random_log_probs(model, clean, generator, elements)
+        if log_prob.median() >= floor:
+            floor = torch.minimum(floor, 2 * log_prob.min() - log_prob.median())
+    return floor.item()
 
 
 @torch.no_grad()
@@ -81,11 +95,10 @@ def reference_density(
     model: Bruno, sampler: SetSampler, *, generator: Generator, elements: int = 1000
 ) -> float:
     """The median log p(x) of clean elements: the reference of `shortfall`."""
-    return random_log_probs(model, sampler, generator, elements).median().item()
+    return _random_log_probs(model, sampler, generator, elements).median().item()
 
 
-@torch.no_grad()
-def random_log_probs(
+def _random_log_probs(
     model: Bruno, sampler: SetSampler, generator: Generator, elements: int = 1000
 ) -> Float[Tensor, " n"]:
     """log p(x) of at most `elements` random elements."""

@@ -117,7 +117,7 @@ def measure_planted_faults(
         )
     train, test = train.with_at_least(size), test.with_at_least(size)
     distance = RobustDistance.of(model, train)
-    judges = {"model": _score_of(model, train, generator), "baseline": distance.scores}
+    judges = {"model": _score_of(model, train, test, generator), "baseline": distance.scores}
     sets = max(len(test.names), min(_MAX_SETS, rows // size))
     classes = torch.arange(sets) % len(test.names)
     own = _draw(test, classes, size, generator).to(model.device)
@@ -178,11 +178,14 @@ class RobustDistance:
         return distance
 
 
-def _score_of(model: Bruno, train: Examples, generator: Generator) -> Callable[[Tensor], Tensor]:
+def _score_of(
+    model: Bruno, train: Examples, test: Examples, generator: Generator
+) -> Callable[[Tensor], Tensor]:
     """A function from sets (sets, n, dim) to −score of each row, +∞ for rows that are out-of-distribution."""
     some = train.of_classes(range(min(_CUTOFF_CLASSES, len(train.names))))
     sampler = SetSampler(some, device=model.device)
-    floor = density_floor(model, sampler, generator=generator)
+    clean = SetSampler(test, device=model.device)
+    floor = density_floor(model, sampler, generator=generator, clean=clean)
     reference = reference_density(model, sampler, generator=generator)
     cutoffs = fixed_cutoffs(model, Groups.of(model, some, floor=floor, generator=generator))
 

@@ -20,7 +20,7 @@ from bruno.data import Examples, SetSampler
 from bruno.data.archives import file_stamp
 from bruno.files import inside
 from bruno.recipe_data import imputed, is_path
-from bruno.tasks.anomaly import density_floor, random_log_probs, reference_density
+from bruno.tasks.anomaly import density_floor, reference_density
 from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.conformal import GroupScores
@@ -287,18 +287,17 @@ class CalibrationJobs(TrainedData):
     def _densities(self, clean: Examples, other: Examples, generator: Generator) -> tuple[float, float]:
         """The log p(x) below which a row is out-of-distribution, and the log p(x) of a typical row.
 
-        A model fits its training rows better than new ones, and far better if it was trained on few sets. So
-        the floor is low enough for the clean rows, too, unless most of them are below it. Both are −∞ for
-        images, as log p(x) of an image mostly measures how complex it is.
+        Both are −∞ for images, as log p(x) of an image mostly measures how complex it is.
         """
         if self.model.kind.is_images:
             return -math.inf, -math.inf
-        known = SetSampler(imputed(other, self.model), device=self.device)
-        floor = density_floor(self.model, known, generator=generator)
-        new = SetSampler(imputed(clean, self.model), device=self.device)
-        if random_log_probs(self.model, new, generator).median() >= floor:  # not in other units
-            floor = min(floor, density_floor(self.model, new, generator=generator))
-        return floor, reference_density(self.model, known, generator=generator)
+        known, new = (
+            SetSampler(imputed(examples, self.model), device=self.device) for examples in (other, clean)
+        )
+        return (
+            density_floor(self.model, known, generator=generator, clean=new),
+            reference_density(self.model, known, generator=generator),
+        )
 
 
 def _warn_if_few(found: GroupCalibration) -> None:
