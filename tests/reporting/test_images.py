@@ -113,6 +113,13 @@ def test_a_contact_sheet_shows_rank_and_score_below_each_image(decode):
     assert columns.max() < sheet.shape[1] - 8  # nothing is cut off
 
 
+def test_a_contact_sheet_may_have_more_images_in_the_query_than_found(decode):
+    few, many = IMAGES[:1], IMAGES.expand(3, 1, 8, 8).repeat(4, 1, 1, 1)
+    sheet = decode(contact_sheet(many, few, [2.0], columns=6))
+    assert sheet.size == decode(contact_sheet(many, many[:6], [2.0] * 6, columns=6)).size
+    assert decode(contact_sheet(many, many[:0], [])).width == decode(contact_sheet(many, few, [2.0])).width
+
+
 def test_a_contact_sheet_of_many_images_is_bounded_and_one_image_is_small(decode):
     few, many = torch.zeros((20, 1, 8, 8), dtype=torch.uint8), torch.zeros((300, 1, 8, 8), dtype=torch.uint8)
     largest = decode(contact_sheet(few, many[:200], [1.0] * 200))

@@ -153,13 +153,16 @@ def contact_sheet(
         _title("found", len(found), _FOUND) + ": rank, score (nats)",
     )
     query, found = query[: 2 * columns], found[:_FOUND]
-    labels = [(str(i), minus(f"{score:+.1f}")) for i, score in enumerate(scores, start=1)]
+    labels = [
+        (str(rank), minus(f"{score:+.1f}"), INK if score > 0 else _PALE)
+        for rank, score in enumerate(scores, start=1)
+    ]
     high, wide = query.shape[-2:]
     factor = max(1, min(_LARGEST, (_WIDTH - columns * _GAP) // columns) // max(high, wide))
-    text = math.ceil(max((font.getlength("  ".join(label)) for label in labels), default=0))
+    text = math.ceil(max((font.getlength("  ".join(label[:2])) for label in labels), default=0))
     cell_width, image_height = max(factor * wide, text) + _GAP, factor * high
     parts = [
-        (titles[0], query, image_height + _GAP, [("", "")] * len(query)),
+        (titles[0], query, image_height + _GAP, [("", "", INK)] * len(query)),
         (titles[1], found, image_height + line + 4, labels[:_FOUND]),
     ]
     heights = [line + math.ceil(len(images) / columns) * cell_height for _, images, cell_height, _ in parts]
@@ -168,7 +171,7 @@ def contact_sheet(
     pen, top = ImageDraw.Draw(sheet), 0
     for (title, images, cell_height, captions), height in zip(parts, heights, strict=True):
         pen.text((_GAP, top + line / 2), title, INK, font, anchor="lm")
-        for i, (image, (rank, score)) in enumerate(zip(images, captions, strict=True)):
+        for i, (image, (rank, score, colour)) in enumerate(zip(images, captions, strict=True)):
             left, up = _GAP + i % columns * cell_width, top + line + i // columns * cell_height
             pixels = image.cpu().movedim(0, -1).contiguous().numpy()
             sheet.paste(_enlarged(pixels, factor), (left, up))
@@ -176,7 +179,7 @@ def contact_sheet(
             pen.rectangle(
                 (left - 1, up - 1, left + factor * wide, up + image_height), outline=(BACKGROUND,) * 3
             )
-            below, colour = up + image_height + line / 2, INK if scores[i] > 0 else _PALE
+            below = up + image_height + line / 2
             pen.text((left, below), rank, _PALE, font, anchor="lm")
             pen.text((left + cell_width - _GAP, below), score, colour, font, anchor="rm")
         top += height
