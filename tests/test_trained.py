@@ -19,7 +19,7 @@ from bruno.data import Examples, load_examples
 from bruno.reporting.summaries import summarise
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.groups import Groups
-from bruno.trained import Trained, UnfamiliarDataWarning, export
+from bruno.trained import Trained, UnfamiliarDataWarning, export, results_folder
 
 UNSEEN = ("2", "5", "8")
 
@@ -84,6 +84,30 @@ def test_a_model_is_opened_from_its_run_its_file_and_its_name(trained, tmp_path)
     assert pretrained.is_pretrained
     assert pretrained.model.fingerprint() == bruno.pretrained("omniglot").fingerprint()
     assert pretrained.unseen == "test"  # trained on trainval
+
+
+def test_results_of_a_model_file_are_not_written_among_the_users_files(digits_model, tmp_path):
+    file, beside = tmp_path / "icons.safetensors", tmp_path / "icons-results"
+    bruno.save(digits_model, file)
+    written(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), tmp_path / "icons" / "arrow")
+    opened = bruno.open(file)
+    assert opened.folder == results_folder(file) == beside
+    assert opened.calibration_path == beside / "calibration.safetensors"
+    assert opened.calibration_command == f"bruno calibrate {file} CLEAN"
+
+
+def test_results_of_a_model_file_stay_in_the_folder_that_has_its_results(digits_model, tmp_path, monkeypatch):
+    bruno.save(digits_model, tmp_path / "icons.safetensors")
+    for name in ("icons", "icons/results"):
+        (tmp_path / name).mkdir()
+        assert results_folder(tmp_path / "icons.safetensors") == tmp_path / "icons"
+    for name in ("calibration.safetensors", "report.html", "sets.db", "sets.db-wal", ".lock"):
+        (tmp_path / "icons" / name).touch()
+        assert results_folder(tmp_path / "icons.safetensors") == tmp_path / "icons"
+    monkeypatch.chdir(tmp_path)
+    assert results_folder("icons.safetensors") == Path("icons")
+    (tmp_path / "icons" / "1.png").touch()
+    assert results_folder("icons.safetensors") == Path("icons-results")
 
 
 def test_a_model_that_does_not_exist_is_an_error(trained):
@@ -595,6 +619,8 @@ def test_few_classes_of_images_are_calibrated_on_all_that_were_not_trained_on(tm
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model"])
-def test_the_command_that_calibrates_names_the_model_file(digits_model, tmp_path, name):
+def test_the_command_that_calibrates_names_the_model_file(digits_model, tmp_path, monkeypatch, name):
     bruno.save(digits_model, tmp_path / name)
     assert bruno.open(tmp_path / name).calibration_command == f"bruno calibrate {tmp_path / name} CLEAN"
+    monkeypatch.chdir(tmp_path)
+    assert bruno.open(name).calibration_command == f"bruno calibrate {name} CLEAN"

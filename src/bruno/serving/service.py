@@ -21,9 +21,9 @@ from bruno.serving.steps import Job
 from bruno.streams.store import MEMORY
 from bruno.trained import Trained
 from bruno.trained import open as open_trained
+from bruno.trained.files import STORE
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_STORE = "sets.db"  # in the folder of a model
 
 Models = Mapping[str, Trained | str | Path] | Sequence[str | Path]
 
@@ -152,4 +152,4 @@ def _store_of(name: str, trained: Trained, store: str | Path | None) -> str | Pa
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`store` must be a folder; {folder} is a file.")
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / (_STORE if store is None else f"{name}.db")
+    return folder / (STORE if store is None else f"{name}.db")

@@ -107,8 +107,8 @@ class TrainedData(TrainedModel):
         if self.is_pretrained:
             name = self.folder.name.removeprefix("pretrained-")
         elif not (self.folder / "recipe.json").is_file():
-            file = name.removesuffix("-results")  # see `results_folder`
-            name = file if Path(file).is_file() else f"{name}.safetensors"
+            source = Path(self.model.source or f"{name}.safetensors")  # the model file
+            name = str(source.relative_to(Path.cwd()) if source.is_relative_to(Path.cwd()) else source)
         return f"bruno calibrate {name} {'CLEAN' if self.kind.is_images else 'CLEAN.csv'}"
 
     @cached_property

@@ -6,12 +6,17 @@ from pathlib import Path
 
 from bruno.checkpoint import load_with_metadata
 from bruno.config import Recipe, from_dict
+from bruno.data.archives import is_hidden
 from bruno.devices import resolve_device
 from bruno.files import check_regular
 from bruno.settings import nearest
+from bruno.trained.calibration import FILE
 from bruno.trained.jobs import Trained
 from bruno.training import Run
 from bruno.weights import pretrained_names, pretrained_path
+
+STORE = "sets.db"  # of the sets of a service, in the folder of the results of a model
+_OURS = ("results", FILE, "report.html", STORE, f"{STORE}-shm", f"{STORE}-wal")  # all else is the user's
 
 
 def open(
@@ -77,14 +82,26 @@ def export(
 
 
 def results_folder(path: str | Path) -> Path:
-    """The folder for the results of a model: its run folder, or a folder beside its file."""
+    """The folder for the results of a model: its run folder, or a folder beside its file.
+
+    Beside NAME.safetensors, this is NAME/, unless that has other files than results, such as images; results
+    among class folders would become a class. Then it is NAME-results/.
+    """
     name = _checked_name(path)
     if _is_pretrained(name):
         return Path("runs") / f"pretrained-{name}"
     path = Path(path) if Path(path).name else Path(path).resolve()  # "." has no name
     if not path.is_file():
         return path
-    return path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-results")
+    folder = path.with_suffix("")
+    return folder if _is_for_results(folder) else path.with_name(f"{folder.name}-results")
+
+
+def _is_for_results(folder: Path) -> bool:
+    """Whether a folder is new, or has nothing but results of a model."""
+    if not folder.is_dir():
+        return not folder.exists()
+    return all(path.name in _OURS or is_hidden(path.name) for path in folder.iterdir())
 
 
 def _checked_name(path: str | Path) -> str:
