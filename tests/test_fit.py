@@ -13,8 +13,10 @@ import torch
 from attrs import evolve
 
 import bruno
+from bruno.data import load_examples
 from bruno.devices import resolve_device
 from bruno.fit import TrainingInterrupted, with_settings
+from bruno.tasks import Familiarity
 from bruno.training import Run
 from bruno.training.step_cost import ElementCost
 from bruno.training.trainer import Trainer
@@ -36,6 +38,21 @@ def test_a_trained_model_is_the_one_that_is_opened_later(tiny):
     assert opened.recipe == tiny.recipe
     assert opened.folder == tiny.folder
     assert not any(parameter.requires_grad for parameter in tiny.model.parameters())
+
+
+def test_a_model_knows_how_likely_images_of_held_out_classes_are(tiny, tmp_path):
+    held_out = load_examples("digits", "validation").elements
+    expected = Familiarity(tiny.model).measure(held_out)
+    shutil.copy(tiny.folder / "model.safetensors", tmp_path / "moved.safetensors")
+    tuned = bruno.finetune(tiny, tmp_path / "tuned", steps=1, episodes=2, way=2, trials=0).trained
+    again = bruno.open(tiny.folder).export(tmp_path / "exported.safetensors")
+    for found in (tiny, *map(bruno.open, (tiny.folder, tmp_path / "moved.safetensors", again))):
+        assert found.about["familiarity"] == pytest.approx(expected, rel=1e-4)
+        assert found.familiarity.check(held_out) == ""
+    assert tuned.about["familiarity"] == pytest.approx(Familiarity(tuned.model).measure(held_out), rel=1e-4)
+    shutil.copytree(tiny.folder, tmp_path / "damaged")
+    (tmp_path / "damaged" / "notes.json").write_text("[")
+    assert bruno.open(tmp_path / "damaged").about.keys() == {"recipe", "provenance"}
 
 
 def test_training_leaves_the_global_generator_as_it_was(tmp_path):

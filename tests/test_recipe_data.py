@@ -1,6 +1,7 @@
 """The examples of a recipe's splits, and a recipe that fits them."""
 
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,19 @@ def test_selected_classes_limit_training_but_not_held_out_splits():
     data = RecipeData(recipe("digits", classes=("0", "1")))
     assert data.split("train").names == ("0", "1")
     assert data.split("test").names == ("2", "5", "8")
+
+
+def test_held_out_classes_are_those_that_training_does_not_use(images):
+    assert RecipeData(load_recipe("digits")).held_out().names == ("2", "5", "8")
+    own = RecipeData(recipe(str(images), size=8))
+    assert {*own.held_out().names, *own.training().names} == set(own.split("all").names)
+    assert not set(own.held_out().names) & set(own.training().names)
+    assert (
+        RecipeData(recipe(str(images), size=8, split="trainval")).held_out().names == own.split("test").names
+    )
+    for name in own.split("all").names[2:]:
+        shutil.rmtree(images / name)
+    assert RecipeData(recipe(str(images), size=8)).held_out() is None  # every split has both classes
 
 
 def test_training_may_use_images_in_their_original_size(images):

@@ -186,10 +186,12 @@ def test_elements_of_another_shape_are_errors(trained, source, message):
         trained.read(source)
 
 
-def test_images_unlike_training_images_raise_a_warning(trained):
+def test_images_unlike_training_images_raise_a_warning(trained, unseen):
     noise = torch.randint(0, 17, (4, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    with pytest.warns(UnfamiliarDataWarning, match=r"unlike the training images: .*`invert`"):
+    with pytest.warns(UnfamiliarDataWarning, match=r"unlike the training images: .*a model of their own"):
         trained.read(noise)
+    with pytest.warns(UnfamiliarDataWarning, match=r"unlike the training images: .*`invert`"):
+        trained.read(16 - unseen.elements)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnfamiliarDataWarning)
         trained.read(noise)

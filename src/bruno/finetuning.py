@@ -128,8 +128,8 @@ def finetune(
     with process_group(str(before.device)):
         if not explicit & {"train.episodes", "train.batch", "train.shared"}:
             recipe = _with_sized_steps(recipe, model, examples, data, explicit, run if resume else None)
-        model = run_training(run, recipe, model, examples, resume, None, save_every, progress)
-    after = Trained(model, recipe, run.folder, data_dir=before.data_dir, data=data.with_recipe(recipe))
+        data = data.with_recipe(recipe)
+        after = run_training(run, data, model, examples, resume, None, save_every, progress)
     if held_out is None:
         return FineTuned(after, None, unseen)
     comparison = _compared(before, after, held_out, split or unseen, trials, compare_progress)

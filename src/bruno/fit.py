@@ -6,6 +6,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from bruno.data.quality import (
 from bruno.devices import process_group, resolve_device
 from bruno.flow.preprocessing import ColumnScales
 from bruno.model import Bruno
+from bruno.provenance import provenance
 from bruno.recipe_data import (
     RecipeData,
     fitted_to,
@@ -38,7 +40,7 @@ from bruno.recipe_data import (
     learn_columns,
     with_absolute_path,
 )
-from bruno.tasks import measure_bits_per_dim
+from bruno.tasks import Familiarity, measure_bits_per_dim
 from bruno.trained import Trained
 from bruno.training import LogEntry, Run, Trainer
 from bruno.training.step_cost import suitable_steps
@@ -123,8 +125,8 @@ def train(
         measure = _validation(recipe, data, model, validation_sets)
         if measure and not resume and not explicit & {"train.steps", "train.minutes"}:
             recipe = _with_suitable_steps(recipe, data, model, examples, measure)
-        model = run_training(run, recipe, model, examples, resume, measure, save_every, progress)
-    return Trained(model, recipe, run.folder, data_dir=data_dir, data=data.with_recipe(recipe))
+        data = data.with_recipe(recipe)
+        return run_training(run, data, model, examples, resume, measure, save_every, progress)
 
 
 def _named_recipe(recipe: Recipe | str | Path) -> tuple[str, Recipe]:
@@ -210,24 +212,37 @@ def without_frame(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 def run_training(
     run: Run,
-    recipe: Recipe,
+    data: RecipeData,
     model: Bruno,
     examples: Examples,
     resume: bool,
     measure: Callable[[Bruno], float] | None,
     save_every: float,
     progress: Callable[[LogEntry], None] | None,
-) -> Bruno:
-    """Train to the end and return the model, frozen, with its moving average if it has one."""
+) -> Trained:
+    """Train to the end and return the model, frozen, with its moving average if it has one, and its data."""
+    recipe = data.recipe
     sampler = SetSampler(examples, rotations=recipe.data.rotations, device=model.device)
     trainer = Trainer(model, sampler, recipe.train)
-    entries = run.fit(trainer, recipe, resume=resume, measure=measure, save_every=save_every)
+    describe = partial(_described, data=data) if model.kind.is_images else None
+    entries = run.fit(
+        trainer, recipe, resume=resume, measure=measure, describe=describe, save_every=save_every
+    )
     _watch(entries, trainer, progress)
     if run.stop_signal:
         raise TrainingInterrupted(run.stop_signal, trainer.index, run.folder)
     model = trainer.trained().requires_grad_(False)
     model.source = str(run.folder.resolve())
-    return model
+    about = run.notes | {"recipe": to_dict(recipe), "provenance": provenance(recipe.train.seed)}
+    return Trained(model, recipe, run.folder, data_dir=data.data_dir, data=data, about=about)
+
+
+def _described(model: Bruno, data: RecipeData) -> dict[str, Any]:
+    """How likely images of held-out classes are, with which `Familiarity` compares other images."""
+    held_out = data.held_out()
+    if held_out is None:
+        return {}
+    return {"familiarity": Familiarity(model).measure(held_out.with_levels(model.levels).elements)}
 
 
 def _watch(

@@ -82,6 +82,16 @@ class RecipeData:
         """The examples to train on; with `data.original` in their original size, downsampled in each step."""
         return self.split(self.recipe.data.split, original=self.recipe.data.original)
 
+    def held_out(self) -> Examples | None:
+        """The examples of the classes that training does not use; None if there are none.
+
+        Of user data, these are the classes of all held-out splits.
+        """
+        found = self.split("all" if is_path(self.recipe.data.name) else unseen_split(self.recipe))
+        trained_on = set(self.split(self.recipe.data.split).names)
+        new = [i for i, name in enumerate(found.names) if name not in trained_on]
+        return found.of_classes(new) if new else None
+
     def _read(self, original: bool) -> Examples:
         if original in self._examples:
             return self._examples[original]

@@ -68,6 +68,34 @@ def test_unlikely_images_of_the_right_brightness_are_unfamiliar(digits_model, un
     assert "bits/dim" in familiarity.check(shuffled)
 
 
+def test_images_as_likely_as_held_out_images_are_familiar(digits_model, unseen_digits):
+    rare = unseen_digits.elements.roll(2, dims=3)
+    assert "samples of the model at most" in Familiarity(digits_model).check(rare)
+    held_out = Familiarity(digits_model).measure(rare[::2])
+    familiarity = Familiarity(digits_model, held_out)
+    assert familiarity.check(rare[1::2]) == ""
+    assert f"held-out images at most {held_out['most']:.1f}" in familiarity.check(16 - rare)
+    # Held-out images that are likelier than samples do not make the check stricter.
+    usual = Familiarity(digits_model, {"median": 0.1, "most": 0.2})
+    assert usual.check(unseen_digits.elements) == ""
+
+
+@pytest.mark.parametrize("kept", [None, "text", [1.0], {}, {"median": 1.0}, {"median": "a", "most": 2.0}])
+def test_kept_numbers_that_are_not_valid_are_ignored(digits_model, unseen_digits, kept):
+    noise = torch.randint(17, (20, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    assert "samples of the model" in Familiarity(digits_model, kept).check(noise)
+
+
+def test_images_may_be_inverted_if_that_would_make_them_familiar(
+    familiarity, digits_model, unseen_digits, images
+):
+    digits = Familiarity(digits_model)  # does not record the brightness of its training images
+    assert digits.may_be_inverted(16 - unseen_digits.elements)
+    shuffled = unseen_digits.elements.flatten(1)[:, torch.randperm(64)].view(-1, 1, 8, 8)
+    assert not digits.may_be_inverted(shuffled)
+    assert familiarity.may_be_inverted(255 - images)
+
+
 def test_images_of_another_size_are_reduced_to_that_of_the_model(digits_model):
     familiarity = Familiarity(digits_model)
     noise = torch.randint(17, (20, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

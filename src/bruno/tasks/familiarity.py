@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 
 import torch
@@ -14,8 +15,9 @@ from bruno.flow.preprocessing import Gaussianise
 from bruno.model import Bruno
 
 _FACTOR = 3  # images this many times brighter or darker than in training are unfamiliar
-_MARGIN = 0.5  # beyond the least likely sample, as a fraction of its distance from the median
+_MARGIN = 0.5  # beyond the least likely image, as a fraction of its distance from the median
 _IMAGES = 64  # number of images, and of samples, to estimate bits/dim from
+_SPREAD = ("median", "most")  # of bits/dim
 
 
 class UnfamiliarDataWarning(UserWarning):
@@ -25,23 +27,42 @@ class UnfamiliarDataWarning(UserWarning):
 class Familiarity:
     """Compares images with the statistics of the training data that a model records.
 
-    Both checks return the reason why images are unfamiliar, or "" if they are not. Rows are always familiar.
+    All checks return the reason why images are unfamiliar, or "" if they are not. Rows are always familiar.
     The bits/dim of images are compared with those of samples of the model, which are drawn when first needed.
+
+    A model finds its own samples more likely than images of new classes, the more so the better it knows its
+    training images by heart. So the bits/dim of held-out images, if they are known, are familiar, too.
+
+    Args:
+        model: the model.
+        held_out: what `measure` returned for images of held-out classes; ignored unless it is that.
     """
 
-    def __init__(self, model: Bruno) -> None:
+    def __init__(self, model: Bruno, held_out: object = None) -> None:
         self.model = model
+        self._held_out = _spread(held_out)
+
+    def measure(self, images: ArrayLike) -> dict[str, float]:
+        """Median and maximum of the bits/dim of at most 64 of the images."""
+        bits = self._bits_of_some(self._batch(images))
+        return dict(zip(_SPREAD, (bits.median().item(), bits.max().item()), strict=True))
 
     def check(self, images: ArrayLike) -> str:
         """Why images (*batch, channels, height, width) of any size are unfamiliar, or "".
 
         Images are unfamiliar if their mean brightness is far from that of the training images, if they are on
-        average less likely than samples of the model, or if one of them is `too_bright`.
+        average less likely than samples of the model and held-out images, or if one of them is `too_bright`.
         """
         if not self.model.kind.is_images:
             return ""
         images = self._batch(images)
         return self._other_brightness(images) or self._unlikely(images) or self.too_bright(images)
+
+    def may_be_inverted(self, images: ArrayLike) -> bool:
+        """Whether unfamiliar images have an unusual brightness, or would be familiar if inverted."""
+        images = self._batch(images)
+        unusual = self._other_brightness(images) or self.too_bright(images)
+        return bool(unusual) or not self.check(self.model.levels - 1 - images)
 
     def too_bright(self, images: ArrayLike) -> str:
         """Why an image, or one of several, is far too bright, or "". Most likely it shows white paper.
@@ -90,14 +111,21 @@ class Familiarity:
         return f"mean brightness {mean:.0%}, in training {learnt:.0%}"
 
     def _unlikely(self, images: Tensor) -> str:
+        known = {"samples of the model": self._bits_of_samples}
+        if self._held_out is not None:
+            known["held-out images"] = self._held_out
+        # With a margin: a set of characters of many strokes is less likely than any of a few samples.
+        limits = {name: most + _MARGIN * (most - median) for name, (median, most) in known.items()}
+        name = max(limits, key=lambda name: limits[name])
+        mean = self._bits_of_some(images).mean().item()
+        return f"{mean:.1f} bits/dim, {name} at most {known[name][1]:.1f}" if mean > limits[name] else ""
+
+    def _bits_of_some(self, images: Tensor) -> Tensor:
+        """The bits/dim of at most `_IMAGES` of the images."""
         some = images[:: math.ceil(len(images) / _IMAGES)].to(self.model.device)
         size = (self.model.shape[-2], self.model.shape[-1])
         some = some if some.shape[-2:] == size else downsample(some, size)
-        mean = self._bits(some, self._generator()).mean().item()
-        median, most = self._bits_of_samples
-        # With a margin: a set of characters of many strokes is less likely than any of a few samples.
-        unlikely = mean > most + _MARGIN * (most - median)
-        return f"{mean:.1f} bits/dim, samples of the model at most {most:.1f}" if unlikely else ""
+        return self._bits(some, self._generator())
 
     @torch.no_grad()
     def _bits(self, images: Tensor, generator: Generator) -> Tensor:
@@ -105,3 +133,10 @@ class Familiarity:
 
     def _generator(self) -> Generator:
         return Generator(self.model.device).manual_seed(0)
+
+
+def _spread(found: object) -> tuple[float, float] | None:
+    """Median and maximum from metadata, which may hold anything; None if they are not there."""
+    values = [found.get(name) for name in _SPREAD] if isinstance(found, Mapping) else []
+    finite = [value for value in values if isinstance(value, float) and math.isfinite(value)]
+    return (finite[0], finite[1]) if len(finite) == len(_SPREAD) else None

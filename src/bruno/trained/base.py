@@ -61,7 +61,7 @@ class TrainedModel:
         data_dir: the folder of published datasets; $BRUNO_DATA if None.
         drawings: whether to normalise line drawings in user files; as in training if None.
         data: the data of the recipe, if they were read in training; read when needed if None.
-        about: the metadata of its file, recipe and provenance; those of this process if None.
+        about: the metadata of its file: recipe, provenance and notes; those of this process if None.
     """
 
     model: Bruno
@@ -243,7 +243,7 @@ class TrainedModel:
     @cached_property
     def familiarity(self) -> Familiarity:
         """A check of whether images look like the training images."""
-        return Familiarity(self.model)
+        return Familiarity(self.model, (self.about or {}).get("familiarity"))
 
     def warn_if_unfamiliar(
         self, *images: Tensor, what: str = "these images are", remedy: str = "`invert`"
@@ -251,11 +251,14 @@ class TrainedModel:
         """Warn if images are unlike the training images, as predictions for them are still confident."""
         for some in images:
             if reason := self.familiarity.check(some):
-                advice = (
-                    f"Check whether the images must be inverted ({remedy}), their contrast and their scale."
-                )
+                advice = "Check their contrast and their scale; other images need a model of their own."
                 if self.normalises:  # polarity, contrast and scale are normalised, too
                     advice = "The model takes single line drawings; other images need a model of their own."
+                elif self.familiarity.may_be_inverted(some):
+                    advice = (
+                        f"Check whether the images must be inverted ({remedy}), their contrast and their "
+                        "scale."
+                    )
                 warnings.warn(
                     f"{what} unlike the training images: {reason}. Predictions for them are confident, "
                     f"but often wrong. {advice}",

@@ -28,6 +28,7 @@ from bruno.training.trainer import Trainer
 
 _RECIPE = "recipe.json"
 _MODEL = "model.safetensors"
+_NOTES = "notes.json"  # what was measured at the end of training, for the metadata of the model
 _CHANGEABLE = ("steps", "minutes", "recompute")  # settings that may change when a run is resumed
 _STEPS_PER_ENTRY_ON_A_GPU = 10  # steps between reads of the results
 _FAILURES = 20  # after this many consecutive non-finite gradients, the run goes back to a checkpoint
@@ -36,6 +37,7 @@ _SMALLER = 0.3  # factor on the learning rate at each retry
 _ADVICE = "Try a smaller train.rate or train.clip, or look for extreme values in the data"
 
 Measure = Callable[[Bruno], float]
+Describe = Callable[[Bruno], dict[str, Any]]
 
 
 class TrainingFailedError(RuntimeError):
@@ -96,9 +98,19 @@ class Run:
     def model_and_about(
         self, which: str = "last", device: torch.device | str = "cpu"
     ) -> tuple[Bruno, dict[str, Any]]:
-        """The model at a checkpoint, and its metadata for a file: the recipe and the training provenance."""
+        """The model at a checkpoint, and its metadata for a file: recipe, training provenance and notes."""
         model, header = self._checkpoints.model(which, device)
-        return model, {"recipe": to_dict(self.recipe), "provenance": header["provenance"]}
+        return model, self.notes | {"recipe": to_dict(self.recipe), "provenance": header["provenance"]}
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What `describe` returned at the end of training; empty if there is nothing that can be read."""
+        path = inside(self.folder, _NOTES)
+        try:
+            found = parse_json(read_regular(path)) if path.is_file() else {}
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def export(self, path: Path, which: str = "last", *, half: bool = False, int8: bool = False) -> None:
         """Write the model at a checkpoint to a file, with recipe and provenance."""
@@ -118,6 +130,7 @@ class Run:
         *,
         resume: bool = False,
         measure: Measure | None = None,
+        describe: Describe | None = None,
         save_every: float = 60.0,
         now: Callable[[], float] = time.monotonic,
     ) -> Iterator[LogEntry]:
@@ -132,6 +145,7 @@ class Run:
             recipe: written to ``recipe.json``. To resume, only the length of training may differ.
             resume: continue from the last checkpoint. Without it, the folder must not have a run.
             measure: bits/dim on validation sets, measured at every checkpoint to keep the best one.
+            describe: measured on the trained model, and kept in its metadata.
             save_every: seconds between checkpoints.
             now: current time in seconds.
 
@@ -149,6 +163,8 @@ class Run:
             on_first_process(lambda: self.keep_recipe(recipe))
             yield from self._train(trainer, save_every, measure, now)
             if trainer.rank == 0 and not self.stop_signal:
+                if describe is not None:
+                    self._keep_notes(describe(trainer.trained()))
                 self.export(self.folder / _MODEL)
 
     def train(
@@ -225,6 +241,10 @@ class Run:
         if resume and not self.checkpoints:
             raise ValueError(f"`resume` needs a checkpoint; {self.folder} has none.")
         self.check_recipe(recipe)
+
+    def _keep_notes(self, notes: dict[str, Any]) -> None:
+        with atomic_write(inside(self.folder, _NOTES)) as temporary:
+            temporary.write_text(json.dumps(notes, indent=2) + "\n", "utf-8")
 
     @contextlib.contextmanager
     def _locked(self, trainer: Trainer | None = None) -> Iterator[None]:
