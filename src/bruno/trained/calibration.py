@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 FILE = "calibration.safetensors"  # in the folder of the results of a model
 _FEW_GROUPS = 100  # with fewer test classes of user data, the validation classes are used, too
-_TOO_FEW_GROUPS = 5  # with fewer, warn: they hardly show how groups differ, so estimates are cautious
+_TOO_FEW_GROUPS = 5  # with fewer, warn: they hardly show how groups differ
 _MAX_GROUPS = 200  # of images, which take long to encode
 _OTHER_IMAGES, _OTHER_ROWS = (50, 20), (100, 60)  # at most: groups that set the cutoffs, elements of each
 _PLANTED_IN = 400  # images; outliers are planted among them to choose the criterion for batches
@@ -305,9 +305,10 @@ def _warn_if_few(found: GroupCalibration) -> None:
     classes, elements = len(found.groups.names), len(found.groups.labels)
     if classes < _TOO_FEW_GROUPS:
         warnings.warn(
-            f"calibrated on {classes} class{'es' * (classes > 1)} with {elements} elements, too few: at low "
-            "rates, only gross outliers are flagged. Rank elements by score, calibrate on more classes "
-            "(`bruno calibrate`), or set a threshold.",
+            f"calibrated on {classes} class{'es' * (classes > 1)} with {elements} elements, too few: rates "
+            "are estimated, and depend on which classes these are. The fraction of clean elements that is "
+            "flagged may be several times higher or lower than requested. Rank elements by score, calibrate "
+            "on more classes (`bruno calibrate`), or set a threshold.",
             stacklevel=4,
         )
 
