@@ -1,5 +1,6 @@
 """The first visit, and visits without a network."""
 
+import json
 import threading
 
 import pytest
@@ -35,12 +36,20 @@ def slow_host(written):
         go_on.set()
 
 
-def test_the_page_shows_its_progress_and_then_works_offline(browser, slow_host):
+def test_the_page_shows_its_progress_and_then_works_offline(browser, written, slow_host):
     address, go_on, asked = slow_host
     page = opened(browser, address, reduced_motion="reduce")
     progress = "document.querySelector('#loading progress').value"
     wait_until(page, f"{progress} > 0.5")
     assert page.evaluate(progress) < 0.7
+    contents = json.loads((written / "page.json").read_text())
+    model, runtime = (
+        sum(file["bytes"] for file in files) / 1e6
+        for files in (contents["models"]["omniglot-small"]["files"].values(), [contents["runtime"]])
+    )
+    loading = f"Loading the model and its runtime ({model + runtime:.1f} MB, once)"
+    assert page.locator("#loading span").text_content() == loading
+    assert f"({model:.1f} MB)" in page.locator("fieldset label").first.text_content()
     assert page.locator("#more .pad canvas").first.is_visible()  # the visitor may draw meanwhile
     go_on.set()
     page.wait_for_selector("#more[aria-busy=false]")

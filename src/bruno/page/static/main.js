@@ -36,8 +36,9 @@ const megabytes = (files) => (files.reduce((bytes, file) => bytes + file.bytes, 
 
 async function use(name) {
   const files = Object.values(page.models[name].files);
+  const [what, all] = page.model ? ["the model", files] : ["the model and its runtime", [page.runtime, ...files]];
   const [text, bar] = [status.querySelector("span"), status.querySelector("progress")];
-  text.textContent = `Loading the model (${megabytes(page.model ? files : [page.runtime, ...files])} MB, once)`;
+  text.textContent = `Loading ${what} (${megabytes(all)} MB, once)`;
   bar.value = 0;
   status.hidden = false;
   await model.load(page, name, (fraction) => (bar.value = fraction));
