@@ -15,6 +15,8 @@ from bruno.trained import Trained, open
 from bruno.training import LogEntry
 
 _PRETRAINED = "omniglot"
+_TEMPERATURE = 0.5  # of the samples of the pretrained model: clean strokes
+_BLANK = 3  # an image with at most this many bright pixels is almost blank
 
 
 @dataclass(frozen=True)
@@ -67,22 +69,31 @@ def pretrained_results(seed: int) -> tuple[Result, ...]:
     """New characters, more of the same, and the odd one out, by the pretrained model."""
     trained = open(_PRETRAINED)
     symbols = as_examples(draw_symbols(), trained.model.shape[-1])
-    new = trained.sample_prior(36, temperature=0.5, seed=seed)
-    more = trained.sample_classes(examples=symbols, given=4, temperature=0.5, seed=seed)
+    new = trained.sample_prior(36, temperature=_TEMPERATURE, seed=seed)
+    more = trained.sample_classes(examples=symbols, given=4, temperature=_TEMPERATURE, seed=seed)
     snail, hook = (
         symbols.elements[symbols.labels == symbols.names.index(name)] for name in ("snail", "hook")
     )
     row = snail.clone()
     row[5] = hook[0]
     odd = summarise(trained.judge_batch(row, threshold=0.0))
-    by = f"By the pretrained model {_PRETRAINED}"
+    by, at = f"By the pretrained model {_PRETRAINED}", f"drawn at a temperature of {_TEMPERATURE}"
+    bright = (new.x > (trained.model.levels - 1) / 2).flatten(1).sum(1)
+    blank = int((bright <= _BLANK).sum())
+    fault = f": {blank} of {len(new.x)} are almost blank, which is a fault of the model" * (blank > 0)
     return (
-        replace(summarise(new), name="new-characters", title="New characters", note=f"{by}, given nothing."),
+        replace(
+            summarise(new),
+            name="new-characters",
+            title="New characters",
+            note=f"{by}, given nothing, {at}. None was left out{fault}.",
+        ),
         replace(
             summarise(more),
             name="more-of-the-same",
             title="More of the same",
-            note=f"{by}. Left: four drawings of a symbol that it has never seen. Right: samples given these.",
+            note=f"{by}. Left: four drawings of a symbol that it has never seen. Right: samples given "
+            f"these, {at}.",
             picture=class_samples_picture(more),
         ),
         replace(odd, name="odd-one-out", title="Odd one out", note=f"{by}. {odd.note}"),

@@ -25,6 +25,9 @@ def test_the_demo_trains_and_writes_one_page_of_all_results(workplace):
     results = {result.name: result for result in read_results(Path("runs/demo-2"))}
     assert list(results)[:3] == ["new-characters", "more-of-the-same", "odd-one-out"]
     assert {"samples-by-class", "bits-test"} < results.keys()
+    note = results["new-characters"].note
+    assert re.search(r"temperature of 0.5. None was left out: \d of 36 are almost blank", note)
+    assert "temperature of 0.5" in results["more-of-the-same"].note
     assert results["odd-one-out"].values["outliers"] == 1
     assert min(scores := results["odd-one-out"].values["scores"]) == scores[5]
     assert any(name.startswith("few-shot-test") for name in results)
