@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from PIL import Image
 
 import bruno
 from bruno.data import load_examples
@@ -103,6 +104,40 @@ def test_data_are_named_by_a_path_or_a_frame_alone(tmp_path):
     for data in (frame.to_numpy(), {"name": frame.to_numpy()}, None):
         with pytest.raises(TypeError, match=r"`data` .* a path or a frame; got (ndarray|NoneType)"):
             bruno.train("table", tmp_path / "none", data=data, **TINY)
+
+
+@pytest.fixture
+def icons(tmp_path) -> Path:
+    """Class folders of transparent icons; the brightness of each class varies around medium grey."""
+    for i in range(24):
+        pixels = np.zeros((8, 8, 4), np.uint8)
+        pixels[2:6, 2:6] = (*[100 + 3 * i] * 3, 255)
+        path = tmp_path / "icons" / f"class{i % 4}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return tmp_path / "icons"
+
+
+def test_transparent_images_of_all_classes_have_one_backdrop(icons, tmp_path):
+    settings = {"steps": 1, "data": {"name": str(icons), "size": 8}, **TINY}
+    by_default = bruno.train("digits", tmp_path / "run", **settings)
+    settings["data"]["backdrop"] = "white"
+    white = bruno.train("digits", tmp_path / "white", **settings)
+    for trained, value in ((by_default, 0), (white, 255)):
+        files = sorted(icons.rglob("*.png"))
+        moved = shutil.copytree(icons, tmp_path / f"others{value}")
+        images = [Image.open(file) for file in files]
+        for x in (
+            trained.examples("all").elements,
+            bruno.open(trained.folder).examples(data=str(moved)).elements,
+            trained.read(files).x,
+            trained.convert(images),
+            torch.cat([trained.convert(image) for image in images]),
+        ):
+            assert len(x) == 24
+            assert (x[:, 0, 0, 0] == value).all()
+        tuned = bruno.finetune(trained, tmp_path / f"tuned{value}", steps=1, way=2, trials=0, data=str(moved))
+        assert tuned.trained.recipe.data.backdrop == trained.recipe.data.backdrop
 
 
 def test_a_run_is_named_after_its_preset_by_default(tmp_path, monkeypatch):

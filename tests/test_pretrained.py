@@ -334,6 +334,18 @@ def test_drawings_are_recognised_whatever_made_them(normalising, filter, dark, t
     assert correct(normalising.classify(folder / "new", folder / "known")) == 15
 
 
+@pytest.mark.parametrize("ink", ["black", "white"])
+def test_strokes_on_transparent_pixels_are_recognised(normalising, ink, tmp_path):
+    for path in [*(ROOT / "examples").glob("known/*/*.png"), *(ROOT / "examples").glob("new/*.png")]:
+        target = tmp_path / path.relative_to(ROOT / "examples")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as drawn:
+            strokes = Image.new("RGBA", drawn.size, ink)
+            strokes.putalpha(drawn.convert("L"))
+        strokes.save(target)
+    assert correct(normalising.classify(tmp_path / "new", tmp_path / "known")) == 15
+
+
 def test_images_are_normalised_unless_that_is_switched_off(normalising, tmp_path):
     folder = resized_examples("BOX", tmp_path)
     trained, plain = normalising, bruno.open("omniglot-small", device="cpu", drawings=False)

@@ -132,11 +132,14 @@ class NumpyResult:
         return fields_to_numpy({field.name: getattr(self, field.name) for field in fields})
 
 
-def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool) -> NDArray[np.uint8]:
+def image_to_array(
+    image: Image, size: int | tuple[int, int] | None, grey: bool, backdrop: str = ""
+) -> NDArray[np.uint8]:
     """The pixels of a PIL image, (channels, height, width), in 8 bits.
 
-    The EXIF orientation is applied. Transparent pixels become black or white, whichever contrasts more with
-    the drawing. `size` is the height and width to resize to, or one number for both.
+    The EXIF orientation is applied. Transparent pixels become `backdrop`, "black" or "white"; by default
+    whichever contrasts more with the drawing. `size` is the height and width to resize to, or one number for
+    both.
     """
     from PIL import Image as pil  # noqa: N813
     from PIL import ImageOps
@@ -144,7 +147,7 @@ def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool)
     if not min(image.size):
         raise ValueError(f"it must have pixels; its size is {image.width} × {image.height}")
     upright = _with_8_bits(ImageOps.exif_transpose(image), image.format)
-    image = _opaque(upright).convert("L" if grey else "RGB")
+    image = _opaque(upright, backdrop).convert("L" if grey else "RGB")
     if size is not None:
         height, width = (size, size) if isinstance(size, int) else size
         image = image.resize((width, height), pil.Resampling.BILINEAR)
@@ -153,20 +156,25 @@ def image_to_array(image: Image, size: int | tuple[int, int] | None, grey: bool)
 
 
 def named_image_to_array(
-    image: Image, size: int | tuple[int, int] | None, grey: bool, name: str
+    image: Image, size: int | tuple[int, int] | None, grey: bool, name: str, backdrop: str = ""
 ) -> NDArray[np.uint8]:
     """`image_to_array` of an argument; errors call it `name`."""
     try:
-        return image_to_array(image, size, grey)
+        return image_to_array(image, size, grey, backdrop)
     except ValueError as error:
         raise ValueError(f"`{name}` must be an image with 8 or 16 bits; got {image!r}: {error}.") from error
 
 
 def image_as_tensor(
-    image: Image, size: int | tuple[int, int] | None, grey: bool, levels: int, name: str = "image"
+    image: Image,
+    size: int | tuple[int, int] | None,
+    grey: bool,
+    levels: int,
+    name: str = "image",
+    backdrop: str = "",
 ) -> Tensor:
     """The pixels of a PIL image, (channels, height, width), as integers below `levels`: `image_to_array`."""
-    array = named_image_to_array(image, size, grey, name)
+    array = named_image_to_array(image, size, grey, name, backdrop)
     return rescale_levels(torch.from_numpy(array.copy()), 256, levels)
 
 
@@ -234,14 +242,28 @@ def _with_8_bits(image: Image, file_format: str | None) -> Image:
     return image
 
 
-def _opaque(image: Image) -> Image:
-    """The image with transparent pixels made black or white, whichever contrasts more with the drawing."""
+def transparent_luminance(image: Image) -> float | None:
+    """The mean luminance of the drawing in an image with transparent pixels; None if it has none."""
+    if not image.has_transparency_data:
+        return None
+    drawn = image.convert("RGBA")
+    opacity = np.asarray(drawn.getchannel("A"))
+    return _mean_luminance(drawn) if opacity.any() and opacity.min() < 255 else None
+
+
+def contrasting(luminance: float) -> str:
+    """The backdrop that contrasts more with a drawing."""
+    return "black" if luminance > 127 else "white"
+
+
+def _opaque(image: Image, backdrop: str) -> Image:
+    """The image with a backdrop behind transparent pixels."""
     from PIL import Image as pil  # noqa: N813
 
     if not image.has_transparency_data:
         return image
     drawn = image if image.mode == "RGBA" else image.convert("RGBA")
-    paper = pil.new("RGBA", drawn.size, "black" if _mean_luminance(drawn) > 127 else "white")
+    paper = pil.new("RGBA", drawn.size, backdrop or contrasting(_mean_luminance(drawn)))
     return pil.alpha_composite(paper, drawn)
 
 

@@ -232,6 +232,7 @@ class DataConfig:
     )
     colour: bool = setting(False, "user images: three channels instead of one")
     invert: bool = setting(False, "user images: turn dark ink on bright paper into bright ink")
+    backdrop: str = choice("user images: behind transparent pixels; empty: chosen once", "", "black", "white")
     # Recipes in older files do not have this setting; it is true for Omniglot.
     drawings: bool = setting(
         attrs.Factory(lambda data: data.name == "omniglot", takes_self=True),

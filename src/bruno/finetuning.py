@@ -20,7 +20,15 @@ from bruno.data.datasets import SPLITS
 from bruno.devices import process_group
 from bruno.fit import run_training, with_planned_length, with_settings, without_frame
 from bruno.model import Bruno
-from bruno.recipe_data import RecipeData, fitted_to, imputed, is_path, keep_frame, unseen_split
+from bruno.recipe_data import (
+    RecipeData,
+    fitted_to,
+    imputed,
+    is_path,
+    keep_frame,
+    unseen_split,
+    with_backdrop,
+)
 from bruno.settings import check_same
 from bruno.tasks import FewShotProtocol, Progress, measure_bits_per_dim, measure_few_shot
 from bruno.tasks.evaluation import BitsPerDim, default_sets_per_class
@@ -181,7 +189,7 @@ def _finetuning_recipe(
     if before.drawings is not None and "data.drawings" not in explicit:
         recipe = evolve(recipe, data=evolve(recipe.data, drawings=before.drawings))
     if recipe.data.name != original.data.name:
-        recipe = _with_shape_of(before.model, recipe, explicit)
+        recipe = with_backdrop(_with_shape_of(before.model, recipe, explicit), explicit)
     model_settings = ("pixels", "alpha", "missing", "scales", "flow", "process")
     check_same(str(before.folder), *({k: to_dict(r)[k] for k in model_settings} for r in (original, recipe)))
     return recipe, explicit

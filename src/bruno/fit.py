@@ -39,6 +39,7 @@ from bruno.recipe_data import (
     keep_frame,
     learn_columns,
     with_absolute_path,
+    with_backdrop,
 )
 from bruno.tasks import Familiarity, measure_bits_per_dim
 from bruno.trained import Trained
@@ -108,8 +109,8 @@ def train(
     run = Run(out or Path("runs") / name)
     if resume:
         recipe = with_planned_length(recipe, run, explicit)
-    if frame is not None:
-        recipe = keep_frame(frame, recipe, run.folder)
+    recipe = recipe if frame is None else keep_frame(frame, recipe, run.folder)
+    recipe = with_backdrop(recipe, explicit)
     device = resolve_device(device)
     data = RecipeData(recipe, data_dir)
     examples = data.training()

@@ -20,7 +20,9 @@ from bruno.config import Recipe
 from bruno.data import DATASETS, Examples, check_source, load_examples
 from bruno.data.datasets import SPLITS, split_by_class, split_dataset
 from bruno.data.frames import read_frame
+from bruno.data.images import common_backdrop
 from bruno.data.quality import log_columns, warn_of_skipped
+from bruno.data.tables import is_table
 from bruno.files import atomic_write
 from bruno.model import Bruno
 
@@ -112,6 +114,7 @@ class RecipeData:
             skip_bad=data.skip_bad,
             drawings=drawings,
             invert=data.invert or None,
+            backdrop=data.backdrop,
         )
         # Small classes are skipped after the split, so that all other classes stay in their split.
         skip_small = data.skip_bad and is_path(data.name)
@@ -131,6 +134,16 @@ def with_absolute_path(recipe: Recipe) -> Recipe:
     if not is_path(recipe.data.name):
         return recipe
     return evolve(recipe, data=evolve(recipe.data, name=os.path.realpath(recipe.data.name)))
+
+
+def with_backdrop(recipe: Recipe, explicit: Collection[str] = ()) -> Recipe:
+    """The recipe with one backdrop for all transparent images of class folders, unless the user set it."""
+    data, path = recipe.data, Path(recipe.data.name)
+    if data.backdrop or data.drawings or "data.backdrop" in explicit or not is_path(data.name):
+        return recipe
+    if path.suffix.lower() == ".npz" or not path.exists() or (is_table(path) and not path.is_dir()):
+        return recipe
+    return evolve(recipe, data=evolve(data, backdrop=common_backdrop(path)))
 
 
 def keep_frame(frame: Any, recipe: Recipe, folder: Path) -> Recipe:

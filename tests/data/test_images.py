@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from image_files import FILES, as_folder, as_tar, as_zip, picture
 from PIL import Image
 
-from bruno.data.images import decode, has_colour, read_images
+from bruno.data.images import common_backdrop, decode, has_colour, read_images
 
 every_kind = pytest.mark.parametrize("pack", [as_folder, as_zip, as_tar])
 
@@ -123,6 +123,35 @@ def test_transparent_pixels_get_the_colour_that_contrasts_with_the_opaque_ones(i
     read = decode(file.getvalue(), None, grey=True)[0]
     assert (read[1:3, 1:3] == ink).all()
     assert (read[0] == paper).all()
+
+
+def icon(luminance: int, paper: int = 0) -> bytes:
+    """A square on a background of this opacity."""
+    pixels, file = np.full((4, 4, 4), (0, 0, 0, paper), np.uint8), io.BytesIO()
+    pixels[1:3, 1:3] = (luminance, luminance, luminance, 255)
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@every_kind
+def test_all_transparent_images_get_the_backdrop_that_contrasts_with_most(pack, tmp_path):
+    shades = (110, 120, 130, 140, 150)  # some contrast more with white, and some with black
+    path = pack(tmp_path, {f"icons/{shade}.png": icon(shade) for shade in shades})
+    assert set(read_images(path).elements[:, 0, 0, 0].tolist()) == {0, 255}
+    assert common_backdrop(path) == "black"
+    for backdrop, value in (("black", 0), ("white", 255)):
+        elements = read_images(path, backdrop=backdrop).elements
+        assert set(elements[:, 0, 0, 0].tolist()) == {value}
+        assert elements[:, 0, 1, 1].tolist() == list(shades)
+
+
+def test_only_transparent_images_choose_the_backdrop(tmp_path):
+    opaque = {f"a/{i}.png": icon(255, paper=255) for i in range(3)}
+    assert common_backdrop(as_folder(tmp_path / "opaque", FILES | opaque)) == ""
+    mixed = opaque | {"a/damaged.png": icon(9)[:50], "a/dark.png": icon(9), "a/x.gif": b""}
+    assert common_backdrop(as_folder(tmp_path / "mixed", mixed)) == "white"
+    (tmp_path / "damaged.zip").write_bytes(b"PK")
+    assert common_backdrop(tmp_path / "damaged.zip") == ""
 
 
 def test_a_photograph_is_rotated_upright():

@@ -51,9 +51,15 @@ class ImageReader:
     plural = "images"
 
     def __init__(
-        self, shape: tuple[int, ...], levels: int, invert: bool | None, drawings: bool = False
+        self,
+        shape: tuple[int, ...],
+        levels: int,
+        invert: bool | None,
+        drawings: bool = False,
+        backdrop: str = "",
     ) -> None:
         self.shape, self.levels, self.invert, self.drawings = shape, levels, invert, drawings
+        self.backdrop = backdrop
 
     def find(self, folder: Path) -> list[Path]:
         """Return the images of a folder, sorted by name; warns about images in unsupported formats."""
@@ -73,7 +79,12 @@ class ImageReader:
     def _load(self, path: Path) -> Tensor:
         channels, height, width = self.shape
         array = decode(
-            read_regular(path), (height, width), channels == 1, drawings=self.drawings, invert=self.invert
+            read_regular(path),
+            (height, width),
+            channels == 1,
+            drawings=self.drawings,
+            invert=self.invert,
+            backdrop=self.backdrop,
         )
         pixels = torch.from_numpy(array.copy())
         inverted = 255 - pixels if self.invert and not self.drawings else pixels

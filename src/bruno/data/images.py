@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from bruno import limits
-from bruno.arrays import image_to_array
+from bruno.arrays import contrasting, image_to_array, transparent_luminance
 from bruno.data.archives import READ_ERRORS, entries, is_hidden, reason
 from bruno.data.drawings import normalise_drawing
 from bruno.data.examples import Examples
@@ -24,6 +24,7 @@ from bruno.data.examples import Examples
 _READABLE = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 _UNREADABLE = {".heic", ".heif", ".avif", ".jxl", ".svg", ".pdf", ".dng", ".cr2", ".nef", ".psd"}
 
+_OPAQUE = {".jpg", ".jpeg", ".bmp", ".pgm", ".ppm"}  # formats without transparency
 _COLOUR_SAMPLE = 20  # images that show whether a folder has colours
 _GREY = 8  # an image is grey if its channels differ by at most this on average, of 255
 
@@ -38,6 +39,7 @@ def read_images(
     skip_bad: bool = False,
     drawings: bool = False,
     invert: bool | None = None,
+    backdrop: str = "",
 ) -> Examples:
     """Read a folder, zip or tar of class folders of images; the name of a class is the path of its folder.
 
@@ -49,8 +51,9 @@ def read_images(
             and the lost part of a damaged archive, instead of raising. `Examples.skipped` names them.
         drawings: normalise line drawings; see `normalise_drawing`.
         invert: for drawings: whether ink is darker than paper; detected by default.
+        backdrop: "black" or "white", behind transparent pixels; by default what contrasts with each image.
     """
-    read = partial(decode, size=size, grey=grey, drawings=drawings, invert=invert)
+    read = partial(decode, size=size, grey=grey, drawings=drawings, invert=invert, backdrop=backdrop)
     images, problems = _decode_all(path, read, skip_bad)
     problems |= _size_problems(images)
     if problems and not skip_bad:
@@ -69,22 +72,25 @@ def read_images(
 
 
 def decode(
-    content: bytes, size: Size | None, grey: bool, *, drawings: bool = False, invert: bool | None = None
+    content: bytes,
+    size: Size | None,
+    grey: bool,
+    *,
+    drawings: bool = False,
+    invert: bool | None = None,
+    backdrop: str = "",
 ) -> NDArray[np.uint8]:
     """Decode an image file to uint8 (channels, height, width), resized if `size` is given.
 
-    With `drawings`, the result is the grey image of `normalise_drawing`, which also takes `invert`.
+    With `drawings`, the result is the grey image of `normalise_drawing`, which also takes `invert`. It always
+    needs a backdrop that contrasts with the drawing, and then detects the polarity.
 
     Raises ValueError or OSError if the file is damaged.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower
-            opened = Image.open(io.BytesIO(content))
-        with opened as image:
-            limits.PIXELS.check(image.width * image.height, "it")  # before they are decoded
+        with _opened(content) as image:
             if not drawings:
-                return image_to_array(image, size, grey)
+                return image_to_array(image, size, grey, backdrop)
             drawing: NDArray[np.uint8]
             [drawing] = normalise_drawings(image_to_array(image, None, True)[None], size, invert=invert)
             return drawing
@@ -105,6 +111,22 @@ def normalise_drawings(
         normalise_drawing(image, wanted, invert=invert)[None] for image in images[:, 0]
     ]
     return np.stack(drawn)
+
+
+def common_backdrop(path: Path) -> str:
+    """The backdrop that contrasts more with most transparent images of class folders; "" if there are none.
+
+    Chosen for each image, it would split a class whose brightness varies.
+    """
+    found = []
+    with suppress(*READ_ERRORS, ValueError):  # of a damaged archive, which is reported when it is read
+        for name, read in entries(path, _is_in_class_folder):
+            if PurePosixPath(name).suffix.lower() in _OPAQUE:
+                continue
+            with suppress(*READ_ERRORS, ValueError), _opened(read()) as image:
+                found.append(transparent_luminance(image))
+    luminances = [luminance for luminance in found if luminance is not None]
+    return contrasting(float(np.median(luminances))) if luminances else ""
 
 
 def has_colour(path: Path) -> bool:
@@ -137,6 +159,15 @@ def is_image(name: str) -> bool:
 def is_unreadable_image(name: str) -> bool:
     """Whether the name is that of an image in an unsupported format, such as a phone's HEIC."""
     return PurePosixPath(name).suffix.lower() in _UNREADABLE and not is_hidden(name)
+
+
+def _opened(content: bytes) -> Image.Image:
+    """An image whose pixels are not decoded yet; raises ValueError if there are too many."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower
+        image = Image.open(io.BytesIO(content))
+    limits.PIXELS.check(image.width * image.height, "it")
+    return image
 
 
 def _decode_all(

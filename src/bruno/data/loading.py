@@ -63,6 +63,7 @@ def load_examples(
     download: bool = True,
     drawings: bool = False,
     invert: bool | None = None,
+    backdrop: str = "",
 ) -> Examples:
     """Load a split of a named dataset, or of a folder, archive, npz or table given by its path.
 
@@ -83,14 +84,11 @@ def load_examples(
         download: download missing files.
         drawings: normalise line drawings, `original` ones too; see `bruno.data.drawings.normalise_drawing`.
         invert: for drawings: whether ink is darker than paper; detected by default.
+        backdrop: "black" or "white", behind transparent pixels; by default what contrasts with each image.
     """
-    if not name:
-        raise ValueError(f"`name` must be one of {', '.join(DATASETS)}, or a path; got {name!r}.")
-    check_choice("split", split, SPLITS)
+    _check_part(name, split, size)
     check_source(name, group, columns, table_format, Arguments("name"))
     if name in DATASETS:
-        if size:
-            raise ValueError(f"`size` must be omitted for {name}, which has a fixed size; got {size}.")
         part = _named(name, split, data_dir, download, original)
         return _normalised(part, invert) if drawings else part
     examples = load_path(
@@ -104,8 +102,17 @@ def load_examples(
         skip_bad=skip_bad,
         drawings=drawings,
         invert=invert,
+        backdrop=backdrop,
     )
     return _part_of(examples, split, min_count if skip_bad else None)
+
+
+def _check_part(name: str, split: str, size: int | None) -> None:
+    if not name:
+        raise ValueError(f"`name` must be one of {', '.join(DATASETS)}, or a path; got {name!r}.")
+    check_choice("split", split, SPLITS)
+    if name in DATASETS and size:
+        raise ValueError(f"`size` must be omitted for {name}, which has a fixed size; got {size}.")
 
 
 def _named(name: str, split: str, data_dir: str | Path | None, download: bool, original: bool) -> Examples:
@@ -136,6 +143,7 @@ def load_path(
     skip_bad: bool = False,
     drawings: bool = False,
     invert: bool | None = None,
+    backdrop: str = "",
 ) -> Examples:
     """Load all examples of a folder, archive, npz or table; for the arguments see `load_examples`.
 
@@ -164,9 +172,19 @@ def load_path(
             ),
         )
     return _cached(
-        f"{path.resolve()} {size} {grey} {skip_bad}" + f" drawings {invert}" * drawings,
+        f"{path.resolve()} {size} {grey} {skip_bad}"
+        + f" drawings {invert}" * drawings
+        + f" on {backdrop}" * bool(backdrop),
         file_stamp(path),
-        lambda: read_images(path, size=size, grey=grey, skip_bad=skip_bad, drawings=drawings, invert=invert),
+        lambda: read_images(
+            path,
+            size=size,
+            grey=grey,
+            skip_bad=skip_bad,
+            drawings=drawings,
+            invert=invert,
+            backdrop=backdrop,
+        ),
     )
 
 

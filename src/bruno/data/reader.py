@@ -57,6 +57,7 @@ class ElementReader:
         invert: use 255 − pixel, for dark ink on bright paper if the model expects bright ink.
         drawings: normalise images as line drawings (see `normalise_drawing`). If `invert` is None, the reader
             detects whether ink is darker than paper.
+        backdrop: "black" or "white", behind transparent pixels; by default what contrasts with each image.
         skip_bad: skip elements that cannot be read, and add them to `skipped`, instead of raising.
         group: for rows: the group column, which is not one of the numbers. A header may lack it.
         columns: for rows: the names of the numbers. If a header is given, they are found by name.
@@ -72,6 +73,7 @@ class ElementReader:
         *,
         invert: bool | None = False,
         drawings: bool = False,
+        backdrop: str = "",
         skip_bad: bool = False,
         group: str = "",
         columns: Sequence[str] = (),
@@ -84,10 +86,11 @@ class ElementReader:
             wanted = "(channels, height, width) for images" if levels else "(dim,) for rows"
             raise ValueError(f"`shape` must be {wanted}; got {tuple(shape)}.")
         self.invert, self.drawings, self.skip_bad = invert, drawings, skip_bad
+        self.backdrop = backdrop
         self.group, self.columns = group, tuple(columns)
         self.skipped: list[str] = []
         self._source = (
-            ImageReader(tuple(shape), levels, invert, drawings)
+            ImageReader(tuple(shape), levels, invert, drawings, backdrop)
             if levels
             else RowReader(
                 shape[0], group, columns, table_format=table_format, missing=missing, offset=offset

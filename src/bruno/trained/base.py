@@ -18,6 +18,7 @@ from bruno.arrays import (
     as_tensor,
     check_element_type,
     fields_to_numpy,
+    image_as_tensor,
     is_frame,
     is_pil_image,
     named_image_to_array,
@@ -107,6 +108,11 @@ class TrainedModel:
         return self.recipe is not None and self.recipe.data.drawings
 
     @property
+    def backdrop(self) -> str:
+        """The colour behind transparent pixels of files and PIL images; "" if each image gets its own."""
+        return self.recipe.data.backdrop if self.recipe else ""
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Column names of the rows in training, if they had names."""
         return self.recipe.data.columns if self.recipe else ()
@@ -151,6 +157,7 @@ class TrainedModel:
             self.model.levels,
             invert=self._polarity(invert) if self.normalises else self._inverts(invert),
             drawings=self.normalises,
+            backdrop=self.backdrop,
             skip_bad=skip_bad,
             group=self.group if group is None else group,
             columns=self.columns,
@@ -220,7 +227,7 @@ class TrainedModel:
         first = source[0] if isinstance(source, list | tuple) and source else source
         if is_pil_image(first) and self.normalises:
             return self._normalised(source if isinstance(source, list | tuple) else [source], invert, name)
-        x = as_tensor(source, name, kind=kind).cpu()
+        x = as_tensor(self._on_backdrop(source, name), name, kind=kind).cpu()
         if kind.is_images and shape[0] == 1 and x.ndim in (2, 3) and x.shape[-2:] == shape[1:]:
             x = x if tuple(x.shape) == shape else x.unsqueeze(-3)  # grey images without a channel axis
         x = x.unsqueeze(0) if tuple(x.shape) == shape else x
@@ -232,6 +239,20 @@ class TrainedModel:
         kind.check(x.masked_fill(x.isnan(), 0.0) if self.model.imputer is not None else x, name)
         inverted = invert or (is_pil_image(first) and self._inverts(invert))
         return kind.levels - 1 - x if inverted and kind.is_images else x
+
+    def _on_backdrop(self, source: ArrayLike, name: str) -> ArrayLike:
+        """The source, with PIL images as tensors if transparent pixels have one colour in all images."""
+        kind = self.model.kind
+        if not (self.backdrop and isinstance(kind, Images)):
+            return source
+        parts = source if isinstance(source, list | tuple) else [source]
+        read = [
+            image_as_tensor(part, kind.size, kind.is_grey, kind.levels, name, self.backdrop)
+            if is_pil_image(part)
+            else part
+            for part in parts
+        ]
+        return read if parts is source else read[0]
 
     def _normalised(self, images: Sequence[Any], invert: bool | None, name: str) -> Tensor:
         """PIL images as drawings (n, *shape)."""

@@ -200,6 +200,7 @@ class TrainedData(TrainedModel):
             skip_bad=self.recipe is not None and self.recipe.data.skip_bad,
             drawings=drawings,
             invert=self._polarity(invert) if drawings else None,
+            backdrop=self.backdrop,
         )
         warn_of_skipped(examples, path)
         return examples.inverted() if self._inverts(invert) and not drawings else examples
