@@ -58,7 +58,7 @@ class TrainedModel:
         model: the frozen model, on the device that it was opened on.
         recipe: its training recipe; None for a model file without one.
         folder: the folder for its results.
-        is_pretrained: whether the model comes with the package.
+        pretrained: the name of a model that comes with the package; "" for other models.
         data_dir: the folder of published datasets; $BRUNO_DATA if None.
         drawings: whether to normalise line drawings in user files; as in training if None.
         data: the data of the recipe, if they were read in training; read when needed if None.
@@ -68,7 +68,7 @@ class TrainedModel:
     model: Bruno
     recipe: Recipe | None
     folder: Path
-    is_pretrained: bool = False
+    pretrained: str = ""
     data_dir: str | Path | None = None
     drawings: bool | None = None
     data: RecipeData | None = None
@@ -91,6 +91,11 @@ class TrainedModel:
     def device(self) -> torch.device:
         """The device of the model."""
         return self.model.device
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether the model comes with the package."""
+        return bool(self.pretrained)
 
     @property
     def rotations(self) -> bool:

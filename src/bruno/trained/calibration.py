@@ -160,8 +160,10 @@ class CalibrationJobs(TrainedData):
 
     def _shipped_calibration(self) -> GroupCalibration | None:
         """The calibration that comes with a pretrained model; None for other models."""
-        path = pretrained_calibration_path(self.folder.name.removeprefix("pretrained-"))
-        if not self.is_pretrained or not path.is_file():
+        if not self.is_pretrained:
+            return None
+        path = pretrained_calibration_path(self.pretrained)
+        if not path.is_file():
             return None
         found = self._known(path.name, lambda: GroupCalibration.load(path, self.model))
         _log.info("calibrated on %s. For your own data: bruno calibrate", found.data)

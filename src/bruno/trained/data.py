@@ -103,10 +103,8 @@ class TrainedData(TrainedModel):
     @property
     def calibration_command(self) -> str:
         """The command that calibrates the model on clean data, which the user has to name."""
-        name = str(self.folder)
-        if self.is_pretrained:
-            name = self.folder.name.removeprefix("pretrained-")
-        elif not (self.folder / "recipe.json").is_file():
+        name = self.pretrained or str(self.folder)
+        if not self.is_pretrained and not (self.folder / "recipe.json").is_file():
             source = Path(self.model.source or f"{name}.safetensors")  # the model file
             name = str(source.relative_to(Path.cwd()) if source.is_relative_to(Path.cwd()) else source)
         return f"bruno calibrate {name} {'CLEAN' if self.kind.is_images else 'CLEAN.csv'}"

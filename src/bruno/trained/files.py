@@ -52,7 +52,7 @@ def open(
         model,
         recipe,
         folder,
-        is_pretrained=_is_pretrained(name),
+        pretrained=name if _is_pretrained(name) else "",
         data_dir=data_dir,
         drawings=drawings,
         about=about,
