@@ -133,3 +133,42 @@ def test_a_set_remembers_in_the_store_that_a_row_was_incomplete(tmp_path):
         assert remove(client, "incomplete", [X[3]]).status_code == 200
     with keyed(tmp_path / "rows.db") as judge:
         assert judge.step(["complete", "incomplete"], X[4:]).exact.tolist() == [True, False]
+
+
+def with_hole(row):
+    return [None, *row[1:]]
+
+
+def test_incomplete_rows_do_not_count_before_a_complete_row(client):
+    """Their missing numbers would be guesses at the level of the set."""
+    assert put(client, "a", [with_hole(row) for row in X]).status_code == 422
+    answer = put(client, "a", [with_hole(X[0])])
+    assert answer.status_code == 422
+    assert "`elements`" in answer.json()["error"]
+    assert client.get("/sets/a").status_code == 404
+    assert put(client, "a", [with_hole(X[0]), X[1]]).json()["count"] == 2
+    assert put(client, "a", [with_hole(X[2])]).json()["count"] == 3
+    assert remove(client, "a", [X[1]]).json()["count"] == 2
+    assert put(client, "a", [with_hole(X[3])]).json()["count"] == 3
+
+
+def test_incomplete_rows_do_not_count_in_a_set_whose_elements_were_all_removed(client):
+    put(client, "a", X[:1])
+    assert remove(client, "a", X[:1]).json()["count"] == 0
+    assert put(client, "a", [with_hole(X[0])]).status_code == 422
+
+
+def test_missing_numbers_of_a_new_set_are_imputed_from_all_rows_of_the_request(client):
+    some = [*X[:4], with_hole(X[4])]
+    put(client, "a", some)
+    given = client.post("/score", json={"elements": rows(3, seed=8), "given": some}).json()["scores"]
+    assert scores(client, "a") == pytest.approx(given, abs=1e-6)
+
+
+def test_missing_numbers_are_imputed_from_the_set_and_the_complete_rows_of_the_request(client):
+    put(client, "together", X[:2])
+    put(client, "together", [with_hole(X[2]), *X[3:]])
+    put(client, "in turn", X[:2])
+    put(client, "in turn", X[3:])
+    put(client, "in turn", [with_hole(X[2])])
+    assert scores(client, "together") == pytest.approx(scores(client, "in turn"), abs=1e-6)

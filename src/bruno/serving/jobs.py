@@ -17,6 +17,7 @@ from bruno.flow.preprocessing import quantise
 from bruno.posterior import Posterior
 from bruno.process import Evidence
 from bruno.serving.sets import Sets
+from bruno.serving.settings import RequestError
 from bruno.serving.steps import Computer, Decode, Density, Encode, Job, Outcome, run_together
 from bruno.streams.codec import SetRecord
 from bruno.tasks.classification import (
@@ -130,7 +131,7 @@ class ServedModel:
         """Add elements (n, *shape) to a set, only once per key; the answer has the size of the set."""
         if (before := self.sets.answered(key, digest)) is not None:
             return before
-        z, _ = yield Encode(self._complete(x, self.sets.get(id) or self._empty))
+        z, _ = yield Encode((yield from self._complete_to_add(x, self.sets.get(id) or self._empty)))
 
         def change() -> dict[str, Any]:
             count = self.sets.add(id, z, incomplete=self._is_incomplete(x))
@@ -183,6 +184,28 @@ class ServedModel:
     def _complete(self, x: Tensor, known: SetRecord) -> Tensor:
         """Rows with their missing numbers imputed given a set; other elements as they are."""
         return self._posterior(known).impute(x).cpu() if self._is_incomplete(x) else x
+
+    def _complete_to_add(self, x: Tensor, known: SetRecord) -> Job:
+        """Rows to add to a set, with their missing numbers imputed from the set and from all of these rows.
+
+        Raises 422 if no complete row is among them and the set is empty: the numbers would be guesses at the
+        level of the set, and as evidence, they would make outliers of complete rows.
+        """
+        if not self._is_incomplete(x):
+            return x
+        complete = x[~x.isnan().any(1)]
+        if known.count:
+            if len(complete):
+                latents = yield Encode(complete)
+                known = SetRecord.of(known.evidence.add(torch.from_numpy(latents.z)))
+            return self._complete(x, known)
+        if not len(complete):
+            raise RequestError(
+                422,
+                "`elements` must have a row without missing numbers, as the set has no row to impute from; "
+                f"got {len(x)} incomplete. Add a complete row first, or in the same request.",
+            )
+        return self.model.impute(x)
 
     def _posterior(self, known: SetRecord) -> Posterior:
         return Posterior(self.model, known.evidence.to(self.model.device))
