@@ -47,6 +47,13 @@ def test_missing_numbers_and_single_rows_are_allowed():
     assert fit_rows(correlated(4, 0), [0, 1, 2, 3], steps=1).dim == 4
 
 
+def test_a_row_without_any_number_is_an_error():
+    rows = correlated(12, 0)
+    rows[3] = math.nan
+    with pytest.raises(ValueError, match=r"`rows` .*row 4 has none"):
+        fit_rows(rows, steps=2)
+
+
 def test_progress_counts_steps():
     calls = []
     fit_rows(correlated(10, 0), steps=3, progress=lambda *call: calls.append(call))

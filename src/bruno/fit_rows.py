@@ -13,6 +13,7 @@ from bruno.arrays import Arrays, as_tensor
 from bruno.checks import check_count
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig, load_recipe
 from bruno.data import Examples, SetSampler
+from bruno.data.columns import check_not_all_missing
 from bruno.model import Bruno
 from bruno.process import StudentTProcess
 from bruno.recipe_data import learn_columns
@@ -62,6 +63,7 @@ def fit_rows(
     x = as_tensor(rows, "rows").double()
     if x.ndim != 2 or len(x) < 2 or not x.shape[1]:
         raise ValueError(f"`rows` must have at least 2 rows, (n, dim); got shape {tuple(x.shape)}.")
+    check_not_all_missing(x.isnan().cpu().numpy(), "rows")
     steps = default_steps(len(x)) if steps is None else steps
     check_count("steps", steps)
     examples = _sets(x.cpu(), None if labels is None else as_tensor(labels, "labels").cpu())

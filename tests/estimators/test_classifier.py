@@ -89,7 +89,7 @@ def test_a_class_without_examples_is_removed(set_model):
         (ROWS[:1] + 30, LABELS[:1], "added before"),
         (ROWS[:1], ["elm"], "`y` .*got .*elm"),
         (ROWS, LABELS, "at least one example"),
-        (ROWS[:1] * math.nan, LABELS[:1], "`X` must be complete"),
+        (np.where([True, False, False], math.nan, ROWS[:1]), LABELS[:1], "`X` must be complete"),
     ],
 )
 def test_forgetting_what_was_not_added_changes_nothing(set_model, rows, labels, message):

@@ -319,6 +319,17 @@ def test_a_model_without_imputer_rejects_missing_numbers(trained_detector):
         trained_detector.predict(rows)
 
 
+def test_a_row_without_any_number_is_an_error(set_model):
+    rows = clean_set()
+    rows[4] = math.nan
+    with pytest.raises(ValueError, match=r"`X` .*row 5 has none"):
+        SetOutlierDetector(set_model).fit(rows)
+    detector = SetOutlierDetector(set_model, novelty=True).fit(clean_set())
+    for method in (detector.predict, detector.score_samples, detector.partial_fit):
+        with pytest.raises(ValueError, match=r"`X` .*row 5 has none"):
+            method(rows)
+
+
 def test_images_are_rows_of_pixels_or_arrays(digits_model, unseen_digits):
     images = unseen_digits.elements[unseen_digits.labels == 0][:30]
     others = unseen_digits.elements[unseen_digits.labels == 1][:5]

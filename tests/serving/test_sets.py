@@ -172,3 +172,11 @@ def test_missing_numbers_are_imputed_from_the_set_and_the_complete_rows_of_the_r
     put(client, "in turn", X[3:])
     put(client, "in turn", [with_hole(X[2])])
     assert scores(client, "together") == pytest.approx(scores(client, "in turn"), abs=1e-6)
+
+
+def test_a_row_without_any_number_is_refused(client):
+    answer = put(client, "a", [X[0], [None] * 4])
+    assert answer.status_code == 422
+    assert "row 2 has none" in answer.json()["error"]
+    asked = {"elements": X[:1], "given": [X[0], [None] * 4]}
+    assert "`given`" in client.post("/score", json=asked).json()["error"]

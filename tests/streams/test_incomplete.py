@@ -200,3 +200,13 @@ def test_exact_false_alarms_of_sets_with_missing_numbers_are_within_the_rate(sha
         error = math.sqrt(RATE * (1 - RATE) * (1 / n + 1 / GROUPS))
         assert flagged[judged[:, position], position].mean() < RATE + 3 * error
     assert RATE / 3 < flagged[judged].mean() < RATE + 3 * math.sqrt(RATE / GROUPS)
+
+
+def test_a_row_without_any_number_is_an_error():
+    judge, x = keyed(), machines(1, 3, seed=9)[0]
+    x[1] = NAN
+    with pytest.raises(ValueError, match=r"`x` .*row 2 has none"):
+        judge.step(["a"] * 3, x)
+    assert judge.posterior("a").evidence.count == 0
+    with pytest.raises(ValueError, match=r"`source` .*row 2 has none"):
+        trained().read(x)

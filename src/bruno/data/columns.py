@@ -91,6 +91,15 @@ def check_numbers(numbers: Sequence[float], names: Sequence[str], missing: bool)
         raise ValueError("it must have at least one number; all are missing")
 
 
+def check_not_all_missing(missing: NDArray[np.bool_], name: str) -> None:
+    """Raise if a row of an argument misses all its numbers; `missing` (n, columns) marks those it misses."""
+    if missing.size and (empty := missing.all(1)).any():
+        raise ValueError(
+            f"`{name}` must have at least one number in every row; row {int(empty.argmax()) + 1} has none. "
+            "Leave it out."
+        )
+
+
 def column_names(header: Sequence[str]) -> list[str]:
     """The names of a header without spaces around them; columns without a name are numbered."""
     return [name.strip() or f"column {i}" for i, name in enumerate(header, start=1)]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bruno.checks import check_count
+from bruno.data.columns import check_not_all_missing
 from bruno.devices import resolve_device
 from bruno.extras import imports_of
 from bruno.fit_rows import fit_rows
@@ -139,6 +140,8 @@ class SetEstimator(BaseEstimator):  # type: ignore[misc]
                 f"`X` must have {math.prod(self._shape)} columns for a model of shape {self._shape}; got "
                 f"{x.shape[1]} features."
             )
+        if not images:
+            check_not_all_missing(np.isnan(x), "X")
         return found
 
     def _elements(self, model: Bruno, x: Array) -> Tensor:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bruno.arrays import ArrayLike, as_tensor, is_frame
 from bruno.checks import check_at_least, check_count
-from bruno.data.columns import MAX_NUMBER
+from bruno.data.columns import MAX_NUMBER, check_not_all_missing
 from bruno.data.frames import frame_rows
 from bruno.kinds import Images, Kind
 from bruno.streams.codec import NO_OFFSET
@@ -84,6 +84,7 @@ def complete_rows(
             f"`{name}` must be finite and below {MAX_NUMBER:.1e}; row {row + 1} has {rows[row, column]} in "
             f"column {column + 1}."
         )
+    check_not_all_missing(holes, name)
     return np.asarray(~holes.any(1))
 
 

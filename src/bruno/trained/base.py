@@ -25,6 +25,7 @@ from bruno.arrays import (
 )
 from bruno.config import Recipe
 from bruno.data import Element, ElementReader
+from bruno.data.columns import check_not_all_missing
 from bruno.data.images import normalise_drawings
 from bruno.data.reader import collected
 from bruno.kinds import Images, Kind, kind_of, rescale_levels
@@ -241,7 +242,11 @@ class TrainedModel:
             hint = " Files and PIL images are converted to this shape." * kind.is_images
             raise ValueError(f"`{name}` must have shape (n, {wanted}); got {tuple(x.shape)}.{hint}")
         check_element_type(x, kind, source, name)
-        kind.check(x.masked_fill(x.isnan(), 0.0) if self.model.imputer is not None else x, name)
+        if self.model.imputer is None:
+            kind.check(x, name)
+        else:
+            check_not_all_missing(x.isnan().numpy(), name)
+            kind.check(x.masked_fill(x.isnan(), 0.0), name)
         inverted = invert or (is_pil_image(first) and self._inverts(invert))
         return kind.levels - 1 - x if inverted and kind.is_images else x
 
