@@ -180,3 +180,12 @@ def test_a_row_without_any_number_is_refused(client):
     assert "row 2 has none" in answer.json()["error"]
     asked = {"elements": X[:1], "given": [X[0], [None] * 4]}
     assert "`given`" in client.post("/score", json=asked).json()["error"]
+
+
+@pytest.mark.parametrize("count", [2, 300])
+def test_an_element_is_one_image(client, count):
+    several = [image.tolist() for image in images(count)]
+    answer = put(client, "a", [several], "images")
+    assert answer.status_code == 422
+    assert f"`elements[0]` must be one image; got {count}" in answer.json()["error"]
+    assert put(client, "a", [several[:1]], "images").json()["count"] == 1  # an axis of one channel

@@ -140,9 +140,14 @@ def _image(trained: Trained, given: Any, limits: Limits, name: str) -> Tensor:
             f"{quoted(given)}.",
         )
     try:
-        return trained.convert(pixels, name=name)
+        found = trained.convert(pixels, name=name)
     except (ValueError, TypeError) as error:
         raise RequestError(422, str(error)) from error
+    if len(found) != 1:  # a list of grey images looks like an image with channels
+        raise RequestError(
+            422, f"`{name}` must be one image; got {len(found)}. List each one as an element of its own."
+        )
+    return found
 
 
 def _png(trained: Trained, content: bytes, limits: Limits, name: str) -> Tensor:
