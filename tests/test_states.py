@@ -33,6 +33,15 @@ def test_states_survive_a_file(tmp_path):
     assert loaded.accepting(["line 3"]).sets["a"].stream.evidence.count == 2
 
 
+def test_elements_of_one_name_in_several_sets_are_named_by_their_sets():
+    several = states().with_excluded(Excluded("line 3", "b", torch.ones(3)))
+    with pytest.raises(ValueError, match=r"`names` .*'a, line 3', 'b, line 3'"):
+        several.accepting(["line 3"])
+    after = several.accepting(["b, line 3"])
+    assert [one.stream.evidence.count for one in after.sets.values()] == [1, 2]
+    assert after.accepting(["line 3"]).excluded == ()
+
+
 @pytest.mark.parametrize(
     ("part", "value", "name"),
     [

@@ -250,6 +250,22 @@ def test_elements_are_accepted_by_their_own_ids():
     assert judge.posterior("a").evidence.count == 26
 
 
+def test_elements_of_one_name_in_several_sets_are_named_by_their_sets():
+    judge = made()
+    x = np.concatenate([machines(1, 25, seed=5)[0], machines(1, 1, seed=5)[0] + 6.0])
+    for key in ("a", "b, c"):
+        judge.step([key] * 26, x, ids=[f"offset {i}" for i in range(26)])
+    with pytest.raises(ValueError, match=r"`names` .*'b, c, offset 25', 'a, offset 25'"):
+        judge.accept("offset 25")
+    assert judge.posterior("a").evidence.count == 25
+    judge.accept("b, c, offset 25")
+    assert [int(judge.posterior(key).evidence.count) for key in ("a", "b, c")] == [25, 26]
+    with pytest.raises(ValueError, match=r"`names` .*got 'b, c, offset 25'"):
+        judge.accept("b, c, offset 25")
+    judge.accept("offset 25")  # the only one that is left
+    assert judge.posterior("a").evidence.count == 26
+
+
 @pytest.mark.parametrize("size", [1, 10])
 def test_an_element_that_is_put_back_cannot_be_accepted_again(monkeypatch, size):
     monkeypatch.setattr(updates, "typical_elements", lambda model, z, cutoffs, usable, scores: usable)

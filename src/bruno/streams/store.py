@@ -219,12 +219,19 @@ class Store:
             ).fetchone()
         return None if row is None else Mark(*row)
 
-    def excluded(self, id: str) -> tuple[int, Excluded] | None:
-        """The latest excluded element with this id, and its number; None if there is none."""
+    def excluded(self, id: str, name: str | None = None) -> tuple[int, Excluded] | None:
+        """The latest excluded element with this id, of any or one set, and its number; None without one."""
         with self._translated():
-            query = "SELECT * FROM excluded WHERE id = ? ORDER BY number DESC LIMIT 1"
-            row = self._db.execute(query, (_blob(id),)).fetchone()
+            query = "SELECT * FROM excluded WHERE id = ? AND ifnull(name = ?, 1) ORDER BY number DESC LIMIT 1"
+            row = self._db.execute(query, (_blob(id), None if name is None else _blob(name))).fetchone()
         return None if row is None else (row[0], Excluded(_text(row[1]), _text(row[2]), bytes(row[3])))
+
+    def sets_excluding(self, id: str, count: int) -> list[str]:
+        """The names of the sets that have an excluded element with this id, the latest first."""
+        with self._translated():
+            query = "SELECT name FROM excluded WHERE id = ? GROUP BY name ORDER BY max(number) DESC LIMIT ?"
+            rows = self._db.execute(query, (_blob(id), count)).fetchall()
+        return [_text(name) for (name,) in rows]
 
     def excluded_ending(self, end: str, count: int) -> list[str]:
         """The different ids of excluded elements that end with this text, the latest first."""

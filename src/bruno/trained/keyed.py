@@ -28,7 +28,7 @@ from bruno.streams.updates import Updates
 from bruno.streams.window import Window
 from bruno.tasks.detector import Detector
 from bruno.trained.detection import DetectionJobs
-from bruno.trained.states import only_name
+from bruno.trained.states import SET_SEPARATOR, check_one_set, only_name
 from bruno.trained.watch import check_ranks
 
 COMMIT_ROWS, COMMIT_SECONDS = 10_000, 1.0
@@ -302,7 +302,9 @@ class KeyedDetector:
     def accept(self, *names: str) -> None:
         """Add elements that were excluded by mistake to their sets, by their `ids` in `step`, and commit.
 
-        The folders at the beginning of a name may be omitted if the rest names only one element.
+        The folders at the beginning of a name may be omitted if the rest names only one element. "SET, NAME"
+        names an element of one set, if several sets have elements of this name; of several elements of one
+        set with the same name, it is the latest.
         """
         self.commit()
         elements = dict(map(self._element_excluded, names))
@@ -317,10 +319,16 @@ class KeyedDetector:
 
     def _element_excluded(self, name: str) -> tuple[int, Excluded]:
         """An element that was excluded from its set, and its number in the store."""
-        found = self.store.excluded(name)
+        store, parts = self.store, name.split(SET_SEPARATOR)
+        full = ((SET_SEPARATOR.join(parts[:i]), SET_SEPARATOR.join(parts[i:])) for i in range(1, len(parts)))
+        found = next(filter(None, (store.excluded(id, of) for of, id in full)), None)
         if found is None:
-            ending = self.store.excluded_ending(f"/{name}", _CANDIDATES)
-            found = self.store.excluded(only_name(name, ending, self.store.latest_excluded(_CANDIDATES)))
+            if not (sets := store.sets_excluding(name, _CANDIDATES)):
+                ending = store.excluded_ending(f"/{name}", _CANDIDATES)
+                name = only_name(name, ending, store.latest_excluded(_CANDIDATES))
+                sets = store.sets_excluding(name, _CANDIDATES)
+            check_one_set(name, sets)
+            found = store.excluded(name)
             assert found is not None
         decode_latents(found[1].z, self._model.dim, found[1].name)  # raises before anything changes
         return found

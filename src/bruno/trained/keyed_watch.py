@@ -277,8 +277,8 @@ class KeyedJobs(DetectionJobs):
         """Add elements that were excluded by mistake to their sets; returns how many are still excluded.
 
         Args:
-            names: names of the elements, as a stream or the table of its outliers reports them: the folders
-                at the beginning of a name may be omitted if the rest names only one element.
+            names: names of the elements, as a stream or the table of its outliers reports them, see
+                `KeyedDetector.accept`.
             store: the store.
         """
         if not Path(store).is_file():

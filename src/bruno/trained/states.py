@@ -19,6 +19,7 @@ from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.stream_evidence import StreamEvidence
 
 _MAX_EXCLUDED = 100  # elements that are remembered, so that `accepting` can still add them
+SET_SEPARATOR = ", "  # between the name of a set and that of an element
 _CANDIDATES = 5  # elements that an error names
 
 
@@ -65,23 +66,31 @@ class WatchState:
     def accepting(self, names: list[str]) -> WatchState:
         """A copy in which elements that were excluded by mistake are added to their sets.
 
-        The folders at the beginning of a name may be omitted if the rest names only one element.
+        The folders at the beginning of a name may be omitted if the rest names only one element. "SET, NAME"
+        names an element of one set, if several sets have elements of this name.
 
         Raises:
-            ValueError: if a name is not that of a remembered element.
+            ValueError: if a name is not that of a remembered element, or that of elements of several sets.
         """
         state = self
         for name in names:
-            known = [one.name for one in state.excluded]
-            if name not in known:
-                ending = dict.fromkeys(one for one in known if one.endswith(f"/{name}"))
-                name = only_name(name, list(ending), known)
-            found = next(one for one in state.excluded if one.name == name)
+            found = state._element(name)
             own = state.sets[found.group]
             own = SetState(own.stream.including(found.z), own.within, own.drift)
             rest = tuple(one for one in state.excluded if one is not found)
             state = WatchState({**state.sets, found.group: own}, rest)
         return state
+
+    def _element(self, name: str) -> Excluded:
+        """The remembered element with a name, the latest of its set; raises unless there is one."""
+        full = [one for one in self.excluded if f"{one.group}{SET_SEPARATOR}{one.name}" == name]
+        known = [one.name for one in self.excluded]
+        if not full and name not in known:
+            ending = dict.fromkeys(one for one in known if one.endswith(f"/{name}"))
+            name = only_name(name, list(ending), known)
+        found = full or [one for one in self.excluded if one.name == name]
+        check_one_set(name, list(dict.fromkeys(one.group for one in found)))
+        return found[-1]
 
     # --- files -------------------------------------------------------------------------------------------
 
@@ -155,6 +164,16 @@ def only_name(name: str, ending: Sequence[str], known: Sequence[str]) -> str:
         f"`names` must be names of excluded elements, the latest: {latest}; got {name!r}. Excluded elements "
         "among the first of a set may have been added since."
     )
+
+
+def check_one_set(name: str, sets: Sequence[str]) -> None:
+    """Raise ValueError if elements of several sets, at most as many as an error names, have a name."""
+    if len(sets) > 1:
+        candidates = ", ".join(repr(f"{one}{SET_SEPARATOR}{name}") for one in sets[:_CANDIDATES])
+        raise ValueError(
+            f"`names` must each match one element; got {name!r}, which is in several sets. Name the set: "
+            f"{candidates}{', …' * (len(sets) > _CANDIDATES)}."
+        )
 
 
 def _are_names(values: Any) -> bool:
