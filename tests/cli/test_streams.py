@@ -81,6 +81,31 @@ def test_a_table_is_continued_after_the_rows_that_were_judged(stream):
     assert sum(counts().values()) == 79
 
 
+@pytest.mark.parametrize("written", [-1, -3, -9])
+@pytest.mark.parametrize("source", ["stream.csv", "-"])
+def test_a_half_written_line_is_judged_once_it_is_complete(stream, source, written):
+    def judged_of(text: str) -> list[str]:
+        Path("stream.csv").write_text(text)
+        given, stdin = ([source], None) if source != "-" else (["-", "--replay", "--group", "machine"], text)
+        output = run(*WATCH, *given, stdin=stdin)
+        assert ("half written" in output) == (not text.endswith("\n"))
+        return [line for line in output.splitlines() if line.startswith("{")]
+
+    text = HEADER + "".join(stream)
+    whole = judged_of(text)
+    Path("s.db").unlink()
+    half = HEADER + "".join(stream[:33])
+    assert judged_of(half[:written]) + judged_of(half) + judged_of(text) == whole
+
+
+def test_a_last_line_without_a_newline_is_judged_if_no_later_run_continues(stream):
+    text = (HEADER + "".join(stream))[:-1]
+    Path("stream.csv").write_text(text)
+    trained = bruno.open("run")
+    assert len(list(trained.watch_keys("stream.csv", detector=Detector(trained.model, -5.0)))) == 80
+    assert len(judged("-", "--group", "machine", stdin=text)) == 80
+
+
 def test_a_table_with_other_rows_before_is_refused(stream, capsys):
     scores("stream.csv")
     before = counts()

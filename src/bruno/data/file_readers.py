@@ -18,7 +18,7 @@ from bruno.data.columns import Columns, check_numbers, column_names, column_posi
 from bruno.data.frames import frame_rows
 from bruno.data.images import decode, is_image, is_unreadable_image
 from bruno.data.table_format import TableFormat, detect
-from bruno.data.table_rows import bounded_lines, split_rows
+from bruno.data.table_rows import bounded_lines, ended_lines, split_rows
 from bruno.data.tables import is_parquet, is_table, open_text, parse_numbers, read_parquet
 from bruno.files import read_regular
 from bruno.kinds import rescale_levels
@@ -117,13 +117,15 @@ class RowReader:
         """Return the tables of a folder, sorted by name."""
         return sorted(file for file in folder.iterdir() if is_table(file.name, in_folder=True))
 
-    def parse(self, path: Path) -> Iterator[Unread]:
-        """Yield the rows of a table."""
+    def parse(self, path: Path, *, ended: bool = False) -> Iterator[Unread]:
+        """Yield the rows of a table; with `ended`, without a last line that has no newline at its end."""
         if is_parquet(path):
             yield from self.parse_frame(read_parquet(path), f"{path}, ")
             return
         with open_text(path) as file:
             lines = bounded_lines(file)
+            if ended:
+                lines = ended_lines(lines, str(path))
             sample = list(islice(lines, _SAMPLE))
             form = detect(sample, wanted=self.columns, prefer=self.prefer)
             if (form.delimiter, form.decimal) != (self.prefer.delimiter, self.prefer.decimal):

@@ -16,7 +16,7 @@ from bruno.arrays import is_frame
 from bruno.checks import check_levels
 from bruno.data.archives import READ_ERRORS, is_hidden, reason
 from bruno.data.file_readers import ImageReader, Place, RowReader, Unread
-from bruno.data.table_rows import bounded_lines
+from bruno.data.table_rows import bounded_lines, ended_lines
 from bruno.files import check_regular
 
 _BYTES_OF_ELEMENT = 600  # in memory, besides its values: its name and the tensor
@@ -125,10 +125,14 @@ class ElementReader:
             for line in filter(None, map(str.strip, lines)):
                 yield from self.read([line])
 
-    def read_placed(self, source: Path | Iterable[str], after: Place | None = None) -> Iterator[Placed]:
+    def read_placed(
+        self, source: Path | Iterable[str], after: Place | None = None, *, ended: bool = False
+    ) -> Iterator[Placed]:
         """Yield the rows of a table, or of lines as they arrive, with their places; images have none.
 
         Rows up to the place `after` are skipped; raises ValueError if the row at that place has changed.
+        With `ended`, a last line without a newline at its end is skipped with a warning, as a program may
+        still be writing it.
         """
         if not isinstance(self._source, RowReader):
             elements = self.read([source]) if isinstance(source, Path) else self.read_lines(source)
@@ -136,9 +140,10 @@ class ElementReader:
             return
         if isinstance(source, Path):
             check_regular(source)
-            rows, origin = self._source.parse(source), str(source)
+            rows, origin = self._source.parse(source, ended=ended), str(source)
         else:
-            rows, origin = self._source.parse_lines(source, ""), "standard input"
+            origin = "standard input"
+            rows = self._source.parse_lines(ended_lines(source, origin) if ended else source, "")
         yield from self._load_placed(rows if after is None else _after(rows, after, origin))
 
     def read_frame(self, frame: Any) -> Iterator[Element]:

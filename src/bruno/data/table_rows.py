@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TextIO
@@ -24,6 +25,19 @@ def bounded_lines(file: TextIO | io.TextIOBase) -> Iterator[str]:
         if len(line) > _MAX_LINE:
             raise ValueError(f"a line must have at most {_MAX_LINE:,} characters; got more.")
         yield line
+
+
+def ended_lines(lines: Iterable[str], name: str) -> Iterator[str]:
+    """The lines that have an end; warns about a last line without one, as it may be half written."""
+    for line in lines:
+        if line.endswith(("\n", "\r")):
+            yield line
+        elif line.strip():
+            warnings.warn(
+                f"{name}: the last line does not end with a newline and may be half written: it is skipped "
+                "until it does. Add a newline if it is complete.",
+                stacklevel=2,
+            )
 
 
 class Row(NamedTuple):

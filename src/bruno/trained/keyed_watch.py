@@ -142,16 +142,17 @@ class KeyedWatch(WatchedStream):
 
     def _sources(self) -> Iterator[tuple[str | None, Iterator[list[Placed]]]]:
         """Yield each source with batches of its new rows; None names a source that cannot be continued."""
+        ended = self.keyed.store.path != MEMORY  # else there is no later run that judges the last line
         if self._paths is not None:
             for path in self._paths:
                 name = str(path.resolve())
                 place = self._place(name)
-                rows = self._keyed(self._reader.read_placed(path, place))
+                rows = self._keyed(self._reader.read_placed(path, place, ended=ended))
                 yield (None if self.kind.is_images else name), batches(rows)
         elif hasattr(self._stream, "readline"):
             place = self._place(_STANDARD_INPUT) if self._replay else None
             lines = cast(TextIO, self._stream)
-            rows = self._keyed(self._reader.read_placed(lines, place))
+            rows = self._keyed(self._reader.read_placed(lines, place, ended=ended and self._replay))
             yield (
                 _STANDARD_INPUT if self._replay else None,
                 batches_as_they_arrive(rows, self.keyed.commit_seconds),
