@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,37 @@ def test_a_model_file_has_its_recipe_and_provenance_and_can_be_rounded(tiny, tmp
     assert about["recipe"] == json.loads(Path("run/recipe.json").read_text())
     _, header = read(Run("run").checkpoints[-1], "cpu")
     assert about["provenance"] == header["provenance"]  # of the training
+
+
+@pytest.fixture
+def on_machines(trained_once, workplace):
+    """A calibrated model of a table in run/, and its data in clean.csv."""
+    shutil.copytree(trained_once, "run")
+    shutil.copy(bruno.open("run").recipe.data.name, "clean.csv")
+    run("calibrate", "run", "clean.csv")
+
+
+def test_an_exported_model_keeps_its_calibration(on_machines):
+    assert "calibration: model/calibration.safetensors" in run("export", "run", "model.safetensors")
+    kept = [bruno.open(path).kept_calibration() for path in ("run", "model.safetensors")]
+    assert kept[0].data == kept[1].data == "clean.csv"
+    thresholds = [one.stream().threshold(5, 0.1) for one in kept]
+    assert thresholds[0] == thresholds[1]
+    output = run("export", "run", "half.safetensors", "--half")
+    assert "bruno calibrate half.safetensors" in output
+    assert not Path("half").exists()
+
+
+def test_a_model_without_calibration_and_data_says_how_to_calibrate(on_machines, monkeypatch):
+    run("export", "run", "model.safetensors")
+    shutil.rmtree("model")
+    monkeypatch.setattr("bruno.recipe_data.RecipeData.split", missing_data)
+    with pytest.raises(ValueError, match=r"calibration.*`data` must be .*bruno calibrate model.safetensors"):
+        run("anomaly", "watch", "model.safetensors", "clean.csv")
+
+
+def missing_data(*arguments: object) -> None:
+    raise ValueError("`data` must be an existing path; got 'gone.csv'.")
 
 
 def test_a_mistake_names_the_argument_and_its_value(tiny, tmp_path):

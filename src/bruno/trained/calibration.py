@@ -137,7 +137,13 @@ class CalibrationJobs(TrainedData):
         if data is None and (ready := self.ready_calibration()) is not None:
             return ready
         if data is None:
-            found = self._known(f"seed {seed}", lambda: self._calibrated_on(None, None, seed, progress))
+            try:
+                found = self._known(f"seed {seed}", lambda: self._calibrated_on(None, None, seed, progress))
+            except ValueError as error:
+                raise ValueError(
+                    "the model must have a calibration, as its own data cannot be used to calibrate: "
+                    f"{error} Calibrate it: {self.calibration_command}"
+                ) from error
         else:
             found = self._calibrated_on(data, invert, seed, progress)
         _warn_if_few(found)

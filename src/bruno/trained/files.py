@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from bruno.checkpoint import load_with_metadata
 from bruno.config import Recipe, from_dict
 from bruno.data.archives import is_hidden
 from bruno.devices import resolve_device
-from bruno.files import check_regular
+from bruno.files import check_regular, inside
 from bruno.settings import nearest
 from bruno.trained.calibration import FILE
 from bruno.trained.jobs import Trained
 from bruno.training import Run
 from bruno.weights import pretrained_names, pretrained_path
+
+_log = logging.getLogger(__name__)
 
 STORE = "sets.db"  # of the sets of a service, in the folder of the results of a model
 _OURS = ("results", FILE, "report.html", STORE, f"{STORE}-shm", f"{STORE}-wal")  # all else is the user's
@@ -70,6 +73,9 @@ def export(
 ) -> Path:
     """Write a model to one file, with its recipe and provenance, or to a folder as ONNX; returns the path.
 
+    The calibration of the model is kept beside the file, in the folder for its results, unless the weights
+    are rounded: a calibration is of exact weights.
+
     Args:
         path: a run folder, a model file, or the name of a pretrained model.
         out: the file to write, or with `onnx` the folder.
@@ -78,7 +84,20 @@ def export(
         checkpoint: which checkpoint of a run folder: "last", or "best" on validation.
         onnx: write the functions encode, decode and score as ONNX graphs; see `Trained.export_onnx`.
     """
-    return open(path, checkpoint=checkpoint, device="cpu").export(out, half=half, int8=int8, onnx=onnx)
+    trained = open(path, checkpoint=checkpoint, device="cpu")
+    written = trained.export(out, half=half, int8=int8, onnx=onnx)
+    if not onnx and (calibration := trained.ready_calibration()) is not None:
+        if half or int8:
+            _log.info(
+                "without its calibration, which is of exact weights; calibrate it: bruno calibrate %s DATA",
+                written,
+            )
+        else:
+            folder = results_folder(written)
+            folder.mkdir(parents=True, exist_ok=True)
+            calibration.save(inside(folder, FILE))
+            _log.info("its calibration: %s", folder / FILE)
+    return written
 
 
 def results_folder(path: str | Path) -> Path:

@@ -63,6 +63,8 @@ class Trained(
     def export(self, out: str | Path, *, half: bool = False, int8: bool = False, onnx: bool = False) -> Path:
         """Write the model to one file, with recipe and provenance, or to a folder as ONNX; returns the path.
 
+        The file has no calibration: `bruno.trained.export` also keeps the calibration beside it.
+
         Args:
             out: the file to write, or with `onnx` the folder.
             half: store the weights of the flow in half precision.
