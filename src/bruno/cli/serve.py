@@ -23,7 +23,9 @@ class LimitOptions:
     """What the service accepts."""
 
     max_body: Annotated[int, typer.Option(help="Maximum number of bytes in a request.")] = 4 * 2**20
-    max_elements: Annotated[int, typer.Option(help="Maximum number of elements in a request.")] = 256
+    max_elements: Annotated[int, typer.Option(help="Maximum number of elements or samples in a request.")] = (
+        256
+    )
     max_waiting: Annotated[
         int, typer.Option(help="Maximum number of requests in progress; further ones get 503.")
     ] = 256
@@ -38,6 +40,7 @@ class LimitOptions:
             body=self.max_body,
             memory=max(Limits.memory, self.max_body),
             elements=self.max_elements,
+            samples=self.max_elements,
             waiting=self.max_waiting,
             seconds=self.timeout,
         )

@@ -1,0 +1,20 @@
+"""`bruno serve`: its options, without a service."""
+
+from cli.commandline import run
+
+
+def served(monkeypatch, *arguments: str) -> tuple[str, dict]:
+    """What the command prints, and the arguments that the library gets."""
+    given = {}
+
+    def serve(models, *, ready, **settings):
+        given.update(settings)
+        ready("http://somewhere/")
+
+    monkeypatch.setattr("bruno.serving.serve", serve)
+    return run("serve", "digits", *arguments), given
+
+
+def test_the_number_of_elements_limits_samples_too(monkeypatch):
+    _, given = served(monkeypatch, "--max-elements", "5")
+    assert (given["limits"].elements, given["limits"].samples) == (5, 5)
