@@ -189,3 +189,11 @@ def test_an_element_is_one_image(client, count):
     assert answer.status_code == 422
     assert f"`elements[0]` must be one image; got {count}" in answer.json()["error"]
     assert put(client, "a", [several[:1]], "images").json()["count"] == 1  # an axis of one channel
+
+
+def test_incomplete_rows_cannot_be_removed(client):
+    put(client, "a", [*X[:2], with_hole(X[2])])
+    answer = remove(client, "a", [with_hole(X[2])])
+    assert answer.status_code == 422
+    assert "`elements` must have no missing numbers" in answer.json()["error"]
+    assert client.get("/sets/a").json()["count"] == 3

@@ -143,6 +143,12 @@ class ServedModel:
         """Remove elements (n, *shape) that were added to a set before, only once per key."""
         if (before := self.sets.answered(key, digest)) is not None:
             return before
+        if self._is_incomplete(x):
+            raise RequestError(
+                422,
+                "`elements` must have no missing numbers to be removed: those in their place were imputed "
+                "from the set as it was then. To remove such a row, delete the set and add the others again.",
+            )
         z, _ = yield Encode(x)
 
         def change() -> dict[str, Any]:
