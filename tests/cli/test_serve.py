@@ -18,3 +18,15 @@ def served(monkeypatch, *arguments: str) -> tuple[str, dict]:
 def test_the_number_of_elements_limits_samples_too(monkeypatch):
     _, given = served(monkeypatch, "--max-elements", "5")
     assert (given["limits"].elements, given["limits"].samples) == (5, 5)
+
+
+def test_a_service_on_all_addresses_needs_the_names_of_the_machine(monkeypatch):
+    for host, names, noted in (
+        ("0.0.0.0", [], True),
+        ("::", [], True),
+        ("0.0.0.0", ["--allow-host", "machine.example"], False),
+        ("192.0.2.1", [], False),
+        ("localhost", [], False),
+    ):
+        output, _ = served(monkeypatch, "--host", host, *names)
+        assert ("--allow-host" in output) == noted, (host, names)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bruno.cli.options import Device
-from bruno.cli.output import console
+from bruno.cli.output import console, print_message
 
 if TYPE_CHECKING:
     from bruno.serving import Limits
@@ -88,9 +90,24 @@ def serve(
         batching=batching,
         checkpoint=checkpoint,
         device=device,
-        ready=_show_address,
+        ready=partial(_show_address, needs_names=_is_any_address(host) and not allow_host),
     )
 
 
-def _show_address(address: str) -> None:
+def _show_address(address: str, *, needs_names: bool = False) -> None:
     console.print(f"{address}  (documentation: {address}docs; Ctrl-C to stop)", soft_wrap=True)
+    if needs_names:
+        print_message(
+            "note",
+            "requests from other machines are refused, until `--allow-host` gives the name or the address by "
+            "which they reach this machine.",
+            "yellow",
+        )
+
+
+def _is_any_address(host: str) -> bool:
+    """Whether a host stands for all addresses of this machine, none of which is the name in a request."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
