@@ -184,9 +184,7 @@ def _found(summary: StreamSummary) -> str:
     found = f"{summary.outliers:,} of {summary.count:,} are outliers"
     if not summary.out_of_distribution:
         return found
-    return (
-        f"{found}, {summary.out_of_distribution:,} of them out-of-distribution and excluded from the evidence"
-    )
+    return f"{found}, {summary.out_of_distribution:,} of them out-of-distribution"
 
 
 def _timeline_picture(
