@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bruno.checkpoint import write
 from bruno.files import atomic_write, check_replaceable, inside, parse_json
 
 KILLED = """
@@ -86,3 +87,15 @@ def test_only_files_of_the_same_kind_are_replaced(tmp_path):
         check_replaceable(table, b"<html", "a page")
     table.write_bytes(b"")
     check_replaceable(table, b"<html", "a page")
+
+
+def test_a_file_that_cannot_be_written_is_named_without_its_temporary_name(tmp_path, monkeypatch):
+    def denied(self, *arguments, **options):  # tests may run as root, which is never denied
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "touch", denied)
+    with pytest.raises(PermissionError) as error:
+        write(tmp_path / "model.safetensors", {}, {})
+    assert error.value.filename == str(tmp_path / "model.safetensors")
+    with pytest.raises(PermissionError), atomic_write(tmp_path / "file"):
+        pass

@@ -42,6 +42,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
     _delete_abandoned(path)
     beside = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid4().hex[:8]}")
     try:
+        try:  # here, as other libraries raise other errors than PermissionError
+            beside.touch()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # of the same class
         yield beside
         with beside.open("rb+") as written:
             os.fsync(written.fileno())
