@@ -49,7 +49,7 @@ def serve_page(
     open: bool = False,
     ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve a folder on localhost until interrupted, as browsers do not run workers from local files.
+    """Serve a folder on localhost until KeyboardInterrupt, as browsers do not run workers from local files.
 
     Args:
         folder: what `write_page` wrote; None: a temporary one, with the page.
@@ -69,10 +69,7 @@ def serve_page(
             ready(address)
         if open:
             webbrowser.open(address)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return
+        server.serve_forever()
 
 
 class PageHandler(SimpleHTTPRequestHandler):
