@@ -4,7 +4,9 @@ import json
 import socket
 import threading
 from contextlib import closing
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 from serving.process import SECONDS, ask
@@ -122,3 +124,28 @@ def test_a_port_in_use_is_an_error():
         running({"rows": models()["rows"]}, store=":memory:", port=port_of(address)),
     ):
         pass
+
+
+def refused(address: str, path: str, size: int) -> int:
+    """The status of a refused request with a body, for a client that reads nothing before it has sent all."""
+    headers = {"Content-Type": "application/json", "Idempotency-Key": "1"}
+    with pytest.raises(HTTPError) as error:
+        urlopen(Request(address + path, b"0" * size, headers, method="PUT"), timeout=SECONDS)
+    with error.value:
+        assert "error" in json.load(error.value)
+    return error.value.code
+
+
+def test_a_client_that_first_sends_a_large_body_gets_the_reason_for_its_refusal():
+    with service() as address:
+        assert refused(address, "sets/a/elements", 16 * 2**20) == 413
+    with running({"rows": models()["rows"]}, store=":memory:", token="x" * 16) as address:
+        assert refused(address, "sets/a/elements", 16 * 2**20) == 401
+
+
+@pytest.mark.parametrize("limit", ["_DISCARDED", "_DISCARDED_SECONDS"])
+def test_no_connection_stays_open_for_a_body_without_end(monkeypatch, limit):
+    monkeypatch.setattr(f"bruno.serving.guard.{limit}", 0.01)
+    with service(read_seconds=SECONDS) as address:
+        received = answer_to(address, HEAD + b"Content-Length: 9999999999\r\n\r\n{")
+    assert received.startswith(b"HTTP/1.1 413")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bruno.serving.metrics import OTHER, Metrics
-from bruno.serving.settings import Limits, RequestError, busy
+from bruno.serving.settings import MIB, Limits, RequestError, busy
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 BODY = "bruno.body"  # the key of the whole body in the scope of a request
+_DISCARDED, _DISCARDED_SECONDS = 64 * MIB, 5.0  # limits of a body that is received only to be discarded
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
 _BODIES = {"application/json", "image/png"}
 _ALWAYS = {"/health", "/metrics"}  # answered even by a busy service
@@ -88,6 +91,7 @@ class Guard:
 
     async def _measured(self, scope: Scope, receive: Receive, send: Send) -> None:
         start, status = time.perf_counter(), 500
+        body = _Body(receive)
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -97,9 +101,9 @@ class Guard:
             await send(message)
 
         try:
-            await self._checked(scope, receive, noted)
+            await self._checked(scope, body.receive, noted)
         except RequestError as error:
-            await _refuse(error, noted)
+            await _refuse(error, noted, body)
         finally:
             route = getattr(scope.get("route"), "path", OTHER)
             method = scope["method"] if scope["method"] in _METHODS else OTHER
@@ -229,13 +233,39 @@ def _headers_of(scope: Scope) -> _Headers:
     return _Headers(**found)
 
 
-async def _refuse(error: RequestError, send: Send) -> None:
-    """Answer with an error, and close the connection, as its body may be unread."""
+class _Body:
+    """The body of a request, as it arrives."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._has_ended = receive, False
+
+    async def receive(self) -> Message:
+        """The next part."""
+        message = await self._receive()
+        self._has_ended = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Receive the rest, as much as the limits allow, and forget it."""
+        size = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARDED_SECONDS):
+                while not self._has_ended and size < _DISCARDED:
+                    size += len((await self.receive()).get("body", b""))
+
+
+async def _refuse(error: RequestError, send: Send, rest: _Body) -> None:
+    """Answer with an error, and close the connection once the rest of the body has arrived.
+
+    Many clients read no answer before they have sent the whole body, and lose it if the connection is closed.
+    """
     body, headers = refusal(error)
     headers["connection"] = "close"
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await rest.discard()
+    await send({"type": "http.response.body", "body": b""})
 
 
 def refusal(error: RequestError) -> tuple[bytes, dict[str, str]]:
