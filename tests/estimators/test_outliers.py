@@ -4,6 +4,7 @@ import math
 import shutil
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from set_rows import sets_of_rows
@@ -356,6 +357,29 @@ def test_images_are_rows_of_pixels_or_arrays(digits_model, unseen_digits):
 def test_wrong_parameters_are_named_in_fit(setting, value, without_shape_checks):
     with pytest.raises(ValueError, match=rf"`{setting}` .*got .*{value}"):
         SetOutlierDetector(**{setting: value}).fit(NORMAL)
+
+
+@pytest.mark.parametrize("value", [None, [0.1]])
+def test_a_contamination_that_is_not_a_number_is_named(value, without_shape_checks):
+    with pytest.raises(TypeError, match=r"`contamination` .*got"):
+        SetOutlierDetector(contamination=value).fit(NORMAL)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        ["a", None, "b"],
+        ["a", math.nan, "b"],
+        [1.0, math.nan, 2.0],
+        np.array([1.0, math.nan, 2.0]),
+        pandas.Series(["a", None, "b"]),
+        pandas.Series(["a", pandas.NA, "b"], dtype="string"),
+        pandas.Series(pandas.to_datetime(["2026-01-01", None, "2026-01-02"])),
+    ],
+)
+def test_a_missing_group_is_an_error_that_names_its_row(set_model, groups):
+    with pytest.raises(ValueError, match=r"`groups` .*row 2 has"):
+        SetOutlierDetector(set_model).fit(clean_set()[:3], groups=groups)
 
 
 def test_groups_must_be_given_as_in_fit(set_model):

@@ -175,7 +175,16 @@ def group_labels(groups: Any, rows: int, known: Array | None) -> tuple[Array, Ar
     values = column_or_1d(np.asarray(groups), warn=False)
     if len(values) != rows:
         check_consistent_length(np.zeros(rows), values)
+    # Of a list, numpy would turn a missing name among texts into the text "nan".
+    for i, name in enumerate(groups if isinstance(groups, list | tuple) else values):
+        if _is_missing(name):
+            raise ValueError(f"`groups` must name the set of every row; row {i + 1} has {name!r}.")
     fresh = np.unique(values) if known is None else np.setdiff1d(values, known)
     names = fresh if known is None else np.concatenate([known, fresh])
     order = np.argsort(names, kind="stable")
     return order[np.searchsorted(names, values, sorter=order)], names
+
+
+def _is_missing(name: Any) -> bool:
+    """Whether a name is None, NaN, or the missing value of pandas, which cannot be compared."""
+    return name is None or type(name).__name__ == "NAType" or bool(name != name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -224,6 +225,8 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         check_choice("criterion", self.criterion, ("auto", "score", "density"))
         if isinstance(self.contamination, str):
             check_choice("contamination", self.contamination, ("auto",))
+        elif not isinstance(self.contamination, Real):
+            raise TypeError(f"`contamination` must be 'auto' or a number; got {self.contamination!r}.")
         elif not 0 < self.contamination <= 0.5:
             raise ValueError(f"`contamination` must be 'auto' or in (0, 0.5]; got {self.contamination}.")
 
