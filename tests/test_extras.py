@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bruno.cli.main import _failed
+from bruno.data.tables import read_parquet
 from bruno.extras import MissingPackageError, imports_of
 
 HIDDEN = """
@@ -35,6 +36,12 @@ def test_on_the_command_line_it_is_one_line_with_exit_code_2(capsys):
     assert capsys.readouterr().err == "error: the digits need scikit-learn: pip install 'bruno[data]'\n"
 
 
+def test_the_package_that_reads_parquet_is_named_with_the_file(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingPackageError, match=r"machines\.parquet` needs pyarrow: .*bruno\[data\]"):
+        read_parquet(tmp_path / "machines.parquet")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "extra", "line"),
@@ -45,12 +52,15 @@ def test_on_the_command_line_it_is_one_line_with_exit_code_2(capsys):
         ("matplotlib", "plots", f"sample omniglot-small --given {EXAMPLES}/known/a"),
         ("matplotlib", "plots", f"anomaly watch omniglot-small {EXAMPLES}/stream"),
         ("fastapi", "serve", "serve omniglot-small"),
+        ("httptools", "serve", "serve omniglot-small"),
+        ("pyarrow", "data", "train table --data machines.parquet"),
         ("onnx", "onnx", "export omniglot-small out --onnx"),
     ],
 )
 def test_commands_name_the_extra_that_is_missing(package, extra, line, tmp_path, monkeypatch):
     monkeypatch.delenv("BRUNO_DATA", raising=False)
     monkeypatch.setenv("BRUNO_CACHE", str(tmp_path))
+    (tmp_path / "machines.parquet").touch()
     program = [sys.executable, "-c", HIDDEN, package, *line.split()]
     done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2, done.stderr

@@ -32,6 +32,7 @@ from bruno.data.examples import Examples
 from bruno.data.frames import read_frame
 from bruno.data.table_format import MISSING, TableFormat, codec, decode, detect, detect_encoding, is_missing
 from bruno.data.table_rows import lines_of, split_rows
+from bruno.extras import imports_of
 from bruno.files import check_regular
 
 _MIN_FAST_BYTES = 2**20  # smaller tables are parsed faster than pyarrow is imported
@@ -282,11 +283,9 @@ def _sample_lines(text: str) -> list[str]:
 
 def read_parquet(path: Path) -> Any:
     """The content of a Parquet file, as a pyarrow table."""
-    try:
+    with imports_of("data", f"`{path}`"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError:
-        raise ValueError("needs pyarrow to be read as Parquet. Install it: pip install pyarrow") from None
     try:
         with path.open("rb") as opened:
             file = parquet.ParquetFile(opened)

@@ -7,6 +7,7 @@ from bruno.extras import imports_of
 
 with imports_of("serve", "`bruno.serving`"):
     import fastapi as _fastapi  # noqa: F401
+    import httptools as _httptools  # noqa: F401
     import prometheus_client as _prometheus_client  # noqa: F401
     import uvicorn as _uvicorn  # noqa: F401
 
