@@ -72,6 +72,11 @@ def test_the_column_that_makes_an_outlier_is_named(machines):
     assert not set(values["names"]) & set(inliers)
 
 
+def test_the_representation_of_a_model_names_its_columns(machines):
+    shown = repr(bruno.open("runs/machines", device="cpu"))
+    assert "columns=('heat', 'speed', 'weight')" in shown
+
+
 def test_nothing_is_explained_without_outliers(machines):
     Path("runs/machines/results/explanation.json").unlink(missing_ok=True)
     batch = ["anomaly", "batch", "runs/machines", "stream.csv", "--one-set", "--threshold", "-999"]

@@ -77,7 +77,7 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         data = self.recipe.data.name if self.recipe else "unknown data"
-        return f"{type(self).__name__}({str(self.folder)!r}, {self.model.kind}, trained on {data})"
+        return f"{type(self).__name__}({str(self.folder)!r}, {self.kind}, trained on {data})"
 
     def __sklearn_clone__(self) -> TrainedModel:
         """The object itself: clones of an estimator share the model."""
