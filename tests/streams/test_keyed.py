@@ -27,7 +27,7 @@ from bruno.streams.encoder import encoder_of
 from bruno.tasks.detector import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.stream_evidence import START
-from bruno.trained import KeyedDetector
+from bruno.trained import KeyedDetector, Trained
 
 KEYS, X = stream(6, 40)
 SETTINGS = [{}, {"window": 25}, {"half_life": 10.0}, {"count_all": True}, {"count_all": True, "window": 20}]
@@ -202,6 +202,15 @@ def test_ranks_that_cannot_reach_the_rate_are_reported(caplog):
     assert "p ≤ 5 % is possible from element 20" in caplog.text
     with pytest.raises(ValueError, match=r"`rate` must be at least 0.0078 .*got 0.005"):
         keyed(detector=detector(count_all=True, rate=0.005), within=True)
+
+
+def test_the_rate_of_the_default_detector_can_be_set(monkeypatch):
+    monkeypatch.setattr(Trained, "detector", lambda self, rate: detector(rate=rate))
+    assert KeyedDetector(trained(), rate=0.05).detector.rate == 0.05
+    assert KeyedDetector(trained()).detector.rate == 0.01
+    for settings in ({"rate": 0.0}, {"rate": 0.05, "detector": detector()}):
+        with pytest.raises(ValueError, match=r"`rate` .*got 0"):
+            KeyedDetector(trained(), **settings)
 
 
 def test_a_set_that_changes_is_reported(monkeypatch):

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from bruno.arrays import ArrayLike
-from bruno.checks import check_at_least, check_count
+from bruno.checks import check_at_least, check_count, check_rate
 from bruno.model import Posterior
 from bruno.process import Evidence
 from bruno.signals import StopSignal
@@ -27,6 +27,7 @@ from bruno.streams.store import MEMORY, Excluded, Mark, Store
 from bruno.streams.updates import Updates
 from bruno.streams.window import Window
 from bruno.tasks.detector import Detector
+from bruno.trained.batch import RATE
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.states import SET_SEPARATOR, check_one_set, only_name
 from bruno.trained.watch import check_ranks
@@ -49,7 +50,8 @@ class KeyedDetector:
         trained: the model.
         store: a file, created if it does not exist, or ":memory:".
         detector: a detector from `Trained.detector`, or a function that returns one and is called once all
-            other arguments are valid; by default one calibrated at a false-alarm rate of 1 %.
+            other arguments are valid; by default one calibrated at `rate`.
+        rate: false-alarm rate of the default detector; 1 % by default. Another detector has its own rate.
         window: only this many of the latest elements of a set count, at least 20; by default, all do.
         half_life: the weight of an element is halved each time that its set gets this many more elements; by
             default, all weights are 1.
@@ -66,6 +68,7 @@ class KeyedDetector:
         store: str | Path = MEMORY,
         detector: Detector | Callable[[], Detector] | None = None,
         *,
+        rate: float | None = None,
         window: int | None = None,
         half_life: float | None = None,
         within: bool = False,
@@ -74,6 +77,10 @@ class KeyedDetector:
         commit_seconds: float = COMMIT_SECONDS,
         wait: float | None = None,
     ) -> None:
+        if rate is not None:
+            check_rate("rate", rate)
+            if detector is not None:
+                raise ValueError(f"`rate` is for the default detector; got {rate:g} and `detector`. Omit it.")
         check_forgetting(window, half_life, within)
         check_count("commit_rows", commit_rows)
         check_at_least("commit_seconds", commit_seconds, 0)
@@ -88,7 +95,7 @@ class KeyedDetector:
         settings = {"window": window, "half_life": half_life, "within": within}
         self.store = Store(store, fingerprint, settings, wait=WAIT if wait is None else wait)
         try:
-            made = trained.detector() if detector is None else detector
+            made = trained.detector(rate=rate or RATE) if detector is None else detector
             self.detector = made if isinstance(made, Detector) else made()
             if not self._model.is_same(self.detector.model):
                 raise ValueError("`detector` must be of the model of `trained`; got one of another model.")
