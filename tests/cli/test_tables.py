@@ -393,11 +393,14 @@ def test_the_state_of_several_sets_is_resumed(machines):
 def test_a_stream_that_changes_is_reported_with_its_position(machines):
     rows = np.array([60, 60, 60]) + np.random.default_rng(3).normal(0, 1, (90, 3))
     rows[60:, 0] += 8
-    text = "".join(f"{a},{b},{c}\n" for a, b, c in rows * SCALE)
-    Path("changing.csv").write_text("heat,speed,weight\n" + text)
+    lines = [f"{a},{b},{c}\n" for a, b, c in rows * SCALE]
+    lines[:3] = [line.replace(line.split(",")[0], "", 1) for line in lines[:3]]  # these have no rank
+    Path("changing.csv").write_text("heat,speed,weight\n" + "".join(lines))
     output = words(run(*WATCH, "changing.csv", "--threshold", "-3"))
     since = re.search(r"the stream has changed since about its element (\d+)", output)
     assert 55 <= int(since[1]) <= 65
+    assert f"The stream has changed since about element {since[1]}." in output
+    assert values_of("runs/machines", "anomaly")["changed_since"] == {"": int(since[1])}
 
 
 def test_ranks_within_a_set_need_no_calibration(machines):

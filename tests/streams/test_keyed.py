@@ -215,9 +215,9 @@ def test_the_rate_of_the_default_detector_can_be_set(monkeypatch):
 
 def test_a_set_that_changes_is_reported(monkeypatch):
     always = DriftTest(detected=0)
-    monkeypatch.setattr(DriftTest, "add", lambda self, p: DriftTest(position=5, since=3, detected=5))
+    monkeypatch.setattr(DriftTest, "add", lambda self, *_: DriftTest(position=5, since=3, detected=5))
     assert not always.detected
-    with pytest.warns(UserWarning, match=r"'a' has changed"):
+    with pytest.warns(UserWarning, match=r"'a' has changed since about its element 4\."):
         made(count_all=True, within=True).step(["a"], X[:1])
 
 

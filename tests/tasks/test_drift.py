@@ -67,6 +67,15 @@ def test_low_p_values_are_detected_and_dated():
     assert 200 < test.detected < 240
     assert test.since == pytest.approx(200, abs=8)
     assert test.position == 260
+    assert test.changed_at == test.since + 1
+
+
+def test_a_change_is_dated_by_elements_if_some_have_no_p_value():
+    random, every, some = np.random.default_rng(0), DriftTest(), DriftTest()
+    for i, p in enumerate([*random.random(200), *random.random(60) * 0.2], start=1):
+        every, some = every.add(p), some.add(p, i + 10 * (i > 100))
+    assert some.changed_at == every.changed_at + 10
+    assert DriftTest().add(0.5).changed_at is None
 
 
 @pytest.mark.slow

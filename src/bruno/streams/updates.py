@@ -52,7 +52,7 @@ class Updates:
         window: windows of the sets; None without one.
         half_life: number of elements after which an element has half of its weight; None for no forgetting.
         within: keep ranks within sets, and test for drift.
-        drifted: called with the slot of a set that has changed, and the position after which it changed.
+        drifted: called with the slot of a set that has changed, and the element since which it has.
     """
 
     def __init__(
@@ -254,11 +254,11 @@ class Updates:
             slot, one = int(slots[i]), torch.from_numpy(z[i].copy())
             within, drift = self._sets.ranks.get(slot) or Ranks(WithinSet.empty(self._model.dim), DriftTest())
             ranked = within.p_value(self._model, one)
-            after = drift.add(ranked.uniform)
+            after = drift.add(ranked.uniform, int(position[i]) + 1)
             self._sets.ranks[slot] = Ranks(within.add(one), after)
             found[i] = ranked.p
-            if after.detected and not drift.detected:
-                self._drifted(slot, int(position[i]) + 1 - (after.position - after.since))
+            if after.changed_at is not None and not drift.detected:
+                self._drifted(slot, after.changed_at)
         return found
 
 

@@ -99,7 +99,7 @@ class DriftTest:
 
     Attributes:
         wealth: logarithm of the wealth on each bet.
-        position: number of p-values so far.
+        position: position of the latest element with a p-value, from 1.
         gain: logarithm of the gain of the bet on low p-values since that gain was last 0.
         since: position at which that gain was last 0, after which the stream seems to have changed.
         detected: position at which the wealth reached 1/level; 0 if it did not.
@@ -111,10 +111,16 @@ class DriftTest:
     since: int = 0
     detected: int = 0
 
-    def add(self, p: float) -> DriftTest:
-        """The test after another p-value."""
+    @property
+    def changed_at(self) -> int | None:
+        """Position of the first element after the change, about; None if no change was detected."""
+        return self.since + 1 if self.detected else None
+
+    def add(self, p: float, position: int | None = None) -> DriftTest:
+        """The test after another p-value; `position` of its element if some elements have no p-value."""
+        position = self.position + 1 if position is None else position
         if self.detected:
-            return replace(self, position=self.position + 1)
+            return replace(self, position=position)
         total = _log_sum(self.wealth)
         spread = [
             _log_sum((math.log1p(-_JUMP) + own, math.log(_JUMP / len(_BETS)) + total)) for own in self.wealth
@@ -122,7 +128,7 @@ class DriftTest:
         wealth = tuple(
             own + math.log(1 + slope * (p - 0.5)) for own, slope in zip(spread, _BETS, strict=True)
         )
-        position, gain = self.position + 1, max(0.0, self.gain + math.log(1 + _BETS[0] * (p - 0.5)))
+        gain = max(0.0, self.gain + math.log(1 + _BETS[0] * (p - 0.5)))
         detected = position if _log_sum(wealth) >= -math.log(_LEVEL) else 0
         return DriftTest(wealth, position, gain, self.since if gain else position, detected)
 

@@ -235,9 +235,9 @@ class KeyedDetector:
             latents.z[i], latents.log_det[i] = z[0], log_det[0]
             prior[i] = self._updates.prior(z)[0]
 
-    def _warn_of_drift(self, slot: int, since: int) -> None:
+    def _warn_of_drift(self, slot: int, changed_at: int) -> None:
         warnings.warn(
-            f"set {self._sets.name(slot)!r} has changed since about its element {since + 1}. If the "
+            f"set {self._sets.name(slot)!r} has changed since about its element {changed_at}. If the "
             "change is permanent, begin a new set.",
             stacklevel=2,
         )

@@ -193,13 +193,13 @@ class Watch(WatchedStream):
             ranked = within.p_value(model, z)
             within = within.add(z)
             if self.detector.window is None:  # with a window, sets are expected to change
-                drift = drift.add(ranked.uniform)
+                drift = drift.add(ranked.uniform, own.stream.position + 1)
             judgement = self._with_rank(judgement, ranked.p, stream.incomplete)
         self.state = self.state.with_set(group, SetState(stream, within, drift))
         if not counts:
             self.state = self.state.with_excluded(Excluded(element.name, group, z))
-        if drift.detected and not own.drift.detected:
-            self._report_drift(element, group, own.stream.position + 1 - (drift.position - drift.since))
+        if drift.changed_at is not None and not own.drift.detected:
+            self._report_drift(element, group, drift.changed_at)
         return judgement
 
     def _with_rank(self, judgement: Judgement, p: float, incomplete: bool) -> Judgement:
@@ -216,10 +216,10 @@ class Watch(WatchedStream):
         basis: Basis = "estimated" if incomplete else "exact"
         return replace(judgement, p=p, basis=basis, p_within=p, outlier=outlier, threshold=None)
 
-    def _report_drift(self, element: Element, group: str, since: int) -> None:
+    def _report_drift(self, element: Element, group: str, changed_at: int) -> None:
         what = f"{self._trained.group} {group}" if group else "the stream"
         warnings.warn(
-            f"{element.name}: {what} has changed since about its element {since + 1}. If the change is "
+            f"{element.name}: {what} has changed since about its element {changed_at}. If the change is "
             "permanent, begin a new set.",
             stacklevel=3,
         )

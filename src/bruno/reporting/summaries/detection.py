@@ -39,7 +39,8 @@ def _(outcome: Watch) -> Result:
     result = _timeline(
         "anomaly", TITLES["anomaly"], outcome.summary, outcome.kind, "stream", "those before it"
     )
-    changed = {name: one.drift.since for name, one in outcome.state.sets.items() if one.drift.detected}
+    found = {name: one.drift.changed_at for name, one in outcome.state.sets.items()}
+    changed = {name: position for name, position in found.items() if position is not None}
     values = {**result.values, "changed_since": changed}
     result = replace(result, values=values, note=" ".join([result.note, *_on_drift(changed)]))
     return _with_groups(_with_misfit(result, outcome, _rate_of(outcome.detector)), outcome.summary)
@@ -83,7 +84,7 @@ def p_value(judgement: Judgement) -> str:
 
 
 def _on_drift(changed: Mapping[str, int]) -> list[str]:
-    """A sentence on each set that has changed, by the position since which it has."""
+    """A sentence on each set that has changed, by the element since which it has."""
     return [
         f"{f'Set {name!r}' if name else 'The stream'} has changed since about element {since}."
         for name, since in changed.items()
