@@ -65,6 +65,16 @@ def test_a_sheet_has_the_images_in_order_with_rank_p_value_and_score(shape, figu
     assert_readable(figure)
 
 
+def test_a_name_does_not_break_inside_its_extension(figures):
+    images = torch.zeros((28, 1, 28, 28), dtype=torch.uint8)
+    names = [f"{'a' * length}.jpeg" for length in range(3, 31)]
+    outlier_sheet([Outlier(name, -5.0, None, "", False) for name in names], images)
+    shown = texts(figures[0])
+    assert names[0] in shown
+    assert ".jpeg" in shown
+    assert sum(one.endswith(".jpeg") for one in shown) == len(names)
+
+
 def test_a_sheet_needs_an_image_for_each_outlier():
     with pytest.raises(ValueError, match=r"`images` must have 2 values.*got 1"):
         outlier_sheet([ODD, ODD], torch.zeros((1, 1, 4, 4), dtype=torch.uint8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ _GAP, _LINE = 0.16, 0.15  # inches: between columns, and height of a line of a c
 _HEADER, _ROW, _BAR = 0.35, 0.25, 1.5  # inches: height of the header and of a row, length of the longest bar
 _ACROSS = 6  # images in a row
 _OUT_OF_DISTRIBUTION = "out-of-distribution"
+_EXTENSION = re.compile(r"\.\w{1,5}$")  # of a file
 _BASIS = "p-values: = exact, ≈ estimated"
 
 
@@ -103,10 +105,18 @@ def _caption(rank: int, outlier: Outlier, width: float) -> list[tuple[str, str]]
     ]
     if outlier.group:
         lines.append((_fitting(outlier.group, width), COLOURS[5]))
-    name = printable(outlier.name)
+    return lines + [(text, COLOURS[5]) for text in _in_two_lines(printable(outlier.name), width)]
+
+
+def _in_two_lines(name: str, width: float) -> list[str]:
+    """A name in lines of a width in inches, at most two; it does not break inside the extension."""
     first = next((n for n in range(len(name), 0, -1) if text_width(name[:n], _SMALL) <= width), 1)
-    lines.append((name[:first], COLOURS[5]))
-    return lines + [(_fitting(name[first:], width), COLOURS[5])] * (first < len(name))
+    if first == len(name):
+        return [name]
+    extension = _EXTENSION.search(name)
+    if extension is not None and extension.start():
+        first = min(first, extension.start())
+    return [name[:first], _fitting(name[first:], width)]
 
 
 def outlier_chart(outliers: Sequence[Outlier]) -> bytes:
