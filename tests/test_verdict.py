@@ -62,7 +62,11 @@ def test_outliers_are_planted_in_images_and_compared_with_patches_of_pixels(of_d
 
 
 @pytest.mark.parametrize(
-    ("gain", "better", "said"), [(-0.2, False, "THE BASELINE FINDS OUTLIERS"), (0.2, True, "found better")]
+    ("gain", "better", "said"),
+    [
+        (-0.2, False, "Outliers: the baseline is better, distances between patches of pixels. Batches"),
+        (0.2, True, "Outliers: the model is better than the baseline, distances between patches"),
+    ],
 )
 def test_a_verdict_says_what_finds_outliers_better(of_digits, gain, better, said):
     found = replace(of_digits, outliers=replace(of_digits.outliers, area_gain=gain, area_error=0.01))
@@ -70,7 +74,23 @@ def test_a_verdict_says_what_finds_outliers_better(of_digits, gain, better, said
     assert said in summarise(found).note
     unclear = replace(of_digits, outliers=replace(of_digits.outliers, area_gain=gain, area_error=0.2))
     assert unclear.finds_outliers is None
-    assert said not in summarise(unclear).note
+    assert "Outliers: no clear difference from the baseline, distances" in summarise(unclear).note
+
+
+@pytest.mark.parametrize(
+    ("basis", "classes", "said"),
+    [
+        ("unseen classes", 2, "Measured on 2 unseen classes."),
+        (
+            "unseen elements of the training classes",
+            10,
+            "Measured on unseen elements of the 10 training classes.",
+        ),
+        ("the training classes", 1, "Measured on the 1 training class."),
+    ],
+)
+def test_a_verdict_says_how_many_classes_it_was_measured_on(of_digits, basis, classes, said):
+    assert summarise(replace(of_digits, basis=basis, classes=classes)).note.startswith(said)
 
 
 def test_a_seed_gives_the_same_verdict(digits):
@@ -150,14 +170,15 @@ def test_a_model_without_its_data_is_measured_on_other_characters(tmp_path, monk
 
 
 def test_it_says_so_if_the_baseline_is_better(of_digits):
-    assert "Better than the baseline" in summarise(of_digits).note
+    better = "Few-shot accuracy: the model is better than the baseline, nearest neighbours in pixels."
+    assert better in summarise(of_digits).note
     few_shot = of_digits.few_shot
     swapped = replace(of_digits, few_shot=replace(few_shot, model=few_shot.baseline, baseline=few_shot.model))
     assert swapped.beats_baseline is False
-    assert "THE BASELINE IS BETTER" in summarise(swapped).note
+    assert "Few-shot accuracy: the baseline is better, nearest" in summarise(swapped).note
     same = replace(of_digits, few_shot=replace(few_shot, baseline=few_shot.model))
     assert same.beats_baseline is None
-    assert "No clear difference" in summarise(same).note
+    assert "Few-shot accuracy: no clear difference" in summarise(same).note
 
 
 def with_detections(verdict: Verdict, model: dict, baseline: dict, area_gain: float = 0.0) -> Verdict:
@@ -194,7 +215,8 @@ def test_a_kind_of_fault_that_the_baseline_finds_more_often_is_named(table, area
     note = summarise(found).note
     assert said in note
     assert "but the baseline finds 47 % of the rows of another set, the model 5 %." in note
-    assert "No clear difference" not in note
+    assert "Faults: the area under ROC is" in note
+    assert "no clear difference" not in note
     assert "etter" not in note
     assert summarise(found).values["detection_margins"]["row of another set"] == -1
 
@@ -206,10 +228,10 @@ def test_differences_between_kinds_of_fault_are_named_for_both_methods(table):
     assert "The model finds 90 % of the spikes in one column, the baseline 20 %, but the baseline" in note
     better = with_detections(verdict, {spike: 0.9}, {spike: 0.2})
     assert better.beats_baseline is True
-    assert "Better than" in summarise(better).note
+    assert "Faults: the model is better than the baseline" in summarise(better).note
     assert "The model finds 90 % of the spikes" in summarise(better).note
     worse = with_detections(verdict, {spike: 0.2}, {spike: 0.9}, area_gain=-0.1)
-    assert "THE BASELINE IS BETTER" in summarise(worse).note
+    assert "Faults: the baseline is better, a robust" in summarise(worse).note
     assert "It finds 90 % of the spikes" in summarise(worse).note
 
 

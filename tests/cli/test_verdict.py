@@ -14,7 +14,7 @@ TRAIN = ["train", "digits", "--steps", "2", "--out", "new", *SMALL]
 def test_training_ends_with_a_verdict(workplace):
     output = run(*TRAIN, "--verdict")
     assert "Verdict" in output
-    assert "unseen classes: 3" in output
+    assert "Measured on 3 unseen classes." in output
     assert values_of("new", "verdict")["basis"] == "unseen classes"
     run("report", "new")
     assert "gain from conditioning" in Path("new/report.html").read_text()

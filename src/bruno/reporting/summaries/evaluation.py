@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 
 from bruno.finetuning import FineTuningComparison
@@ -172,7 +173,7 @@ def _fault_rows(outcome: Verdict) -> list[tuple[str, str, str]]:
 
 def _conclusions(outcome: Verdict) -> list[str]:
     """What the numbers mean, in sentences."""
-    sentences = [f"Measured on {outcome.basis}: {outcome.classes}."]
+    sentences = [f"Measured on {_measured_on(outcome)}."]
     if outcome.basis == "the training classes":
         sentences.append("No class was held out, so nothing is known about new ones.")
     if outcome.gain is not None and outcome.gain <= 0:
@@ -194,28 +195,33 @@ def _conclusions(outcome: Verdict) -> list[str]:
     return [*sentences, *_on_outliers(outcome), *_comparison(outcome)]
 
 
+def _measured_on(outcome: Verdict) -> str:
+    """The number of classes and in which way they are new to the model, in words."""
+    classes = "classes" if outcome.classes > 1 else "class"
+    words = outcome.basis.replace("classes", classes)
+    return re.sub(rf"(unseen|training) (?={classes})", rf"{outcome.classes} \1 ", words)
+
+
 def _comparison(outcome: Verdict) -> list[str]:
     """Sentences on whether the model or the baseline is better, and at which kinds of fault."""
-    baseline = (
-        f"nearest neighbours of {outcome.few_shot.features}"
-        if outcome.few_shot
-        else "a robust Mahalanobis distance, calibrated in the same way"
-    )
+    measure, baseline = "Faults", "a robust Mahalanobis distance, calibrated in the same way"
+    if outcome.few_shot:
+        measure, baseline = "Few-shot accuracy", f"nearest neighbours in {outcome.few_shot.features}"
     ours, other = _found_more(outcome)
     if outcome.beats_baseline is None:
-        return [f"No clear difference from the baseline, {baseline}."]
+        return [f"{measure}: no clear difference from the baseline, {baseline}."]
     if outcome.beats_baseline:
         named = [f"The model finds {ours}."] * bool(ours and outcome.area_margin == 0)
-        return [f"Better than the baseline, {baseline}.", *named]
+        return [f"{measure}: the model is better than the baseline, {baseline}.", *named]
     if outcome.few_shot or outcome.area_margin < 0:
         named = [f"It finds {other}."] * bool(other) + [f"But the model finds {ours}."] * bool(ours)
         remedies = "Train on more classes or for longer, or use the baseline."
         advice = [] if _seems_contaminated(outcome) else [remedies]
-        return [f"THE BASELINE IS BETTER: {baseline}.", *named, *advice]
+        return [f"{measure}: the baseline is better, {baseline}.", *named, *advice]
     area = "larger than that of the baseline" if outcome.area_margin else "about that of the baseline"
     but = f". The model finds {ours}, but" if ours else ", but"
     return [
-        f"The area under ROC is {area}, {baseline}{but} the baseline finds {other}.",
+        f"{measure}: the area under ROC is {area}, {baseline}{but} the baseline finds {other}.",
         "For these faults, use the baseline.",
     ]
 
@@ -242,14 +248,17 @@ def _found_more(outcome: Verdict) -> tuple[str, str]:
 
 
 def _on_outliers(outcome: Verdict) -> list[str]:
-    """A sentence on whether the model or the baseline finds outliers among images better."""
-    if outcome.finds_outliers is None:
+    """Sentences on whether the model or the baseline finds outliers among images better."""
+    if outcome.outliers is None:
         return []
+    baseline = "distances between patches of pixels"
+    if outcome.finds_outliers is None:
+        return [f"Outliers: no clear difference from the baseline, {baseline}."]
     if outcome.finds_outliers:
-        return ["Outliers are found better than by distances between patches of pixels."]
+        return [f"Outliers: the model is better than the baseline, {baseline}."]
     return [
-        "THE BASELINE FINDS OUTLIERS BETTER: distances between patches of pixels. They judge batches of "
-        "images; the model judges streams."
+        f"Outliers: the baseline is better, {baseline}. Batches of images are judged by them, streams by the "
+        "model."
     ]
 
 
