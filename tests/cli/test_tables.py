@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch.testing import assert_close
 
 import bruno
 from bruno.tasks import GroupCalibration
@@ -70,6 +72,23 @@ def test_the_column_that_makes_an_outlier_is_named(machines):
     assert found.lowest(1)[0][0][0] == "heat"
     inliers = [f"stream.csv, line {line}" for line in range(2, 32) if line != 27]
     assert not set(values["names"]) & set(inliers)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_score_that_was_judged_is_explained(machines, missing):
+    """Outliers that count are not in their own evidence; inliers below the cutoff do not count."""
+    rows = machines.rows[30].copy()
+    rows[[3, 4, 5, 6], 1] += [4.0, 5.0, 6.0, 7.0]
+    rows[9, 0] = np.nan if missing else rows[9, 0]
+    trained = bruno.open("runs/machines", device="cpu")
+    for settings in ({"rate": 0.3}, {"rate": 0.01}, {"threshold": 2.0}, {"rate": 0.3, "count_all": True}):
+        batch = trained.judge_batch(rows, one_set=True, explain=True, **settings)
+        found, shown = batch.explanation, batch.outliers.elements
+        assert found.names == tuple(one.name for one in shown)
+        judged = torch.tensor([one.judgement.score for one in shown]).double()
+        assert_close(found.scores, judged, atol=1e-4, rtol=1e-5)
+        sums = [sum(one.judgement.contributions.values()) for one in shown]
+        assert_close(torch.tensor(sums).double(), found.scores - found.baseline, atol=1e-4, rtol=1e-5)
 
 
 def test_the_representation_of_a_model_names_its_columns(machines):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,11 +15,11 @@ from torch import Generator, Tensor
 from bruno.arrays import ArrayLike, as_tensor
 from bruno.checks import check_whole
 from bruno.data.sampling import SetSampler
-from bruno.model import Bruno, Encoded
+from bruno.model import Bruno, Encoded, Posterior
 from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
 from bruno.tasks.evaluation import steps_and_prior
-from bruno.tasks.robust_evidence import Cutoffs, batch_scores, shortfall
+from bruno.tasks.robust_evidence import Cutoffs, batch_scores, evidence_within, shortfall
 
 # --- scores ----------------------------------------------------------------------------------------------
 
@@ -139,6 +140,44 @@ class Judgement:
     p_within: float | None = None
     contributions: dict[str, float] | None = None
 
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Sorts judgements, the most unusual first: out-of-distribution, then by p-value, then by score."""
+        return not self.out_of_distribution, 1.0 if self.p is None else self.p, self.score
+
+
+class JudgedSet(tuple[Judgement, ...]):
+    """The judgements of a complete set, in its order, and the evidence that they were given.
+
+    Attributes:
+        z: latents of the elements.
+        counts: whether each element counts as evidence for the others.
+    """
+
+    z: Float[Tensor, "n dim"]
+    counts: Bool[Tensor, " n"]
+
+    @classmethod
+    def of(
+        cls, judgements: Iterable[Judgement], z: Float[Tensor, "n dim"], counts: Bool[Tensor, " n"]
+    ) -> JudgedSet:
+        """The judgements with the latents of all elements, and which of them count."""
+        found = cls(judgements)
+        found.z, found.counts = z, counts
+        return found
+
+    @classmethod
+    def unjudged(cls, model: Bruno) -> JudgedSet:
+        """The set of a single element, which has no others to be judged by."""
+        z = torch.zeros((1, model.dim), device=model.device)
+        return cls.of([Judgement(0.0, 0, None, False, False)], z, z.new_zeros(1, dtype=torch.bool))
+
+    def given(self, model: Bruno, i: int) -> Posterior:
+        """The posterior that element i was judged given: that of all others that count."""
+        others = self.counts.clone()
+        others[i] = False
+        return Posterior(model, evidence_within(self.z, others))
+
 
 @torch.no_grad()
 def judge_batch(
@@ -154,7 +193,7 @@ def judge_batch(
     criterion: BatchCriterion = "score",
     false_discovery_rate: float | None = None,
     imputed: bool = False,
-) -> tuple[Judgement, ...]:
+) -> JudgedSet:
     """Judge each element of a complete set (n, *shape), n ≥ 2, given all others that count.
 
     Args:
@@ -190,17 +229,17 @@ def judge_batch(
     given = scores.masked_fill(beyond, -math.inf).double().cpu()
     if not isinstance(threshold, GroupScores):
         found = zip(scores.tolist(), seen, given < float(threshold), beyond.tolist(), strict=True)
-        return tuple(
-            Judgement(score, n, float(threshold), bool(low) or out, out) for score, n, low, out in found
-        )
+        plain = (Judgement(score, n, float(threshold), bool(low) or out, out) for score, n, low, out in found)
+        return JudgedSet.of(plain, z, counts)
     given = given if scale is None else scale.standardised(given)
     decided = _decide(given.numpy(), threshold, rate, false_discovery_rate, imputed)
     limit = decided.limit if scale is None else scale.in_nats(decided.limit)
     values = zip(scores.tolist(), seen, decided.flagged, beyond.tolist(), decided.p.tolist(), strict=True)
-    return tuple(
+    judged = (
         Judgement(score, others, limit, bool(outlier) or out, out, value, decided.basis)
         for score, others, outlier, out, value in values
     )
+    return JudgedSet.of(judged, z, counts)
 
 
 class _Decisions(NamedTuple):

@@ -13,6 +13,8 @@ from bruno.arrays import NumpyResult
 from bruno.model import Posterior
 from bruno.tasks.anomaly import Judgement
 
+EXTREMES = 24  # of the most unusual outliers, and of the most typical inliers, are kept
+
 # The fields of a judgement that have an array, and its type.
 _JUDGED: dict[str, type] = {
     "score": float,
@@ -43,12 +45,6 @@ class JudgedElement(NamedTuple):
     judgement: Judgement
     group: str = ""
     given: Posterior | None = None
-
-    @property
-    def rank(self) -> tuple[bool, float, float]:
-        """Sorts elements, the most unusual first: out-of-distribution, then by p-value, then by score."""
-        judgement = self.judgement
-        return not judgement.out_of_distribution, 1.0 if judgement.p is None else judgement.p, judgement.score
 
 
 class NamedJudgement(NamedTuple):
@@ -94,7 +90,7 @@ class StreamSummary(NumpyResult):
         extremes: number of the most unusual outliers, and of inliers with the highest scores, to keep.
     """
 
-    def __init__(self, *, latest: int | None = 100_000, extremes: int = 24) -> None:
+    def __init__(self, *, latest: int | None = 100_000, extremes: int = EXTREMES) -> None:
         self.count = self.outliers = self.out_of_distribution = 0
         self.groups: dict[str, GroupSummary] = {}
         self.latest: deque[tuple[str, Judgement]] = deque(maxlen=latest)
@@ -118,7 +114,8 @@ class StreamSummary(NumpyResult):
         self.latest_groups.append(group)
         element = JudgedElement(self.count, name, x, judgement, group, given)
         if judgement.outlier:
-            self._outliers = sorted([*self._outliers, element], key=lambda one: one.rank)[: self._extremes]
+            found = sorted([*self._outliers, element], key=lambda one: one.judgement.rank)
+            self._outliers = found[: self._extremes]
         else:
             self._inliers.append(element)
             self._inliers.sort(key=lambda one: -one.judgement.score)

@@ -17,16 +17,16 @@ from bruno.data.columns import consecutive_sets
 from bruno.data.reader import ElementReader, collected
 from bruno.kinds import Kind
 from bruno.model import Bruno, Posterior
-from bruno.tasks.anomaly import Judgement, judge_batch
+from bruno.tasks.anomaly import JudgedSet, Judgement, judge_batch
 from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.explanation import Explanation
 from bruno.tasks.progress import Progress
-from bruno.tasks.stream_summary import NamedJudgement, StreamSummary
+from bruno.tasks.stream_summary import EXTREMES, NamedJudgement, StreamSummary
 from bruno.trained.base import Source, warn_of_unreadable
 from bruno.trained.calibration import CalibrationJobs, report_basis
 from bruno.trained.data import Data
-from bruno.trained.explanation import explain_outliers, lowest_outliers
+from bruno.trained.explanation import OutlierExplainer
 from bruno.trained.outliers import Outliers
 from bruno.trained.stream_elements import grouped_elements
 
@@ -49,8 +49,7 @@ class BatchJudgement(NumpyResult):
         rate: the false-alarm rate; None with a fixed threshold or a false-discovery rate.
         advice: the command that calibrates on clean data.
         criterion: what the p-values compare: "score", or "patches", the distances between patches of pixels.
-        explanation: explanation of the outliers with the lowest scores; None if not requested, or if there
-            are no outliers.
+        explanation: explanation of the most unusual outliers; None if not requested, or if there are none.
         has_consecutive_sets: whether the sets are consecutive rows of a table without a group column.
     """
 
@@ -88,6 +87,13 @@ class _Batch(NamedTuple):
     has_consecutive_sets: bool
 
 
+class _Place(NamedTuple):
+    """The judged set of an element, and its place in the set."""
+
+    own: JudgedSet
+    place: int
+
+
 class BatchJobs(CalibrationJobs):
     """The outlier detection of a trained model in complete batches."""
 
@@ -120,7 +126,7 @@ class BatchJobs(CalibrationJobs):
             threshold: flag scores below this instead of calibrating.
             count_all: condition on every other element; by default, outliers are excluded from the evidence.
             false_discovery_rate: flag by Benjamini–Hochberg at this rate, in each set, instead of `rate`.
-            explain: explain the 20 outliers with the lowest scores, given the elements that are not flagged.
+            explain: explain the 24 most unusual outliers, each given the evidence that it was judged given.
             data: calibrate on this instead of the calibration that is kept with the model.
             one_set: judge all elements as one set, even if the model was trained on several.
             group: the group column, if it has another name than in training.
@@ -138,12 +144,15 @@ class BatchJobs(CalibrationJobs):
         if threshold is None:
             found = self.calibration(data, invert=invert, seed=seed, progress=progress)
         sets = list(_members(elements, one_set).values())
-        judged = self._judge_sets(read, sets, found, threshold or 0.0, rate, count_all, false_discovery_rate)
-        explanation = self._explained(elements, judged, sets, found, seed) if explain else None
+        places = self._judge_sets(read, sets, found, threshold or 0.0, rate, count_all, false_discovery_rate)
+        judged = [own[place] for own, place in places]
+        given = self._given(places, judged)
+        summary = _summary(elements, judged, one_set, given)
+        explanation = self._explained(summary, found, seed) if explain else None
         if explanation is not None:
-            for i, parts in zip(lowest_outliers(judged), explanation.by_feature, strict=True):
-                judged[i] = replace(judged[i], contributions=parts)
-        summary = self._batch_summary(elements, judged, one_set)
+            for one, parts in zip(summary.most_unusual, explanation.by_feature, strict=True):
+                judged[one.position - 1] = replace(one.judgement, contributions=parts)
+            summary = _summary(elements, judged, one_set, given)
         asked = rate if found and false_discovery_rate is None else None
         criterion = found.criterion if found else "score"
         advice, in_order = self.calibration_command, read.has_consecutive_sets
@@ -173,18 +182,18 @@ class BatchJobs(CalibrationJobs):
         rate: float,
         count_all: bool,
         false_discovery_rate: float | None,
-    ) -> dict[int, Judgement]:
-        """The judgement of each element by its position; logs which rates the calibration supports.
+    ) -> list[_Place]:
+        """The judgement of each element, in its set; logs which rates the calibration supports.
 
         Without a calibration, scores are compared with the threshold.
         """
-        judged: dict[int, Judgement] = {}
+        places: dict[int, _Place] = {}
         for members in sets:
             x = torch.stack([batch.elements[i].x for i in members]).to(self.device)
             if len(x) < 2:
-                judged[members[0]] = Judgement(0.0, 0, None, False, False)
+                places[members[0]] = _Place(JudgedSet.unjudged(self.model), 0)
                 continue
-            judgements = judge_batch(
+            own = judge_batch(
                 self.model,
                 x,
                 found.batch(len(x), count_all=count_all) if found else threshold,
@@ -197,7 +206,7 @@ class BatchJobs(CalibrationJobs):
                 criterion=found.criterion if found else "score",
                 false_discovery_rate=false_discovery_rate if found else None,
             )
-            judged |= dict(zip(members, judgements, strict=True))
+            places |= {i: _Place(own, place) for place, i in enumerate(members)}
         if found:
             largest = max(map(len, sets))
             scores = found.batch(largest, count_all=count_all)
@@ -205,36 +214,30 @@ class BatchJobs(CalibrationJobs):
             incomplete = sum(any(batch.incomplete[i] for i in members) for members in sets)
             if incomplete and not scores.incomplete:
                 _log.info(_MISSING_NUMBERS, incomplete, len(sets))
-        return judged
+        return [places[i] for i in range(len(places))]
+
+    def _given(self, places: list[_Place], judged: list[Judgement]) -> dict[int, Posterior]:
+        """The posteriors that the most unusual outliers were judged given, by position."""
+        outliers = [i for i, one in enumerate(judged) if one.outlier]
+        shown = sorted(outliers, key=lambda i: judged[i].rank)[:EXTREMES]
+        return {i: places[i].own.given(self.model, places[i].place) for i in shown}
 
     def _explained(
-        self,
-        elements: list[Element],
-        judged: Mapping[int, Judgement],
-        sets: list[list[int]],
-        found: GroupCalibration | None,
-        seed: int,
+        self, summary: StreamSummary, found: GroupCalibration | None, seed: int
     ) -> Explanation | None:
-        """What makes the outliers with the lowest scores unusual; None if there are no outliers."""
+        """What makes the most unusual outliers unusual; None if there are no outliers."""
         reference = found.reference if found else -math.inf
-        return explain_outliers(
-            self.model, elements, judged, sets, self.columns, reference=reference, seed=seed
-        )
+        return OutlierExplainer(self.columns, reference, seed).explain(summary.most_unusual)
 
-    def _batch_summary(
-        self, elements: list[Element], judged: Mapping[int, Judgement], one_set: bool
-    ) -> StreamSummary:
-        """The summary of the judgements; outliers have the posterior given the inliers of their set."""
-        given: dict[str, Posterior] = {}
-        for group, members in _members(elements, one_set).items():
-            inliers = [elements[i].x for i in members if not judged[i].outlier]
-            if 0 < len(inliers) < len(members) and not self.model.kind.is_images:
-                given[group] = self.model.condition(torch.stack(inliers).to(self.device))
-        summary = StreamSummary(latest=None)
-        for i, element in enumerate(elements):
-            group = "" if one_set else element.group
-            summary.add(element.name, element.x, judged[i], group, given.get(group, self.model.prior()))
-        return summary
+
+def _summary(
+    elements: list[Element], judged: list[Judgement], one_set: bool, given: Mapping[int, Posterior]
+) -> StreamSummary:
+    """The summary of the judgements; `given` are the posteriors that the most unusual were judged given."""
+    summary = StreamSummary(latest=None)
+    for i, (element, judgement) in enumerate(zip(elements, judged, strict=True)):
+        summary.add(element.name, element.x, judgement, "" if one_set else element.group, given.get(i))
+    return summary
 
 
 def _completed(model: Bruno, elements: list[Element], one_set: bool) -> list[Element]:

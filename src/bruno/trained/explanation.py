@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bruno.data import Element
-from bruno.model import Bruno, Posterior
-from bruno.process import Evidence
-from bruno.tasks.anomaly import Judgement
+from bruno.model import Posterior
 from bruno.tasks.explanation import Explanation, explain
 from bruno.tasks.progress import Progress
 from bruno.tasks.set_scores import Criterion
-from bruno.tasks.stream_summary import StreamSummary
+from bruno.tasks.stream_summary import JudgedElement
 from bruno.trained.base import Source
 from bruno.trained.calibration import CalibrationJobs
-
-_MAX_EXPLAINED = 20  # outliers of a batch; those with the lowest scores are explained
 
 
 class ExplanationJobs(CalibrationJobs):
@@ -71,12 +66,12 @@ class ExplanationJobs(CalibrationJobs):
 
 
 @dataclass(frozen=True, eq=False)
-class StreamExplainer:
-    """Explains the outliers of a stream, each given its set before it.
+class OutlierExplainer:
+    """Explains outliers, each given the evidence that it was judged given.
 
     Attributes:
         columns: names of the columns.
-        reference: log p(x) of a typical element, from the detector.
+        reference: log p(x) of a typical element, from the calibration.
         seed: seed of the orders and draws.
     """
 
@@ -88,55 +83,14 @@ class StreamExplainer:
         """The contributions to the scores of elements (n, *shape), given a batch of n sets."""
         return self._explain(given, x).by_feature
 
-    def most_unusual(self, summary: StreamSummary) -> Explanation | None:
-        """Explain the most unusual elements of a summary; None if there are none."""
-        elements = [one for one in summary.most_unusual if one.given is not None][:_MAX_EXPLAINED]
-        if not elements:
+    def explain(self, outliers: Sequence[JudgedElement]) -> Explanation | None:
+        """Explain outliers of which it is known what they were judged given; None if there are none."""
+        known = [(one, one.given) for one in outliers if one.given is not None]
+        if not known:
             return None
-        given = Posterior.stack([one.given for one in elements if one.given is not None])
-        x = torch.stack([one.x for one in elements])
-        return self._explain(given, x, [one.name for one in elements])
+        given = Posterior.stack([given for _, given in known])
+        return self._explain(given, torch.stack([one.x for one, _ in known]), [one.name for one, _ in known])
 
     def _explain(self, given: Posterior, x: Tensor, names: Sequence[str] = ()) -> Explanation:
         x = x.to(given.model.device)
         return explain(given, x, reference=self.reference, features=self.columns, names=names, seed=self.seed)
-
-
-def explain_outliers(
-    model: Bruno,
-    elements: Sequence[Element],
-    judged: Mapping[int, Judgement],
-    sets: Sequence[Sequence[int]],
-    columns: Sequence[str],
-    *,
-    reference: float,
-    seed: int,
-) -> Explanation | None:
-    """Explain the outliers of sets, each given the elements of its set that are not flagged.
-
-    At most 20 are explained, those with the lowest scores; None if there are none.
-    """
-    own = {i: members for members in sets for i in members}
-    flagged = lowest_outliers(judged)
-    if not flagged:
-        return None
-    given = {id(own[i]): _evidence(model, elements, judged, own[i]) for i in flagged}
-    posterior = Posterior(model, Evidence.stack([given[id(own[i])] for i in flagged]))
-    x = torch.stack([elements[i].x for i in flagged]).to(model.device)
-    names = [elements[i].name for i in flagged]
-    return explain(posterior, x, reference=reference, features=columns, names=names, seed=seed)
-
-
-def lowest_outliers(judged: Mapping[int, Judgement]) -> list[int]:
-    """Positions of the outliers that `explain_outliers` explains, in its order."""
-    flagged = (i for i, one in judged.items() if one.outlier)
-    return sorted(flagged, key=lambda i: judged[i].score)[:_MAX_EXPLAINED]
-
-
-def _evidence(
-    model: Bruno, elements: Sequence[Element], judged: Mapping[int, Judgement], members: Sequence[int]
-) -> Evidence:
-    inliers = [elements[i].x for i in members if not judged[i].outlier]
-    if not inliers:
-        return Evidence.empty(model.dim, device=model.device)
-    return Evidence.of(model.latents(torch.stack(inliers).to(model.device)))

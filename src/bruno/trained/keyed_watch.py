@@ -24,7 +24,7 @@ from bruno.tasks.detector import Detector
 from bruno.trained.arrivals import batches, batches_as_they_arrive
 from bruno.trained.base import Source, are_paths, warn_of_unreadable
 from bruno.trained.detection import DetectionJobs
-from bruno.trained.explanation import StreamExplainer
+from bruno.trained.explanation import OutlierExplainer
 from bruno.trained.keyed import COMMIT_ROWS, COMMIT_SECONDS, KeyedDetector
 from bruno.trained.watch import Judged, WatchedStream
 
@@ -67,7 +67,7 @@ class KeyedWatch(WatchedStream):
         self._paths = _checked_paths(stream, reader)
         self.keyed = make()
         self.repeated = 0
-        self._explainer = StreamExplainer(trained.columns, self.detector.reference) if explain else None
+        self._explainer = OutlierExplainer(trained.columns, self.detector.reference) if explain else None
         self._names_columns = trained.model.imputer is not None  # of outliers, given their sets
 
     @property

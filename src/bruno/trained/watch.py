@@ -29,7 +29,7 @@ from bruno.tasks.stream_evidence import StreamEvidence, may_count
 from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.base import Source, warn_of_unreadable
 from bruno.trained.data import TrainedData
-from bruno.trained.explanation import StreamExplainer
+from bruno.trained.explanation import OutlierExplainer
 from bruno.trained.outliers import Outliers
 from bruno.trained.states import Excluded, SetState, WatchState
 from bruno.trained.stream_elements import grouped_elements
@@ -47,7 +47,7 @@ class Judged(NamedTuple):
 class WatchedStream:
     """The outliers of a stream while it is watched; base of `Watch` and `KeyedWatch`."""
 
-    _explainer: StreamExplainer | None
+    _explainer: OutlierExplainer | None
 
     def __init__(self, trained: TrainedData) -> None:
         self.summary, self.kind = StreamSummary(), trained.kind
@@ -61,7 +61,7 @@ class WatchedStream:
     @property
     def explanation(self) -> Explanation | None:
         """The explanation of the most unusual elements; None if not requested, or if there are none."""
-        return self._explainer.most_unusual(self.summary) if self._explainer else None
+        return self._explainer.explain(self.summary.most_unusual) if self._explainer else None
 
 
 class Watch(WatchedStream):
@@ -117,7 +117,7 @@ class Watch(WatchedStream):
             self.detector = replace(self.detector, densities=densities_of(trained.model))
         if within:
             check_ranks(self.detector)
-        self._explainer = StreamExplainer(trained.columns, self.detector.reference) if explain else None
+        self._explainer = OutlierExplainer(trained.columns, self.detector.reference) if explain else None
         self.state = resumed or WatchState()
         if before is not None:
             self._condition_on(before)
