@@ -167,6 +167,19 @@ def test_outliers_are_explained_on_request(stream, store):
 
 
 @pytest.mark.parametrize("store", [["--store", "s.db"], []], ids=["store", "state"])
+def test_the_score_of_a_broken_row_without_evidence_is_explained(stream, store):
+    """The first row of a set is judged by log p(x) alone, compared with a typical row."""
+    Path("stream.csv").write_text(HEADER + "0,m1,-9999,60\n" + "".join(stream[:9]))
+    command = ["anomaly", "watch", "run", "stream.csv", *store, "--rate", "0.05", "--explain", "--json"]
+    first, *_ = [json.loads(line) for line in run(*command).splitlines() if line.startswith("{")]
+    assert (first["seen"], first["p"], first["out_of_distribution"]) == (0, None, True)
+    assert first["score"] < -10
+    found = values_of("run", "explanation")
+    assert found["scores"][0] == pytest.approx(first["score"], rel=1e-4)
+    assert first["contributions"]["heat"] < min(-10, first["contributions"]["speed"])
+
+
+@pytest.mark.parametrize("store", [["--store", "s.db"], []], ids=["store", "state"])
 def test_the_most_unusual_column_of_outliers_is_named(stream, store):
     """Line 72 is far in both columns; line 73 in one; in line 74 a cell is missing."""
     machine, *rest = stream[71].split(",")[1:]

@@ -117,8 +117,7 @@ class Updates:
             for i in np.flatnonzero(counts & ~is_young).tolist():
                 self._window.add(int(slots[i]), z[i : i + 1])
         p_within = self._rank(slots, z, position, usable) if self._within else None
-        # `shortfall`, in numpy; without evidence the score is 0.
-        score = np.where(seen > 0, score - np.maximum(self._reference - prior - log_det, 0.0), score)
+        score = score - np.maximum(self._reference - prior - log_det, 0.0)  # `shortfall`, in numpy
         return Update(score, seen, position, beyond, counts, p_within)
 
     def _advance_one(self, slot: int, z: Float[np.ndarray, " dim"], log_det: float, prior: float) -> Update:
@@ -136,8 +135,7 @@ class Updates:
         sets.position[slot] = position + 1
         if counts:
             self._count(slot, z)
-        if seen > 0:
-            score -= max(self._reference - prior - log_det, 0.0)
+        score -= max(self._reference - prior - log_det, 0.0)
         found = (np.array([score]), np.array([seen]), np.array([position]), np.array([beyond]))
         return Update(*found, np.array([counts]), None)
 

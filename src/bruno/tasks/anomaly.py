@@ -117,8 +117,8 @@ class Judgement:
     """The score of an element, its p-value, and whether it is an outlier.
 
     Attributes:
-        score: log p(x | evidence) − log p(x), minus the `shortfall` of log p(x); 0 without evidence. For a
-            batch of images that is judged by patches, the score from `patch_scores`.
+        score: log p(x | evidence) − log p(x), minus the `shortfall` of log p(x), which is all without
+            evidence. For a batch of images that is judged by patches, the score from `patch_scores`.
         seen: number of other elements in the evidence.
         threshold: the score below which it is an outlier; None during warm-up.
         outlier: whether the score is below the threshold or the element is out-of-distribution.

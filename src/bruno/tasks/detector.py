@@ -141,8 +141,7 @@ class Detector:
         else:  # another one may have left the window
             limit = -math.inf if cutoffs is None else cutoffs.at(state.evidence.count).item()
             counts = bool(usable) and score.item() >= limit
-        if state.evidence.count > 0:
-            score = score - shortfall(prior + log_det, self.reference)
+        score = score - shortfall(prior + log_det, self.reference)
         return Step(self._judge(score.item(), bool(beyond), state), after, z, counts)
 
     def _judge(self, score: float, beyond: bool, state: StreamEvidence) -> Judgement:
