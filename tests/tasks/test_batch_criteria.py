@@ -9,14 +9,16 @@ from bruno import Bruno
 from bruno.checkpoint import read, write
 from bruno.config import FlowConfig, ModelConfig
 from bruno.data.synthetic_tiles import simulate_tiles
+from bruno.reporting.summaries import summarise
 from bruno.tasks import batch_criteria
 from bruno.tasks.anomaly import judge_batch
-from bruno.tasks.batch_criteria import SetScale, patch_scores
+from bruno.tasks.batch_criteria import PatchGrid, SetScale, patch_maps, patch_scores
 from bruno.tasks.calibration import GroupCalibration, fixed_cutoffs
 from bruno.tasks.groups import Groups
 from bruno.tasks.metrics import roc_auc
 from bruno.tasks.planted_outliers import OUTLIERS, measure_planted_outliers
 from bruno.tasks.robust_evidence import batch_scores
+from bruno.trained import Trained
 
 SIZE, TILES = 8, 10
 
@@ -106,6 +108,42 @@ def test_two_defects_that_are_alike_do_not_hide_each_other():
     x = torch.zeros(8, 1, 16, 16) + 10 * torch.rand(8, 1, 16, 16, generator=seeded())
     x[:2, :, 4:8, 4:8] = 200
     assert sorted(patch_scores(x).argsort()[:2].tolist()) == [0, 1]
+
+
+def test_a_map_is_lowest_where_the_defect_is():
+    x = torch.zeros(8, 1, 32, 32) + 10 * torch.rand(8, 1, 32, 32, generator=seeded())
+    x[2, :, 8:16, 20:28] = 200
+    maps, grid = patch_maps(x), PatchGrid.of(32, 32)
+    assert (grid.size, grid.step, maps.shape[1:]) == ((8, 8), (2, 2), grid.places)
+    assert divmod(int(maps[2].argmin()), grid.places[1]) == (8 // 2, 20 // 2)
+    torch.testing.assert_close(maps.flatten(1).amin(1), patch_scores(x), rtol=0, atol=0)
+
+
+def test_the_patches_that_judged_a_set_are_reported(model):
+    x = sets_of(1, seed=4, defects=4)[0]
+    found = judged(model, calibrated(model, "patches"), x)
+    scores = torch.tensor([one.score for one in found])
+    assert torch.equal(found.patches.flatten(1).amin(1), scores)
+    assert judged(model, calibrated(model, "score"), x).patches is None
+
+
+def test_outliers_are_explained_by_the_patches_that_judged_them(model, monkeypatch):
+    calibration = calibrated(model, "patches")
+    monkeypatch.setattr(Trained, "calibration", lambda self, *_, **__: calibration)
+    x = sets_of(1, seed=4, defects=4)[0]
+    found = Trained(model, None, Path("nowhere")).judge_batch(x, rate=0.3, explain=True)
+    outliers = found.outliers.elements
+    assert outliers
+    assert found.explanation.names == tuple(one.name for one in outliers)
+    assert found.explanation.scores.tolist() == [one.judgement.score for one in outliers]
+    for one in outliers:
+        assert min(one.judgement.contributions.values()) == one.judgement.score
+    assert "in nats" not in summarise(found.explanation).note
+    by_score = replace(calibration, criterion="score", _kept={})
+    monkeypatch.setattr(Trained, "calibration", lambda self, *_, **__: by_score)
+    found = Trained(model, None, Path("nowhere")).judge_batch(x, rate=0.3, explain=True)
+    scores = torch.tensor([one.judgement.score for one in found.outliers.elements])
+    torch.testing.assert_close(found.explanation.scores.float(), scores, rtol=1e-4, atol=1e-2)
 
 
 def test_a_patch_may_be_shifted_by_a_step():

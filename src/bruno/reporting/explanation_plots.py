@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _BARS = 10  # columns of an element, those with the largest contributions
 _ACROSS = 4  # images with their maps in a row
+_NUMBERED = 8  # rows or columns of a map that have a number, at most
 _UNIT = "contribution to the score (nats)"
 
 
@@ -89,17 +90,50 @@ def contribution_maps(
         images: the images.
         maps: contributions of the patches.
     """
+    limit = float(np.abs(maps).max(initial=1e-9))
+    return _maps(titles, images, maps, _UNIT, cmap="RdBu", vmin=-limit, vmax=limit)
+
+
+def patch_score_maps(
+    titles: Sequence[str],
+    images: UInt8[Tensor, "n channels height width"],
+    maps: Float[np.ndarray, "n down across"],
+) -> bytes:
+    """Images, and below each the scores of its patches, of at most 0: dark patches make it an outlier.
+
+    Args:
+        titles: name of each image.
+        images: the images.
+        maps: scores of the patches.
+    """
+    lowest = float(maps.min(initial=-1e-9))
+    return _maps(titles, images, maps, "score of a patch (typical: −1)", cmap="Reds_r", vmin=lowest, vmax=0)
+
+
+def _maps(
+    titles: Sequence[str],
+    images: UInt8[Tensor, "n channels height width"],
+    maps: Float[np.ndarray, "n down across"],
+    label: str,
+    **colours: Any,
+) -> bytes:
+    """Images, and below each its map, with the numbers of rows and columns."""
     check_lengths(titles, {"images": images, "maps": maps})
     across, rows = min(_ACROSS, len(titles)), math.ceil(len(titles) / _ACROSS)
     figure = new_figure(width=1.7 * across, height=3.5 * rows)
     cells = figure.subplots(2 * rows, across, squeeze=False)
-    limit = float(np.abs(maps).max(initial=1e-9))
     for cell in cells.flat:
         cell.set_axis_off()
     for i, title in enumerate(titles):
         above, below = (cells[2 * (i // across) + j, i % across] for j in range(2))
         show_image(above, images[i])
         above.set_title(shortened(title, 20), fontsize=8, loc="left", parse_math=False)
-        shown = below.imshow(maps[i], cmap="RdBu", vmin=-limit, vmax=limit)
-    figure.colorbar(shown, ax=cells, shrink=0.5, label=_UNIT)
+        shown = below.imshow(maps[i], **colours)
+        below.set_axis_on()
+        for axis, count in zip((below.yaxis, below.xaxis), maps[i].shape, strict=True):
+            ticks = range(0, count, math.ceil(count / _NUMBERED))
+            axis.set_ticks(ticks, [str(tick + 1) for tick in ticks], fontsize=6)
+        below.tick_params(length=0, pad=1)
+        below.spines[:].set_color(PALE)
+    figure.colorbar(shown, ax=cells, shrink=0.5, label=label)
     return to_png(figure)

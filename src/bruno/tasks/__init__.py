@@ -26,7 +26,7 @@ from bruno.tasks.detector import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.evaluation import BitsPerDim, measure_bits_per_dim
-from bruno.tasks.explanation import Explanation, explain
+from bruno.tasks.explanation import Explanation, PatchExplanation, explain
 from bruno.tasks.familiarity import Familiarity
 from bruno.tasks.few_shot import (
     FewShotComparison,
@@ -110,6 +110,7 @@ __all__ = [  # noqa: RUF022
     "unusual_column",
     # explanations
     "Explanation",
+    "PatchExplanation",
     "explain",
     # retrieval
     "Index",

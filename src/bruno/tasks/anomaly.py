@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from bruno.arrays import ArrayLike, as_tensor
 from bruno.checks import check_whole
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Encoded, Posterior
-from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_scores
+from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_maps
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
 from bruno.tasks.evaluation import steps_and_prior
 from bruno.tasks.robust_evidence import Cutoffs, batch_scores, evidence_within, shortfall
@@ -127,7 +127,7 @@ class Judgement:
         basis: basis of the p-value, "exact" or "estimated"; None without a p-value.
         p_within: p-value within the set (`WithinSet`), for streams in which every element counts.
         contributions: contribution of each column, or patch of an image, to the score, if requested; see
-            `explain`.
+            `explain`. For a batch that is judged by patches, the score of each patch, see `patch_maps`.
     """
 
     score: float
@@ -152,18 +152,24 @@ class JudgedSet(tuple[Judgement, ...]):
     Attributes:
         z: latents of the elements.
         counts: whether each element counts as evidence for the others.
+        patches: the score of each patch, for images that were judged by patches; otherwise None.
     """
 
     z: Float[Tensor, "n dim"]
     counts: Bool[Tensor, " n"]
+    patches: Float[Tensor, "n down across"] | None
 
     @classmethod
     def of(
-        cls, judgements: Iterable[Judgement], z: Float[Tensor, "n dim"], counts: Bool[Tensor, " n"]
+        cls,
+        judgements: Iterable[Judgement],
+        z: Float[Tensor, "n dim"],
+        counts: Bool[Tensor, " n"],
+        patches: Float[Tensor, "n down across"] | None = None,
     ) -> JudgedSet:
-        """The judgements with the latents of all elements, and which of them count."""
+        """The judgements with what they were based on."""
         found = cls(judgements)
-        found.z, found.counts = z, counts
+        found.z, found.counts, found.patches = z, counts, patches
         return found
 
     @classmethod
@@ -220,9 +226,10 @@ def judge_batch(
     usable = ~beyond if (~beyond).sum() >= 2 else torch.ones_like(beyond)  # others are flagged in any case
     scores, counts = batch_scores(model, z, used, usable)
     scores = scores - shortfall(log_prob, reference)
-    scale = None
+    scale = patches = None
     if isinstance(threshold, GroupScores) and criterion == "patches":
-        scores = patch_scores(x.to(z.device))
+        patches = patch_maps(x.to(z.device))
+        scores = patches.flatten(1).amin(1)
     elif isinstance(threshold, GroupScores) and model.kind.is_images:
         scale = SetScale.of(scores.double().cpu())
     seen = (counts.sum() - counts.long()).tolist()
@@ -234,12 +241,7 @@ def judge_batch(
     given = given if scale is None else scale.standardised(given)
     decided = _decide(given.numpy(), threshold, rate, false_discovery_rate, imputed)
     limit = decided.limit if scale is None else scale.in_nats(decided.limit)
-    values = zip(scores.tolist(), seen, decided.flagged, beyond.tolist(), decided.p.tolist(), strict=True)
-    judged = (
-        Judgement(score, others, limit, bool(outlier) or out, out, value, decided.basis)
-        for score, others, outlier, out, value in values
-    )
-    return JudgedSet.of(judged, z, counts)
+    return JudgedSet.of(decided.judgements(scores, seen, beyond, limit), z, counts, patches)
 
 
 class _Decisions(NamedTuple):
@@ -249,6 +251,14 @@ class _Decisions(NamedTuple):
     basis: Basis
     flagged: Bool[np.ndarray, " n"]
     limit: float
+
+    def judgements(
+        self, scores: Float[Tensor, " n"], seen: list[int], beyond: Bool[Tensor, " n"], limit: float
+    ) -> Iterator[Judgement]:
+        """The judgements of scores, with the threshold in their unit."""
+        values = zip(scores.tolist(), seen, self.flagged, beyond.tolist(), self.p.tolist(), strict=True)
+        for score, others, outlier, out, p in values:
+            yield Judgement(score, others, limit, bool(outlier) or out, out, p, self.basis)
 
 
 def _decide(

@@ -49,35 +49,63 @@ class SetScale(NamedTuple):
         return (self.median + standardised * self.unit).item()
 
 
-@torch.no_grad()
+class PatchGrid(NamedTuple):
+    """The overlapping patches of an image; all numbers are pairs, of the height and the width.
+
+    Attributes:
+        size: pixels of a patch, a quarter of the image.
+        step: pixels from one patch to the next, a sixteenth of the image.
+        places: number of patches.
+    """
+
+    size: tuple[int, int]
+    step: tuple[int, int]
+    places: tuple[int, int]
+
+    @classmethod
+    def of(cls, height: int, width: int) -> PatchGrid:
+        """The patches of images of this size."""
+        size = max(1, height // _PATCHES), max(1, width // _PATCHES)
+        step = max(1, round(height / _STEPS)), max(1, round(width / _STEPS))
+        return cls(size, step, ((height - size[0]) // step[0] + 1, (width - size[1]) // step[1] + 1))
+
+
 def patch_scores(x: Float[Tensor, "*batch n c h w"] | Tensor) -> Float[Tensor, "*batch n"]:
     """−d_i / median_j d_j for the images of complete sets; d_i is the distance of the most unusual patch.
 
+    It is the lowest score of a patch of the image; see `patch_maps`.
+    """
+    return patch_maps(x).flatten(-2).amin(-1)
+
+
+@torch.no_grad()
+def patch_maps(x: Float[Tensor, "*batch n c h w"] | Tensor) -> Float[Tensor, "*batch n down across"]:
+    """The score −d / median_j d_j of each patch of the images of complete sets.
+
     A patch is compared with the patches of another image at the same place and one step away in any
-    direction; its distance to that image is the smallest of their distances. d_i is the largest distance of a
-    patch of image i to its second-nearest image, so that two similar defects do not hide each other.
+    direction; its distance to that image is the smallest of their distances. d is the distance of the patch
+    to its second-nearest image, so that two similar defects do not hide each other. d_j is the largest
+    distance of a patch of image j.
     """
     sets = x.reshape(-1, *x.shape[-4:])
-    distances = torch.stack([_largest_distances(_patches(images.float())) for images in sets])
-    distance = distances.view(x.shape[:-3])
-    return -distance / distance.quantile(0.5, dim=-1, keepdim=True).clamp(min=1.0)
+    distances = torch.stack([_patch_distances(_patches(images.float())) for images in sets])
+    distances = distances.view(*x.shape[:-3], *distances.shape[-2:])
+    typical = distances.flatten(-2).amax(-1).quantile(0.5, dim=-1)
+    return -distances / typical.clamp(min=1.0)[..., None, None, None]
 
 
 def _patches(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "down across n dim"]:
-    """Overlapping patches, a quarter of the image high and wide, at steps of a sixteenth."""
-    sides = images.shape[-2:]
-    size = tuple(max(1, side // _PATCHES) for side in sides)
-    step = tuple(max(1, round(side / _STEPS)) for side in sides)
-    places = [(side - extent) // by + 1 for side, extent, by in zip(sides, size, step, strict=True)]
-    patches = F.unfold(images, size, stride=step).permute(2, 0, 1)
-    return patches.view(*places, *patches.shape[1:])
+    """The patches of images, see `PatchGrid`."""
+    grid = PatchGrid.of(*images.shape[-2:])
+    patches = F.unfold(images, grid.size, stride=grid.step).permute(2, 0, 1)
+    return patches.view(*grid.places, *patches.shape[1:])
 
 
-def _largest_distances(patches: Float[Tensor, "down across n dim"]) -> Float[Tensor, " n"]:
-    """The largest distance d_i of a patch of each image to its second-nearest image."""
+def _patch_distances(patches: Float[Tensor, "down across n dim"]) -> Float[Tensor, "n down across"]:
+    """The distance of each patch of each image to its second-nearest image."""
     down, across, n, _ = patches.shape
     others = torch.linspace(0, n - 1, min(n, _MAX_OTHERS), device=patches.device).round().long()
-    rows, furthest = max(1, _NUMBERS_AT_A_TIME // (across * len(others))), patches.new_zeros(n)
+    rows, distances = max(1, _NUMBERS_AT_A_TIME // (across * len(others))), patches.new_zeros(n, down, across)
     for i in range(down):
         for some in torch.arange(n, device=patches.device).split(rows):
             nearest = patches.new_full((across, len(some), len(others)), torch.inf)
@@ -88,6 +116,5 @@ def _largest_distances(patches: Float[Tensor, "down across n dim"]) -> Float[Ten
                 found = torch.cdist(*pair, compute_mode="use_mm_for_euclid_dist")  # several times faster
                 nearest[here] = torch.minimum(nearest[here], found)
             nearest.masked_fill_(some.unsqueeze(1) == others, torch.inf)  # not to itself
-            distance = nearest.kthvalue(min(_NEAREST, len(others) - 1), -1).values.amax(0)
-            furthest[some] = torch.maximum(furthest[some], distance)
-    return furthest
+            distances[some, i] = nearest.kthvalue(min(_NEAREST, len(others) - 1), -1).values.T
+    return distances

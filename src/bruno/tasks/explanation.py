@@ -54,9 +54,7 @@ class Explanation(NumpyResult):
 
     def lowest(self, k: int = 3) -> list[list[tuple[str, float]]]:
         """For each element, the k features with the lowest contributions, lowest first."""
-        found = self.contributions.topk(min(k, len(self.features)), largest=False)
-        rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
-        return [[(self.features[i], value) for i, value in zip(*row, strict=True)] for row in rows]
+        return _lowest(self.contributions, self.features, k)
 
     @property
     def by_feature(self) -> list[dict[str, float]]:
@@ -69,6 +67,44 @@ class Explanation(NumpyResult):
         if not self.grid:
             raise ValueError("`maps` needs images; these are rows. Use `contributions`.")
         return self.contributions.view(-1, *self.grid)
+
+
+@dataclass(frozen=True, eq=False)
+class PatchExplanation(NumpyResult):
+    """The scores of the patches of images that were judged by patches; see `patch_maps`.
+
+    The score of an image is that of its most unusual patch, the lowest of its map.
+
+    Attributes:
+        maps: scores of the patches, which overlap (`PatchGrid`).
+        x: the images.
+        kind: kind of the images.
+        names: names of the images.
+    """
+
+    maps: Float[Tensor, "n down across"]
+    x: Tensor
+    kind: Images
+    names: tuple[str, ...]
+
+    @property
+    def scores(self) -> Float[Tensor, " n"]:
+        """Scores of the images."""
+        return self.maps.flatten(1).amin(1)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the patches: "row 1, column 3"."""
+        return _places(*self.maps.shape[1:])
+
+    def lowest(self, k: int = 3) -> list[list[tuple[str, float]]]:
+        """For each image, the k patches with the lowest scores, lowest first."""
+        return _lowest(self.maps.flatten(1), self.features, k)
+
+    @property
+    def by_feature(self) -> list[dict[str, float]]:
+        """For each image, the score of each patch by its name."""
+        return [dict(zip(self.features, row, strict=True)) for row in self.maps.flatten(1).tolist()]
 
 
 def explain(
@@ -220,5 +256,18 @@ def _features(
     check_count("patch", side)
     down, across = math.ceil(height / side), math.ceil(width / side)
     owner = torch.arange(height).unsqueeze(1) // side * across + torch.arange(width) // side
-    places = [f"row {i + 1}, column {j + 1}" for i in range(down) for j in range(across)]
-    return owner.expand(kind.shape), tuple(places), (down, across)
+    return owner.expand(kind.shape), _places(down, across), (down, across)
+
+
+def _places(down: int, across: int) -> tuple[str, ...]:
+    """Names of the patches of a grid."""
+    return tuple(f"row {i + 1}, column {j + 1}" for i in range(down) for j in range(across))
+
+
+def _lowest(
+    values: Float[Tensor, "n features"], features: Sequence[str], k: int
+) -> list[list[tuple[str, float]]]:
+    """For each element, the k features with the lowest values, lowest first."""
+    found = values.topk(min(k, len(features)), largest=False)
+    rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    return [[(features[i], value) for i, value in zip(*row, strict=True)] for row in rows]

@@ -15,12 +15,12 @@ from bruno.checks import check_rate
 from bruno.data import Element
 from bruno.data.columns import consecutive_sets
 from bruno.data.reader import ElementReader, collected
-from bruno.kinds import Kind
+from bruno.kinds import Images, Kind
 from bruno.model import Bruno, Posterior
 from bruno.tasks.anomaly import JudgedSet, Judgement, judge_batch
 from bruno.tasks.batch_criteria import BatchCriterion
 from bruno.tasks.calibration import GroupCalibration
-from bruno.tasks.explanation import Explanation
+from bruno.tasks.explanation import Explanation, PatchExplanation
 from bruno.tasks.progress import Progress
 from bruno.tasks.stream_summary import EXTREMES, NamedJudgement, StreamSummary
 from bruno.trained.base import Source, warn_of_unreadable
@@ -49,7 +49,8 @@ class BatchJudgement(NumpyResult):
         rate: the false-alarm rate; None with a fixed threshold or a false-discovery rate.
         advice: the command that calibrates on clean data.
         criterion: what the p-values compare: "score", or "patches", the distances between patches of pixels.
-        explanation: explanation of the most unusual outliers; None if not requested, or if there are none.
+        explanation: explanation of the most unusual outliers, by patches if these were judged; None if not
+            requested, or if there are no outliers.
         has_consecutive_sets: whether the sets are consecutive rows of a table without a group column.
     """
 
@@ -58,7 +59,7 @@ class BatchJudgement(NumpyResult):
     rate: float | None
     advice: str
     criterion: BatchCriterion = "score"
-    explanation: Explanation | None = None
+    explanation: Explanation | PatchExplanation | None = None
     has_consecutive_sets: bool = False
 
     @property
@@ -148,7 +149,7 @@ class BatchJobs(CalibrationJobs):
         judged = [own[place] for own, place in places]
         given = self._given(places, judged)
         summary = _summary(elements, judged, one_set, given)
-        explanation = self._explained(summary, found, seed) if explain else None
+        explanation = self._explained(summary, places, found, seed) if explain else None
         if explanation is not None:
             for one, parts in zip(summary.most_unusual, explanation.by_feature, strict=True):
                 judged[one.position - 1] = replace(one.judgement, contributions=parts)
@@ -223,11 +224,17 @@ class BatchJobs(CalibrationJobs):
         return {i: places[i].own.given(self.model, places[i].place) for i in shown}
 
     def _explained(
-        self, summary: StreamSummary, found: GroupCalibration | None, seed: int
-    ) -> Explanation | None:
+        self, summary: StreamSummary, places: list[_Place], found: GroupCalibration | None, seed: int
+    ) -> Explanation | PatchExplanation | None:
         """What makes the most unusual outliers unusual; None if there are no outliers."""
+        outliers, kind = summary.most_unusual, self.kind
+        judged_in = (places[one.position - 1] for one in outliers)
+        maps = [own.patches[place] for own, place in judged_in if own.patches is not None]
+        if maps and isinstance(kind, Images):
+            x = torch.stack([one.x for one in outliers])
+            return PatchExplanation(torch.stack(maps), x, kind, tuple(one.name for one in outliers))
         reference = found.reference if found else -math.inf
-        return OutlierExplainer(self.columns, reference, seed).explain(summary.most_unusual)
+        return OutlierExplainer(self.columns, reference, seed).explain(outliers)
 
 
 def _summary(

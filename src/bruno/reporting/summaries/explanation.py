@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bruno.arrays import to_numpy
-from bruno.reporting.explanation_plots import contribution_bars, contribution_maps
+from bruno.reporting.explanation_plots import contribution_bars, contribution_maps, patch_score_maps
 from bruno.reporting.images import to_uint8
 from bruno.reporting.results import Result
 from bruno.reporting.summaries.base import short_names, summarise
-from bruno.tasks.explanation import Explanation
+from bruno.tasks.batch_criteria import PatchGrid
+from bruno.tasks.explanation import Explanation, PatchExplanation
 
 _PICTURED = 8  # elements
 
@@ -21,7 +24,6 @@ def _(outcome: Explanation) -> Result:
     else:
         bars = (to_numpy(part[first]) for part in (outcome.contributions, outcome.errors))
         picture = contribution_bars(names[first], outcome.features, *bars)
-    rows = zip(names, outcome.scores.tolist(), outcome.lowest(), strict=True)
     return Result(
         "explanation",
         "Contributions to scores",
@@ -34,11 +36,42 @@ def _(outcome: Explanation) -> Result:
             "errors": outcome.errors.tolist(),
         },
         ("element", "score", "lowest contributions"),
-        tuple(
-            (name, f"{score:+.2f}", ", ".join(f"{feature} {value:+.2f}" for feature, value in lowest))
-            for name, score, lowest in rows
-        ),
+        _rows(names, outcome.scores.tolist(), outcome.lowest()),
         "Shapley values, in nats: they add up to the score minus the mean score of draws from the set. "
         "Negative values make the element an outlier.",
         picture,
+    )
+
+
+@summarise.register
+def _(outcome: PatchExplanation) -> Result:
+    names, first = short_names(outcome.names), slice(_PICTURED)
+    images = to_uint8(outcome.x[first], outcome.kind.levels)
+    grid = PatchGrid.of(*outcome.kind.size)
+    places, size, step = (f"{down} × {across}" for down, across in (grid.places, grid.size, grid.step))
+    return Result(
+        "explanation",
+        "Scores of patches",
+        {
+            "names": outcome.names,
+            "features": outcome.features,
+            "scores": outcome.scores.tolist(),
+            "patches": outcome.maps.flatten(1).tolist(),
+        },
+        ("element", "score", "lowest patches"),
+        _rows(names, outcome.scores.tolist(), outcome.lowest()),
+        "The score of a patch is minus its distance to the second-nearest image, divided by the distance of "
+        f"the most unusual patch of a typical image. The lowest is the score of the image. There are "
+        f"{places} patches of {size} pixels, {step} pixels apart; row 1 is at the top.",
+        patch_score_maps(names[first], images, to_numpy(outcome.maps[first])),
+    )
+
+
+def _rows(
+    names: Sequence[str], scores: Sequence[float], lowest: Sequence[Sequence[tuple[str, float]]]
+) -> tuple[tuple[str, str, str], ...]:
+    """Cells of a table with the name, the score and the lowest features of each element."""
+    return tuple(
+        (name, f"{score:+.2f}", ", ".join(f"{feature} {value:+.2f}" for feature, value in low))
+        for name, score, low in zip(names, scores, lowest, strict=True)
     )
