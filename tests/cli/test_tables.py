@@ -23,6 +23,9 @@ OUT_OF_DISTRIBUTION = "outlier, out-of-distribution"
 WATCH = ["anomaly", "watch", "runs/machines", "--one-set"]
 
 
+_OUTLIERS = {"watch": "anomaly-outliers", "batch": "anomaly-batch-outliers"}  # results
+
+
 class Table(NamedTuple):
     """30 rows of each of 31 machines; the last machine is the stream, with an outlier in line 27."""
 
@@ -89,6 +92,17 @@ def test_the_score_that_was_judged_is_explained(machines, missing):
         assert_close(found.scores, judged, atol=1e-4, rtol=1e-5)
         sums = [sum(one.judgement.contributions.values()) for one in shown]
         assert_close(torch.tensor(sums).double(), found.scores - found.baseline, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("job", ["watch", "batch"])
+def test_explanations_say_how_many_outliers_they_are_the_most_unusual_of(machines, job):
+    """Both tables have the same outliers in the same order."""
+    command = ["anomaly", job, "runs/machines", "stream.csv", "--one-set", "--threshold", "999", "--explain"]
+    output = words(run(*command))
+    table, explained = values_of("runs/machines", _OUTLIERS[job]), values_of("runs/machines", "explanation")
+    assert output.count(f"The 24 most unusual of {table['outliers']} outliers.") == 2
+    assert table["outliers"] > len(explained["names"]) == 24
+    assert table["names"] == explained["names"]
 
 
 def test_the_representation_of_a_model_names_its_columns(machines):

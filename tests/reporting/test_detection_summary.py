@@ -69,6 +69,7 @@ def test_outliers_are_listed_with_p_value_set_and_column():
         ("−1.0", "≈ 0.005", "table.csv, line 0", "m0", "flow −92.12 (expected 60.25)"),
     )
     assert result.values["names"] == ["table.csv, line 1", "table.csv, line 0"]
+    assert "Most unusual column: if its value is replaced by the expected one" in result.note
 
 
 def test_without_outliers_the_most_unusual_element_is_named():

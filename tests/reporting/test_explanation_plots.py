@@ -41,11 +41,14 @@ def test_maps_have_the_numbers_of_rows_and_columns(figures):
 def test_patches_that_judged_images_are_explained_in_their_unit(figures):
     maps = -torch.rand((3, 13, 13))
     maps[0, 4, 10] = -7.0
-    outcome = PatchExplanation(maps, torch.zeros((3, 1, 32, 32)).byte(), Images((1, 32, 32)), ("a", "b", "c"))
+    outcome = PatchExplanation(
+        maps, torch.zeros((3, 1, 32, 32)).byte(), Images((1, 32, 32)), ("a", "b", "c"), 5
+    )
     result = summarise(outcome)
     assert result.rows[0][1].endswith("7.00")
     assert result.rows[0][2].startswith("row 5, column 11")
     assert "13 × 13 patches of 8 × 8 pixels, 2 × 2 pixels apart" in result.note
+    assert result.note.startswith("The 3 most unusual of 5 outliers. ")
     assert "nats" not in result.note
     assert outcome.by_feature[0]["row 5, column 11"] == -7
     assert figures[-1].axes[-1].get_ylabel() == "score of a patch (typical: −1)"

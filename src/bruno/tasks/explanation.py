@@ -40,6 +40,8 @@ class Explanation(NumpyResult):
         kind: kind of the elements.
         grid: number of patches down and across; empty for rows.
         names: names of the elements.
+        outliers: number of outliers that these are the most unusual of; 0 if they are not from a stream or
+            batch.
     """
 
     contributions: Float[Tensor, "n features"]
@@ -51,6 +53,7 @@ class Explanation(NumpyResult):
     kind: Kind
     grid: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    outliers: int = 0
 
     def lowest(self, k: int = 3) -> list[list[tuple[str, float]]]:
         """For each element, the k features with the lowest contributions, lowest first."""
@@ -80,12 +83,14 @@ class PatchExplanation(NumpyResult):
         x: the images.
         kind: kind of the images.
         names: names of the images.
+        outliers: number of outliers that these are the most unusual of.
     """
 
     maps: Float[Tensor, "n down across"]
     x: Tensor
     kind: Images
     names: tuple[str, ...]
+    outliers: int
 
     @property
     def scores(self) -> Float[Tensor, " n"]:

@@ -232,9 +232,10 @@ class BatchJobs(CalibrationJobs):
         maps = [own.patches[place] for own, place in judged_in if own.patches is not None]
         if maps and isinstance(kind, Images):
             x = torch.stack([one.x for one in outliers])
-            return PatchExplanation(torch.stack(maps), x, kind, tuple(one.name for one in outliers))
+            names = tuple(one.name for one in outliers)
+            return PatchExplanation(torch.stack(maps), x, kind, names, summary.outliers)
         reference = found.reference if found else -math.inf
-        return OutlierExplainer(self.columns, reference, seed).explain(outliers)
+        return OutlierExplainer(self.columns, reference, seed).explain(summary)
 
 
 def _summary(

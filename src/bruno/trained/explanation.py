@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from bruno.model import Posterior
 from bruno.tasks.explanation import Explanation, explain
 from bruno.tasks.progress import Progress
 from bruno.tasks.set_scores import Criterion
-from bruno.tasks.stream_summary import JudgedElement
+from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.base import Source
 from bruno.trained.calibration import CalibrationJobs
 
@@ -83,13 +83,14 @@ class OutlierExplainer:
         """The contributions to the scores of elements (n, *shape), given a batch of n sets."""
         return self._explain(given, x).by_feature
 
-    def explain(self, outliers: Sequence[JudgedElement]) -> Explanation | None:
-        """Explain outliers of which it is known what they were judged given; None if there are none."""
-        known = [(one, one.given) for one in outliers if one.given is not None]
+    def explain(self, summary: StreamSummary) -> Explanation | None:
+        """Explain the most unusual outliers of a summary; None if there are none."""
+        known = [(one, one.given) for one in summary.most_unusual if one.given is not None]
         if not known:
             return None
-        given = Posterior.stack([given for _, given in known])
-        return self._explain(given, torch.stack([one.x for one, _ in known]), [one.name for one, _ in known])
+        given, x = Posterior.stack([given for _, given in known]), torch.stack([one.x for one, _ in known])
+        found = self._explain(given, x, [one.name for one, _ in known])
+        return replace(found, outliers=summary.outliers)
 
     def _explain(self, given: Posterior, x: Tensor, names: Sequence[str] = ()) -> Explanation:
         x = x.to(given.model.device)

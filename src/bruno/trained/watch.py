@@ -61,7 +61,7 @@ class WatchedStream:
     @property
     def explanation(self) -> Explanation | None:
         """The explanation of the most unusual elements; None if not requested, or if there are none."""
-        return self._explainer.explain(self.summary.most_unusual) if self._explainer else None
+        return self._explainer.explain(self.summary) if self._explainer else None
 
 
 class Watch(WatchedStream):

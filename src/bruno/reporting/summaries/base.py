@@ -22,6 +22,16 @@ def short_names(names: Sequence[str]) -> list[str]:
     return short if len(set(short)) == len(set(names)) else list(names)
 
 
+def joined(*sentences: str) -> str:
+    """Sentences as a note, without the empty ones."""
+    return " ".join(filter(None, sentences))
+
+
+def on_shown(shown: int, outliers: int) -> str:
+    """A sentence if not all outliers are shown; otherwise empty."""
+    return f"The {shown} most unusual of {outliers:,} outliers." if shown < outliers else ""
+
+
 def on_contamination(found: Contamination, advice: str) -> str:
     """Sentences on sets that seem to contain faults, with the command that calibrates on clean data."""
     return (

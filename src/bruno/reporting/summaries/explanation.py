@@ -8,11 +8,22 @@ from bruno.arrays import to_numpy
 from bruno.reporting.explanation_plots import contribution_bars, contribution_maps, patch_score_maps
 from bruno.reporting.images import to_uint8
 from bruno.reporting.results import Result
-from bruno.reporting.summaries.base import short_names, summarise
+from bruno.reporting.summaries.base import joined, on_shown, short_names, summarise
 from bruno.tasks.batch_criteria import PatchGrid
 from bruno.tasks.explanation import Explanation, PatchExplanation
 
 _PICTURED = 8  # elements
+_SHAPLEY = (
+    "Shapley values, in nats: they add up to the score minus the mean score of draws from the set. The lower "
+    "a contribution, the more it makes the element an outlier."
+)
+_COLUMNS = (
+    "Columns that agree share a contribution, so the lowest is not always that of the most unusual column."
+)
+_PATCHES = (
+    "The score of a patch is minus its distance to the second-nearest image, divided by the distance of the "
+    "most unusual patch of a typical image. The lowest is the score of the image."
+)
 
 
 @summarise.register
@@ -20,10 +31,10 @@ def _(outcome: Explanation) -> Result:
     names, first = short_names(outcome.names), slice(_PICTURED)
     if outcome.kind.is_images:
         images = to_uint8(outcome.x[first], outcome.kind.levels)
-        picture = contribution_maps(names[first], images, to_numpy(outcome.maps[first]))
+        picture, agreement = contribution_maps(names[first], images, to_numpy(outcome.maps[first])), ""
     else:
         bars = (to_numpy(part[first]) for part in (outcome.contributions, outcome.errors))
-        picture = contribution_bars(names[first], outcome.features, *bars)
+        picture, agreement = contribution_bars(names[first], outcome.features, *bars), _COLUMNS
     return Result(
         "explanation",
         "Contributions to scores",
@@ -37,8 +48,7 @@ def _(outcome: Explanation) -> Result:
         },
         ("element", "score", "lowest contributions"),
         _rows(names, outcome.scores.tolist(), outcome.lowest()),
-        "Shapley values, in nats: they add up to the score minus the mean score of draws from the set. "
-        "Negative values make the element an outlier.",
+        joined(on_shown(len(names), outcome.outliers), _SHAPLEY, agreement),
         picture,
     )
 
@@ -60,9 +70,11 @@ def _(outcome: PatchExplanation) -> Result:
         },
         ("element", "score", "lowest patches"),
         _rows(names, outcome.scores.tolist(), outcome.lowest()),
-        "The score of a patch is minus its distance to the second-nearest image, divided by the distance of "
-        f"the most unusual patch of a typical image. The lowest is the score of the image. There are "
-        f"{places} patches of {size} pixels, {step} pixels apart; row 1 is at the top.",
+        joined(
+            on_shown(len(names), outcome.outliers),
+            _PATCHES,
+            f"There are {places} patches of {size} pixels, {step} pixels apart; row 1 is at the top.",
+        ),
         patch_score_maps(names[first], images, to_numpy(outcome.maps[first])),
     )
 

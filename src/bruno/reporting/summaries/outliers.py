@@ -12,11 +12,16 @@ from bruno.reporting.figure import minus
 from bruno.reporting.images import to_uint8
 from bruno.reporting.outlier_plots import Outlier, outlier_chart, outlier_sheet
 from bruno.reporting.results import Result
-from bruno.reporting.summaries.base import short_names, summarise
+from bruno.reporting.summaries.base import joined, on_shown, short_names, summarise
 from bruno.reporting.summaries.detection import TITLES, p_value
 from bruno.tasks.attribution import UnusualColumn
 from bruno.tasks.stream_summary import StreamSummary
 from bruno.trained.outliers import Outliers
+
+_MOST_UNUSUAL_COLUMN = (
+    "Most unusual column: if its value is replaced by the expected one, given the set and the other columns, "
+    "the row becomes most likely."
+)
 
 
 @summarise.register
@@ -31,10 +36,11 @@ def _(outcome: Outliers) -> Result:
         "most unusual column": [one.column for one in shown],
     }
     table = {title: cells for title, cells in table.items() if any(cells)}
-    notes = [f"The {len(shown)} most unusual of {summary.outliers:,} outliers."] * (
-        len(shown) < summary.outliers
+    note = joined(
+        on_shown(len(shown), summary.outliers),
+        "OOD: out-of-distribution." * any(one.out_of_distribution for one in shown),
+        _MOST_UNUSUAL_COLUMN * any(bool(one.column) for one in shown),
     )
-    notes += ["OOD: out-of-distribution."] * any(one.out_of_distribution for one in shown)
     return Result(
         f"{outcome.job}-outliers",
         f"{TITLES[outcome.job]}, the most unusual first",
@@ -48,7 +54,7 @@ def _(outcome: Outliers) -> Result:
         },
         tuple(table),
         tuple(zip(*table.values(), strict=True)),
-        " ".join(notes) if shown else f"No outliers.{_nearest(summary)}",
+        note if shown else f"No outliers.{_nearest(summary)}",
         _picture(outcome, shown),
     )
 
