@@ -277,7 +277,9 @@ def test_json_has_null_for_a_threshold_that_is_infinite(capsys):
 
 
 def test_patches_of_an_outlier_are_explained(stream, pictures):
-    run("anomaly", "batch", "run", stream, "--threshold", "10", "--explain")
+    output = words(run("anomaly", "batch", "run", stream, "--threshold", "10", "--explain"))
+    assert "There are 4 × 4 patches; row 1 is at the top." in output
+    assert re.search(r"row \d, column \d \S+; row \d, column \d", output)
     values = values_of("run", "explanation")
     assert values["names"][0].endswith("5-04-outlier.png")
     assert len(values["features"]) == 16

@@ -46,7 +46,8 @@ def test_patches_that_judged_images_are_explained_in_their_unit(figures):
     )
     result = summarise(outcome)
     assert result.rows[0][1].endswith("7.00")
-    assert result.rows[0][2].startswith("row 5, column 11")
+    assert result.rows[0][2].startswith("row 5, column 11 ")
+    assert result.rows[0][2].count("; ") == 2
     assert "13 × 13 patches of 8 × 8 pixels, 2 × 2 pixels apart" in result.note
     assert result.note.startswith("The 3 most unusual of 5 outliers. ")
     assert "nats" not in result.note
@@ -61,5 +62,6 @@ def test_a_summary_names_the_lowest_contributions():
     )
     result = summarise(found)
     assert result.rows[0][2].startswith("load" if found.contributions[0].argmin() else "heat")
+    assert result.rows[0][2].count("; ") == 1
     assert len(result.values["contributions"][0]) == 2
     assert result.picture

@@ -224,7 +224,7 @@ def _print(name: str, group: str, judgement: Judgement, as_json: bool) -> None:
     line = f"{judgement.score:+10.2f}  {p_value(judgement):>11}  {name}  {verdict(judgement)}".rstrip()
     if judgement.contributions:
         lowest = sorted(judgement.contributions.items(), key=lambda one: one[1])[:_NAMED]
-        line += ": " + ", ".join(f"{feature} {value:+.2f}" for feature, value in lowest)
+        line += ": " + "; ".join(f"{feature} {value:+.2f}" for feature, value in lowest)
     console.print(line, highlight=False, soft_wrap=True)
 
 

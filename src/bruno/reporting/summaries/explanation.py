@@ -31,10 +31,12 @@ def _(outcome: Explanation) -> Result:
     names, first = short_names(outcome.names), slice(_PICTURED)
     if outcome.kind.is_images:
         images = to_uint8(outcome.x[first], outcome.kind.levels)
-        picture, agreement = contribution_maps(names[first], images, to_numpy(outcome.maps[first])), ""
+        picture = contribution_maps(names[first], images, to_numpy(outcome.maps[first]))
+        down, across = outcome.grid
+        features = f"There are {down} × {across} patches; row 1 is at the top."
     else:
         bars = (to_numpy(part[first]) for part in (outcome.contributions, outcome.errors))
-        picture, agreement = contribution_bars(names[first], outcome.features, *bars), _COLUMNS
+        picture, features = contribution_bars(names[first], outcome.features, *bars), _COLUMNS
     return Result(
         "explanation",
         "Contributions to scores",
@@ -48,7 +50,7 @@ def _(outcome: Explanation) -> Result:
         },
         ("element", "score", "lowest contributions"),
         _rows(names, outcome.scores.tolist(), outcome.lowest()),
-        joined(on_shown(len(names), outcome.outliers), _SHAPLEY, agreement),
+        joined(on_shown(len(names), outcome.outliers), _SHAPLEY, features),
         picture,
     )
 
@@ -84,6 +86,6 @@ def _rows(
 ) -> tuple[tuple[str, str, str], ...]:
     """Cells of a table with the name, the score and the lowest features of each element."""
     return tuple(
-        (name, f"{score:+.2f}", ", ".join(f"{feature} {value:+.2f}" for feature, value in low))
+        (name, f"{score:+.2f}", "; ".join(f"{feature} {value:+.2f}" for feature, value in low))
         for name, score, low in zip(names, scores, lowest, strict=True)
     )
