@@ -163,7 +163,7 @@ def test_outliers_are_explained_on_request(stream, store):
     total = found["scores"][at] - found["baseline"][at]
     assert sum(found["contributions"][at]) == pytest.approx(total, abs=1e-5 * (1 + abs(total)))
     Path("s.db").unlink(missing_ok=True)
-    assert "outlier: speed -" in run(*command)
+    assert "outlier: speed −" in run(*command)
 
 
 @pytest.mark.parametrize("store", [["--store", "s.db"], []], ids=["store", "state"])

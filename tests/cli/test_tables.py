@@ -65,7 +65,7 @@ def test_an_outlier_in_a_stream_is_flagged(machines):
 
 def test_the_column_that_makes_an_outlier_is_named(machines):
     output = words(run("anomaly", "batch", "runs/machines", "stream.csv", "--one-set", "--explain"))
-    assert re.search(r"line 27 .*heat -\d", output)
+    assert re.search(r"line 27 .*heat −\d", output)
     values = values_of("runs/machines", "explanation")
     assert values["features"] == ["heat", "speed", "weight"]
     assert np.argmin(values["contributions"][0]) == 0
@@ -103,6 +103,23 @@ def test_explanations_say_how_many_outliers_they_are_the_most_unusual_of(machine
     assert output.count(f"The 24 most unusual of {table['outliers']} outliers.") == 2
     assert table["outliers"] > len(explained["names"]) == 24
     assert table["names"] == explained["names"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "anomaly watch MODEL stream.csv --one-set --explain",
+        "anomaly batch MODEL stream.csv --one-set --explain",
+        "calibrate MODEL machines.csv",
+        "evaluate MODEL",
+        "retrieve search MODEL --query stream.csv --collection machines.csv",
+        "sample MODEL",
+    ],
+)
+def test_tables_have_one_minus_sign(machines, command):
+    shutil.copytree("runs/machines", "runs/copy", dirs_exist_ok=True)
+    output = run(*command.replace("MODEL", "runs/copy").split())
+    assert not re.search(r"(?<!\w)-\d", output)
 
 
 def test_the_representation_of_a_model_names_its_columns(machines):

@@ -60,13 +60,13 @@ def summary_of(shape: tuple[int, ...], outliers: int, groups: int = 1) -> Stream
 def test_outliers_are_listed_with_p_value_set_and_column():
     summary = summary_of((2,), outliers=2, groups=2)
     columns = (None, UnusualColumn(1, -92.125, 60.25, 40.0))
-    kind = Rows((2,), ("heat", "flow"))
+    kind = Rows((2,), ("heat", "flow-2"))
     result = summarise(Outliers("anomaly", summary.most_unusual, columns, summary, kind))
     assert result.name == "anomaly-outliers"
     assert result.columns == ("score", "p", "outlier", "set", "most unusual column")
     assert result.rows == (
         ("−2.0", "≈ 0.005", "table.csv, line 1", "m0", ""),
-        ("−1.0", "≈ 0.005", "table.csv, line 0", "m0", "flow −92.12 (expected 60.25)"),
+        ("−1.0", "≈ 0.005", "table.csv, line 0", "m0", "flow-2 −92.12 (expected 60.25)"),
     )
     assert result.values["names"] == ["table.csv, line 1", "table.csv, line 0"]
     assert "Most unusual column: if its value is replaced by the expected one" in result.note

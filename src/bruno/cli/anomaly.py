@@ -219,12 +219,14 @@ def _print(name: str, group: str, judgement: Judgement, as_json: bool) -> None:
     if as_json:
         _print_json(name, group, judgement)
         return
+    from bruno.reporting.figure import minus
     from bruno.reporting.summaries import p_value, verdict
 
-    line = f"{judgement.score:+10.2f}  {p_value(judgement):>11}  {name}  {verdict(judgement)}".rstrip()
+    score = minus(f"{judgement.score:+10.2f}")
+    line = f"{score}  {p_value(judgement):>11}  {name}  {verdict(judgement)}".rstrip()
     if judgement.contributions:
         lowest = sorted(judgement.contributions.items(), key=lambda one: one[1])[:_NAMED]
-        line += ": " + "; ".join(f"{feature} {value:+.2f}" for feature, value in lowest)
+        line += ": " + "; ".join(f"{feature} {minus(f'{value:+.2f}')}" for feature, value in lowest)
     console.print(line, highlight=False, soft_wrap=True)
 
 

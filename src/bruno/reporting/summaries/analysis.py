@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from bruno.reporting.figure import minus
 from bruno.reporting.plots import (
     line_plot,
     predictive_bands,
@@ -81,7 +82,7 @@ def _(outcome: LogProbByPosition) -> Result:
         asdict(outcome),
         ("seen", "log p(x | seen) − log p(x), nats"),
         tuple(
-            (str(n), f"{outcome.gain[n]:+.2f} ± {outcome.gain_error[n]:.2f}")
+            (str(n), f"{minus(f'{outcome.gain[n]:+.2f}')} ± {outcome.gain_error[n]:.2f}")
             for n in sorted({1, 2, 5, count - 1})
             if n < count
         ),
@@ -103,7 +104,7 @@ def _(outcome: StabilityStudy) -> Result:
         f"Stability of training on {outcome.name}",
         {"curves": [asdict(curve) for curve in curves]},
         ("", "process", "final bits/dim", "skipped steps"),
-        tuple((c.variant, c.process, f"{c.final:.3f}", str(c.skipped)) for c in curves),
+        tuple((c.variant, c.process, minus(f"{c.final:.3f}"), str(c.skipped)) for c in curves),
         f"{outcome.steps} steps of RMSProp each. Faint: every step; bold: the running mean.",
         training_curves([(c.variant, c.process, c.bits_per_dim) for c in curves]),
     )

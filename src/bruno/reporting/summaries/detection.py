@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from bruno.kinds import Kind
+from bruno.reporting.figure import minus
 from bruno.reporting.images import to_uint8
 from bruno.reporting.plots import Measured, dot_plot
 from bruno.reporting.results import Result
@@ -243,7 +244,7 @@ def _(outcome: CalibrationReport) -> Result:
             (
                 f"{100 * rate:g} %",
                 scores.basis(positions[0], rate),
-                *(f"{scores.threshold(n, rate):+.1f}" for n in positions),
+                *(minus(f"{scores.threshold(n, rate):+.1f}") for n in positions),
             )
             for rate in _RATES
         ),

@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict
 
 from bruno.finetuning import FineTuningComparison
+from bruno.reporting.figure import minus
 from bruno.reporting.plots import (
     Measured,
     accuracy_bars,
@@ -29,7 +30,7 @@ _PLURALS = {
 @summarise.register
 def _(outcome: Evaluation) -> Result:
     bits = outcome.bits
-    rows = [(str(i), f"{value:.4f}") for i, value in enumerate(bits.by_position, start=1)]
+    rows = [(str(i), minus(f"{value:.4f}")) for i, value in enumerate(bits.by_position, start=1)]
     return Result(
         f"bits-{outcome.data}",
         f"Bits/dim on {outcome.data}, by position in the set",
@@ -121,7 +122,7 @@ def _(outcome: Verdict) -> Result:
         if bits is not None
     ]
     if outcome.gain is not None:
-        rows.append((f"gain from conditioning, {outcome.unit}", f"{outcome.gain:.3f}", ""))
+        rows.append((f"gain from conditioning, {outcome.unit}", minus(f"{outcome.gain:.3f}"), ""))
     values = {
         **asdict(outcome),
         "gain": outcome.gain,
@@ -264,7 +265,7 @@ def _on_outliers(outcome: Verdict) -> list[str]:
 
 def _density(outcome: Verdict, bits: BitsPerDim) -> str:
     """The mean in the unit of the model, with the standard error if there is one."""
-    mean = f"{outcome.density(bits.mean):.3f}"
+    mean = minus(f"{outcome.density(bits.mean):.3f}")
     return mean if bits.error is None else f"{mean} ± {outcome.density(bits.error):.3f}"
 
 
@@ -280,7 +281,7 @@ def few_shot_bars(results: dict[str, tuple[FewShotResult, ...]]) -> bytes:
 
 def with_error(bits: BitsPerDim) -> str:
     """Mean bits/dim, with the standard error if there is one."""
-    return f"{bits.mean:.4f}" + ("" if bits.error is None else f" ± {bits.error:.4f}")
+    return minus(f"{bits.mean:.4f}") + ("" if bits.error is None else f" ± {bits.error:.4f}")
 
 
 def _setting(result: FewShotResult) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bruno.arrays import to_numpy
 from bruno.reporting.explanation_plots import contribution_bars, contribution_maps, patch_score_maps
+from bruno.reporting.figure import minus
 from bruno.reporting.images import to_uint8
 from bruno.reporting.results import Result
 from bruno.reporting.summaries.base import joined, on_shown, short_names, summarise
@@ -86,6 +87,10 @@ def _rows(
 ) -> tuple[tuple[str, str, str], ...]:
     """Cells of a table with the name, the score and the lowest features of each element."""
     return tuple(
-        (name, f"{score:+.2f}", "; ".join(f"{feature} {value:+.2f}" for feature, value in low))
+        (
+            name,
+            minus(f"{score:+.2f}"),
+            "; ".join(f"{feature} {minus(f'{value:+.2f}')}" for feature, value in low),
+        )
         for name, score, low in zip(names, scores, lowest, strict=True)
     )

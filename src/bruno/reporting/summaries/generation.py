@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bruno.model import Samples
+from bruno.reporting.figure import minus
 from bruno.reporting.images import BACKGROUND, grid, png, prefix_sheet, to_uint8
 from bruno.reporting.results import Result
 from bruno.reporting.summaries.base import summarise
@@ -123,7 +124,7 @@ def class_samples_picture(outcome: SetSamples) -> bytes:
 
 def _short(value: float) -> str:
     """A number with four significant digits, or all digits before the decimal point."""
-    return f"{value:.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
+    return minus(f"{value:.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}")
 
 
 def _with_rows(result: Result, x: Tensor, seen: Sequence[int], names: Sequence[str]) -> Result:

@@ -89,7 +89,7 @@ def _picture(outcome: Outliers, shown: Sequence[Outlier]) -> bytes:
 def _in_words(unusual: UnusualColumn, kind: Kind) -> str:
     names = kind.columns if isinstance(kind, Rows) else ()
     name = names[unusual.column] if names else f"column {unusual.column + 1}"
-    return minus(f"{name} {unusual.value:.4g} (expected {unusual.expected:.4g})")
+    return f"{name} " + minus(f"{unusual.value:.4g} (expected {unusual.expected:.4g})")
 
 
 def _nearest(summary: StreamSummary) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from bruno.reporting.figure import minus
 from bruno.reporting.images import contact_sheet, to_uint8
 from bruno.reporting.plots import Measured, dot_plot, ranking_plot
 from bruno.reporting.results import Result
@@ -29,7 +30,7 @@ def _(outcome: Retrieved) -> Result:
         "Best matches",
         {"collection": outcome.collection, "names": outcome.names, "scores": outcome.scores},
         ("rank", "score", "element"),
-        tuple((str(i), f"{score:+.1f}", name) for i, (name, score) in enumerate(ranked, start=1)),
+        tuple((str(i), minus(f"{score:+.1f}"), name) for i, (name, score) in enumerate(ranked, start=1)),
         f"{note}A score of at most 0 means that the query makes the element no more likely.",
         picture,
     )
