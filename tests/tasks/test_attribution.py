@@ -30,6 +30,21 @@ def test_the_column_of_a_spike_is_named_with_its_value_and_mean(model, sensor):
     assert found.gain > 0
 
 
+@pytest.mark.parametrize("seen", [0, 20])
+def test_an_extreme_number_is_named_if_the_means_of_other_columns_overflow(seen):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn((400, 2), generator=generator).double()
+    rows = torch.stack([rows.sum(1), (3 + rows[:, 0]).exp()], 1)
+    model = Bruno.from_config(
+        ModelConfig((2,), levels=0, flow=FLOW, process=PROCESS, missing="impute", scales="auto")
+    )
+    model.initialise(rows)
+    model.imputer.fit(model.preprocessing(rows)[0], torch.arange(20).repeat_interleave(20))
+    found = unusual_column(model.condition(rows[:20]) if seen else model.prior(), [99999.0, 20.0])
+    assert (found.column, found.value) == (0, 99999.0)
+    assert abs(found.expected) < 10
+
+
 def test_a_row_may_be_an_array_or_a_list(model):
     rows = machines(2, 21, seed=0).elements[:21].clone()
     posterior = model.condition(rows[:20])

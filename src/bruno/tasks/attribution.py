@@ -44,6 +44,8 @@ def unusual_column(posterior: Posterior, x: Float[Tensor, " dim"] | Arrays) -> U
     without = row.repeat(model.dim, 1)
     without.fill_diagonal_(torch.nan)
     replaced = posterior.impute(without)
-    gains = posterior.log_prob(replaced) - posterior.log_prob(row)
-    best = int(gains.nan_to_num(-torch.inf).argmax())
+    # Beside an extreme number, the mean of another column may be beyond all numbers.
+    finite = replaced.isfinite().all(-1)
+    gains = posterior.log_prob(torch.where(finite.unsqueeze(-1), replaced, row)) - posterior.log_prob(row)
+    best = int(gains.masked_fill(~finite, -torch.inf).nan_to_num(-torch.inf).argmax())
     return UnusualColumn(best, row[best].item(), replaced[best, best].item(), gains[best].item())
