@@ -75,7 +75,7 @@ LAYOUT = """
     bruno.serving.decoding bruno.serving.metrics bruno.serving.service bruno.serving.schemas
     bruno.serving.guard bruno.serving.http bruno.serving.documentation bruno.serving.static
     bruno.serving.routes bruno.serving.app bruno.serving.server bruno.serving
-    bruno.cli bruno.cli.options bruno.cli.output bruno.cli.anomaly_options
+    bruno.cli bruno.cli.names bruno.cli.options bruno.cli.output bruno.cli.anomaly_options
     bruno.cli.anomaly bruno.cli.calibrate bruno.cli.classify bruno.cli.data bruno.cli.page bruno.cli.demo
     bruno.cli.evaluate bruno.cli.export bruno.cli.fewshot bruno.cli.finetune bruno.cli.inspect
     bruno.cli.presets bruno.cli.repeat bruno.cli.report bruno.cli.retrieve bruno.cli.sample

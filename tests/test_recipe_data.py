@@ -104,10 +104,16 @@ def test_an_unknown_split_is_an_error(name, images):
 def test_errors_name_the_settings_of_a_recipe(tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("machine,a\nm1,1.5\nm1,2.5\n")
+    mixed = tmp_path / "mixed"
+    for size in (5, 6, 6):
+        (mixed / str(size)).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (size, size)).save(mixed / str(size) / "a.png")
     for wrong, message in (
-        (recipe("nowhere"), r"^`data` .*'nowhere'. Set it \(--set data.name=PATH"),
-        (recipe("digits", format="semicolon"), r"^`format` .*digits, .*'semicolon'"),
-        (recipe(str(table), format="pipes"), r"t.csv: `format` .*got 'pipes'"),
+        (recipe("nowhere"), r"^`data` .*; got 'nowhere'\.$"),
+        (recipe("digits", format="semicolon"), r"^`data.format` .*digits, .*'semicolon'"),
+        (recipe(str(table), group="m"), r"t.csv: `data.group` .*machine, a; got 'm'\.$"),
+        (recipe(str(mixed)), r"one size.*\(`data.size`, without `data.original`\)"),
+        (recipe(str(table), format="pipes"), r"t.csv: `data.format` .*got 'pipes'"),
     ):
         with pytest.raises(ValueError, match=message):
             RecipeData(wrong).split("all")

@@ -25,9 +25,15 @@ from bruno.data.quality import log_columns, warn_of_skipped
 from bruno.data.tables import is_table
 from bruno.files import atomic_write
 from bruno.model import Bruno
+from bruno.text import arguments_renamed
 
 _log = logging.getLogger(__name__)
 _KEPT_FRAME = re.compile(r"data-[0-9a-f]{12}\.npz")
+# The settings behind the arguments of `load_examples`, by which errors of a recipe name them.
+_SETTINGS = {
+    name: f"data.{name}"
+    for name in ("group", "columns", "skip_bad", "size", "original", "drawings", "invert")
+} | {"table_format": "data.format"}
 
 
 def is_path(data: str | None) -> bool:
@@ -99,23 +105,24 @@ class RecipeData:
             return self._examples[original]
         data = self.recipe.data
         drawings = data.drawings and is_path(data.name)  # known datasets are read as published
-        check_source(data.name, data.group, data.columns, data.format)
-        examples = load_examples(
-            data.name,
-            "all",
-            data_dir=self.data_dir,
-            size=data.size or None,
-            original=original,
-            grey=not data.colour,
-            group=data.group,
-            columns=data.columns,
-            table_format=data.format,
-            missing=self.recipe.missing == "impute",
-            skip_bad=data.skip_bad,
-            drawings=drawings,
-            invert=data.invert or None,
-            backdrop=data.backdrop,
-        )
+        with arguments_renamed(_SETTINGS):
+            check_source(data.name, data.group, data.columns, data.format)
+            examples = load_examples(
+                data.name,
+                "all",
+                data_dir=self.data_dir,
+                size=data.size or None,
+                original=original,
+                grey=not data.colour,
+                group=data.group,
+                columns=data.columns,
+                table_format=data.format,
+                missing=self.recipe.missing == "impute",
+                skip_bad=data.skip_bad,
+                drawings=drawings,
+                invert=data.invert or None,
+                backdrop=data.backdrop,
+            )
         # Small classes are skipped after the split, so that all other classes stay in their split.
         skip_small = data.skip_bad and is_path(data.name)
         kept = _without_small_classes(examples, self.recipe) if skip_small else examples
@@ -153,7 +160,8 @@ def keep_frame(frame: Any, recipe: Recipe, folder: Path) -> Recipe:
     """
     data = recipe.data
     missing = recipe.missing == "impute"
-    examples = read_frame(frame, data.group, data.columns, data.skip_bad, missing)
+    with arguments_renamed(_SETTINGS):
+        examples = read_frame(frame, data.group, data.columns, data.skip_bad, missing)
     warn_of_skipped(examples, "the frame")
     log_columns(examples, data, "the frame")
     rows, names = examples.elements.numpy(), np.array(examples.names)[examples.labels.numpy()]
@@ -206,10 +214,10 @@ def fitted_to(recipe: Recipe, examples: Examples, explicit: Collection[str] = ()
         if smallest < 2:
             raise ValueError(
                 f"`data` must have at least 2 elements in every class; {name!r} has {smallest}. Add more, or "
-                "skip small classes (data.skip_bad=true)."
+                "skip small classes (`data.skip_bad`)."
             )
         larger = int(examples.counts.max()) > smallest and not recipe.data.skip_bad
-        remedy = "; data.skip_bad=true skips small classes" if larger else ""
+        remedy = "; `data.skip_bad` skips small classes" if larger else ""
         _log.info(
             "set size %d instead of %d: class %r has %d elements%s",
             smallest,

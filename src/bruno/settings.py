@@ -106,7 +106,9 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
         for name in path:
             section = section.setdefault(name, {})
         if not equals or not last or len(path) > 1 or not isinstance(section, dict):
-            raise ValueError(f"`--set` must be section.key=value, such as train.steps=500; got {setting!r}.")
+            raise ValueError(
+                f"`settings` must be section.key=value, such as train.steps=500; got {setting!r}."
+            )
         try:
             section[last] = tomllib.loads(f"value = {text}")["value"]
         except (ValueError, RecursionError):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 
 def printable(text: str) -> str:
     r"""The text with control characters, line breaks and undecodable bytes escaped.
@@ -22,6 +26,26 @@ def shortened(text: str, most: int = 2000) -> str:
     """
     half = most // 2
     return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
+
+
+def rename_arguments(message: object, names: Mapping[str, str]) -> str:
+    """A message in which the arguments in backticks, such as `set_size` or `invert=False`, have these names.
+
+    >>> rename_arguments("`set_size` must be at least 2; got 1.", {"set_size": "--set-size"})
+    '`--set-size` must be at least 2; got 1.'
+    """
+    return re.sub(r"`([\w.]+(?:=False)?)`", lambda found: f"`{names.get(found[1], found[1])}`", str(message))
+
+
+@contextmanager
+def arguments_renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Give the arguments in backticks these names in the message of an error that the body raises."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if len(error.args) == 1:  # others are of the system
+            error.args = (rename_arguments(error.args[0], names),)
+        raise
 
 
 def is_utf8(text: str) -> bool:

@@ -25,9 +25,10 @@ def run(*arguments: object, code: int = 0, stdin: str | None = None) -> str:
 
     Warnings are printed, not errors as elsewhere in the tests. Exceptions are raised.
     """
-    with messages_printed():
+    names: dict[str, str] = {}
+    with messages_printed(names):
         warnings.simplefilter("default")
-        result = CliRunner().invoke(app, [*map(str, arguments)], input=stdin)
+        result = CliRunner().invoke(app, [*map(str, arguments)], input=stdin, obj=names)
     if code == 0 and result.exception:
         raise result.exception
     assert result.exit_code == code, result.output

@@ -94,7 +94,7 @@ def test_a_stream_is_resumed_from_its_state(in_digits, tmp_path):
     np.testing.assert_allclose(parts + values_of("run", "anomaly")["scores"], whole, atol=1e-4)
     assert posterior_in(state).evidence.count == ELEMENTS
     output = run(*watch, files[0], "--state", state, "--typical", "support/5")
-    assert re.search(rf"after {ELEMENTS} elements.*`typical` is ignored", output)
+    assert re.search(rf"after {ELEMENTS} elements.*`--typical` is ignored", output)
 
 
 def test_an_interrupted_stream_leaves_its_results(in_digits, monkeypatch):

@@ -79,7 +79,7 @@ def missing_data(*arguments: object) -> None:
 
 
 def test_a_mistake_names_the_argument_and_its_value(tiny, tmp_path):
-    with pytest.raises(ValueError, match=r"`path` .*nowhere"):
+    with pytest.raises(ValueError, match=r"`model` .*nowhere"):
         run("export", "nowhere", "model.safetensors")
     for out in (tmp_path, tmp_path / "missing" / "model.safetensors"):
         with pytest.raises(ValueError, match=rf"`out` .*{re.escape(str(out))}"):
@@ -118,7 +118,7 @@ def tiny_pretrained(workplace, monkeypatch) -> str:
 
 @pytest.mark.slow
 def test_a_pretrained_model_uses_built_in_characters_if_its_data_is_missing(tiny_pretrained):
-    note = r"omniglot is not on this machine.*drawn.*--data omniglot"
+    note = r"omniglot is not on this machine.*drawn.*name omniglot itself \(`--data`\)"
     assert re.search(note, run("sample", "tiny", "--set-size", "2", "--samples", "2"))
     run("fewshot", "tiny", "--way", "5", "--shot", "1", "--trials", "2", "--no-rotations")
     assert values_of("runs/pretrained-tiny", "few-shot-drawn")["split"] == "drawn"
@@ -132,10 +132,12 @@ def test_a_pretrained_model_uses_built_in_characters_if_its_data_is_missing(tiny
 def test_a_pretrained_model_of_other_images_samples_from_the_prior_if_its_data_is_missing(tiny_pretrained):
     save_tiny("mnist", "digits-model")
     output = run("sample", "digits-model", "--samples", "3", "--device", "cpu")
-    assert re.search(r"mnist is not on this machine; .*the prior.*--data mnist.*--data-dir", output)
+    assert re.search(
+        r"mnist is not on this machine; .*the prior.*`--data-dir`.*mnist itself \(`--data`\)", output
+    )
     assert Path("runs/pretrained-digits-model/results/samples-prior.png").is_file()
     for command in (["sample", "digits-model", "--set-size", "2"], ["evaluate", "digits-model"]):
-        with pytest.raises(ValueError, match=r"`data` .*mnist is not on this machine.*--data mnist"):
+        with pytest.raises(ValueError, match=r"`data` .*mnist is not on this machine.*`data_dir`.*`data`"):
             run(*command, "--device", "cpu")
 
 

@@ -1,8 +1,10 @@
 """`bruno` itself: its help, its version, and how mistakes and warnings are reported."""
 
+import logging
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -64,18 +66,26 @@ def test_commands_that_compute_nothing_do_not_import_torch(command):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "digitz"], r"`preset` .*got 'digitz'.*'digits'"),
+        (["train", "digitz"], r"`PRESET` .*got 'digitz'.*'digits'"),
         (["train", "digits", "--set", "flow.filtres=3"], r"`flow.filtres` .*`flow.filters`"),
         (["train", "digits", "--set", "flow"], r"`--set` .*got 'flow'"),
         (["train", "digits", "--set", "data.name.x=3"], r"`--set` .*got 'data.name.x=3'"),
         (["train", "digits", "--set", "=3"], r"`--set` .*got '=3'"),
-        (["train", "digits", "--steps", "0"], r"`train.steps` .*at least 1; got 0"),
-        (["train", "digits", "--resume", "--out", "empty"], r"`resume` .*empty"),
-        (["evaluate", "nowhere"], "nowhere"),
+        (["train", "digits", "--steps", "0"], r"`--steps` .*at least 1; got 0"),
+        (["train", "digits", "--set", "train.steps=0"], r"`train.steps` .*at least 1; got 0"),
+        (["train", "digits", "--resume", "--out", "empty"], r"`--resume` .*empty"),
+        (["train", "digits", "--data", "nowhere"], r"`--data` .*an existing path; got .*nowhere'\."),
+        (["train", "table", "--data", "t.csv", "--group", "no"], r"t.csv: `--group` .*, b; got 'no'\."),
+        (["train", "table", "--data", "bad.csv"], r"bad.csv: line 3 .*\(`--skip-bad`\).*\(`data.columns`\)"),
+        (["evaluate", "nowhere"], "`MODEL` .*nowhere"),
+        (["evaluate", "omniglot", "--invert"], "`--invert` .*`--data`"),
+        (["evaluate", "omniglot", "--data", "nowhere"], "`--data` .*got 'nowhere'"),
         (["finetune", "nowhere"], "nowhere"),
-        (["report", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "`MODEL` .*nowhere"),
+        (["export", "nowhere", "file"], "`MODEL` .*nowhere"),
+        (["verdict", "cifar10"], "cifar10 is not on this machine.*`--data-dir`"),
         (["train", "digits", "--steps", "3", "--minutes", "1"], r"`--steps` and `--minutes` .*got 3 and 1.0"),
-        (["train", "omniglot", "--data-dir", "typo"], r"`data_dir` .*typo"),
+        (["train", "omniglot", "--data-dir", "typo"], r"`--data-dir` .*typo"),
         (["evaluate", "nowhere", "--sets", "1"], r"`--sets` .*at least 2; got 1"),
         (["train", "digits", "--minutes", "-1"], r"`--minutes` .*got -1.0"),
         (["train", "digits", "--minutes", "inf"], r"`--minutes` .*got inf"),
@@ -87,8 +97,8 @@ def test_commands_that_compute_nothing_do_not_import_torch(command):
         (["train", "digits", "--save-every", "nan"], r"`--save-every` .*at least 0; got nan"),
         (["train", "digits", "--set", "train.rate=nan"], r"`train.rate` .*got nan"),
         (["train", "digits", "--set", 'data.classes=[1, "a"]'], r"`data.classes` .*got 1"),
-        (["train", "digits", "--device", "mps"], r"`device` .*got 'mps'"),
-        (["train", "digits", "--out", "file"], r"`out` must be a folder; file"),
+        (["train", "digits", "--device", "mps"], r"`--device` .*got 'mps'"),
+        (["train", "digits", "--out", "file"], r"`--out` must be a folder; file"),
         (["train", "[/x] [bold]"], r"got '\[/x\] \[bold\]'"),
         (["train", "digits", "--set", "train.set_size=500"], r"`train.set_size` .*got 500"),
         (["clasify"], r"Did you mean 'classify'\? See bruno --help"),
@@ -101,6 +111,8 @@ def test_commands_that_compute_nothing_do_not_import_torch(command):
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, workplace, capsys):
     Path("file").touch()
+    Path("t.csv").write_text("a,b\n" + "1,2\n" * 9)
+    Path("bad.csv").write_text("a,b\n1,2\n1,x\n3,4\n5,6\n")
     ended = run_main(capsys, *arguments)
     assert ended.code == 2
     assert re.fullmatch(rf"error: .*{message}.*\n", ended.errors), ended.errors
@@ -111,7 +123,7 @@ def test_the_installed_program_also_reports_a_mistake(tmp_path):
     command = [sys.executable, "-m", "bruno", "train", "digitz"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 2
-    assert result.stderr.startswith("error: `preset` ")
+    assert result.stderr.startswith("error: `PRESET` ")
     assert result.stderr.count("\n") == 1
 
 
@@ -133,6 +145,20 @@ def test_a_warning_is_one_line_on_standard_error(tiny, capsys):
     assert ended.errors.startswith("warning: ")
     assert ended.errors.count("\n") == 1
     assert "mean" in ended.out
+
+
+def test_messages_name_arguments_as_options(tiny, monkeypatch, capsys):
+    def with_messages(*arguments, **options):
+        message = "`set_size` of `invert` or `invert=False` in `model`, not `length` or `bruno data`"
+        warnings.warn(f"a warning: {message}", stacklevel=1)
+        logging.getLogger("bruno").info("a note: %s", message)
+        raise ValueError(f"an error: {message}")
+
+    monkeypatch.setattr("bruno.trained.Trained.write_samples", with_messages)
+    ended = run_main(capsys, "sample", "run")
+    shown = "`--set-size` of `--invert` or `--no-invert` in `MODEL`, not `length` or `bruno data`"
+    assert ended.errors.splitlines() == [f"warning: a warning: {shown}", f"error: an error: {shown}"]
+    assert ended.out.splitlines() == [f"a note: {shown}"]
 
 
 def test_an_interrupted_command_ends_without_a_traceback(tiny, monkeypatch, capsys):

@@ -154,9 +154,9 @@ def test_a_mistake_in_repeating_names_the_option_and_its_value(in_digits, argume
 
 
 def test_a_model_must_exist():
-    with pytest.raises(ValueError, match=r"`path` .*nowhere .*omniglot, omniglot-small"):
+    with pytest.raises(ValueError, match=r"`model` .*nowhere .*omniglot, omniglot-small"):
         run("sample", "nowhere")
-    with pytest.raises(ValueError, match=r"`path` .*omnigolt .*did you mean 'omniglot'\?"):
+    with pytest.raises(ValueError, match=r"`model` .*omnigolt .*did you mean 'omniglot'\?"):
         run("sample", "omnigolt")
 
 

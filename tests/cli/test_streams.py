@@ -299,13 +299,13 @@ def test_an_alarm_is_accepted_by_the_name_in_the_table(stream, option):
         shutil.copy("stream.csv", folder)
         assert "│ stream.csv, line 72 " in run(*watch, f"{folder}/stream.csv")
     accept = ["anomaly", "accept", "run", option, "s"]
-    with pytest.raises(ValueError, match=r"NAMES .*; got 'stream.csv, line 72', which matches ") as error:
+    with pytest.raises(ValueError, match=r"`names` .*; got 'stream.csv, line 72', which matches ") as error:
         run(*accept, "stream.csv, line 72")
     assert "'data/stream.csv, line 72'" in str(error.value)
     assert "'more/stream.csv, line 72'" in str(error.value)
     assert "accepted 1; 1 other" in run(*accept, "more/stream.csv, line 72")
     for wrong in ("line 72", "am.csv, line 72", "stream.csv, line 7", "more/stream.csv, line 72"):
-        with pytest.raises(ValueError, match=rf"NAMES .*'data/stream.csv, line 72'; got '{wrong}'"):
+        with pytest.raises(ValueError, match=rf"`names` .*'data/stream.csv, line 72'; got '{wrong}'"):
             run(*accept, wrong)
     assert "accepted 1; 0 other" in run(*accept, "stream.csv, line 72")
 
@@ -353,14 +353,14 @@ def filled(filled_once, workplace) -> Path:
         ("run fresh.csv --store s.db --group heater", "'heater'"),
         ("run other.csv --store s.db", "'speed'"),
         ("other.safetensors stream.csv --store s.db --group machine", "must be a store of this model"),
-        ("run stream.csv --store s.db --window 50", "`window`"),
-        ("run stream.csv --store s.db --half-life 9", "`half_life`"),
+        ("run stream.csv --store s.db --window 50", "`--window`"),
+        ("run stream.csv --store s.db --half-life 9", "`--half-life`"),
         ("run stream.csv --store damaged.db", "damaged.db: is damaged"),
-        ("run stream.csv --store text.db", "`store`"),
-        ("run stream.csv --store nowhere/s.db", "`store`"),
+        ("run stream.csv --store text.db", "`--store`"),
+        ("run stream.csv --store nowhere/s.db", "`--store`"),
         ("run stream.csv --window 50", "`--store`"),
         ("run stream.csv --store s.db --state t.state", "--state"),
-        ("run stream.csv --store s.db --replay", "`replay`"),
+        ("run stream.csv --store s.db --replay", "`--replay`"),
         ("run - stream.csv --store s.db", "`--store`"),
         ("run --store s.db", "`--store`"),
     ],

@@ -244,7 +244,7 @@ def test_outliers_are_shown_with_their_unusual_column_and_on_the_page(machines, 
 def test_out_of_distribution_rows_are_not_typical(machines):
     Path("typical.csv").write_text("\n".join(broken_stream()[:11]))
     output = run(*WATCH, "stream.csv", "--typical", "typical.csv")
-    assert "`typical`: excluded 1 of 10 elements" in output
+    assert "`--typical`: excluded 1 of 10 elements" in output
     assert len(re.findall(r"  outlier", output)) == 1
 
 
@@ -424,7 +424,7 @@ def test_an_accepted_alarm_is_added_to_its_set(machines):
     before = int(bruno.load("state", model=model).evidence.count)
     run("anomaly", "accept", "runs/machines", "stream.csv, line 27", "--state", "state")
     assert int(bruno.load("state", model=model).evidence.count) == before + 1
-    with pytest.raises(ValueError, match=r"NAMES .*got 'stream.csv, line 27'"):
+    with pytest.raises(ValueError, match=r"`names` .*got 'stream.csv, line 27'"):
         run("anomaly", "accept", "runs/machines", "stream.csv, line 27", "--state", "state")
 
 
@@ -584,7 +584,7 @@ def test_rows_with_missing_cells_train_and_score(workplace):
 
 
 def test_a_set_of_one_row_is_an_error_or_skipped(workplace):
-    with pytest.raises(ValueError, match=r"`data` .*at least 2 elements.*'6' has 1.*skip_bad=true"):
+    with pytest.raises(ValueError, match=r"`data` .*at least 2 elements.*'6' has 1.*`data.skip_bad`"):
         train(GOOD + "6,1,2\n")
     assert "skipped 1 class" in train(GOOD + "6,1,2\n", "--skip-bad")
 
@@ -642,7 +642,7 @@ def test_the_scales_of_columns_are_reported_and_can_be_switched_off(workplace):
 def test_consecutive_rows_are_sets_without_a_group_column(workplace):
     Path("t.csv").write_text("a,b\n" + "".join(f"{i % 7},{i % 11}\n" for i in range(180)))
     output = words(run("train", "table", "--data", "t.csv", "--steps", "1"))
-    assert "no group column (data.group), so consecutive rows form sets: 9 sets of 20 rows" in output
+    assert "no group column (`--group`), so consecutive rows form sets: 9 sets of 20 rows" in output
 
 
 @pytest.fixture(scope="module")

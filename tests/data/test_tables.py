@@ -41,7 +41,7 @@ def test_columns_are_selected_in_the_given_order(tmp_path):
         ("machine,a\nm1,1\n", "machine", ("c",), r"'c' is missing from machine, a"),
         ("machine,a,a\nm1,1,2\n", "machine", (), r"got 'a' more than once"),
         ("machine,a\n", "machine", (), r"at least one row"),
-        ("machine,a\nm1,1\nm1,oops\n", "machine", (), r"line 3 .*'a' .*got 'oops'.*`data.columns`"),
+        ("machine,a\nm1,1\nm1,oops\n", "machine", (), r"line 3 .*'a' .*got 'oops'.*`skip_bad`.*`columns`"),
         ("machine,a\nm1,1\nm1,1\x00\n", "machine", (), r"line 3 cannot be"),
         ("machine,a\nm1,1\n" + "9" * 200_000, "machine", (), r"line 3 cannot be"),
     ],
@@ -74,7 +74,7 @@ def test_encodings_are_detected(tmp_path, monkeypatch, encoding, least):
 def test_damaged_utf_8_is_an_error_with_its_line(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes("Gerät,a\nm1,1\n".encode() + b"m\xe4,2\n")
-    with pytest.raises(ValueError, match=r"t.csv: .*line 3 is not utf-8.*`data.format`"):
+    with pytest.raises(ValueError, match=r"t.csv: .*line 3 is not utf-8.*`table_format`"):
         read_table(path, "Gerät")
     with pytest.raises(ValueError, match=r"`group` .*got 'Gerät'"):  # it is read, in another encoding
         read_table(path, "Gerät", table_format="cp1252")

@@ -390,7 +390,7 @@ def test_results_are_in_the_order_of_the_settings(characters):
         ({"shots": (0,)}, r"`shots` .*1; got 0"),
         ({"shots": ()}, r"`shots` .*got none"),
         ({"trials": 1}, r"`trials` .*2; got 1"),
-        ({"rotated_decoys": True}, r"`rotated_decoys` .*`rotations`; got rotations=False"),
+        ({"rotated_decoys": True}, r"`rotated_decoys` .*`rotations`; got `rotations=False`"),
         ({"batch_size": 0}, r"`batch_size` .*1; got 0"),
     ],
 )

@@ -105,7 +105,7 @@ def batch(
     sets: SetOptions,
     files: ReadingOptions,
     report: ReportOptions,
-    elements: Annotated[list[str] | None, typer.Argument(metavar="ELEMENTS", help=_SOURCES)] = None,
+    batch: Annotated[list[str] | None, typer.Argument(metavar="ELEMENTS", help=_SOURCES)] = None,
     false_discovery_rate: Annotated[
         float | None,
         typer.Option(
@@ -122,7 +122,7 @@ def batch(
         trained = model.open()
         with progress_bar("elements to calibrate on") as progress:
             outcome = trained.judge_batch(
-                _elements(trained, elements, files, sets, model.seed),
+                _elements(trained, batch, files, sets, model.seed),
                 false_discovery_rate=false_discovery_rate,
                 explain=report.explain,
                 seed=model.seed,
@@ -155,14 +155,11 @@ def accept(
     if (state is None) == (store is None):
         raise ValueError("`--state` or `--store` must name the states; give one of them.")
     trained = model.open()
-    try:
-        if store is not None:
-            left = trained.accept_in_store(names, store)
-        else:
-            assert state is not None
-            left = len(trained.accept(names, state).excluded)
-    except ValueError as error:
-        raise ValueError(str(error).replace("`names`", "NAMES")) from error
+    if store is not None:
+        left = trained.accept_in_store(names, store)
+    else:
+        assert state is not None
+        left = len(trained.accept(names, state).excluded)
     console.print(f"accepted {len(names)}; {left} other elements do not count", soft_wrap=True)
 
 

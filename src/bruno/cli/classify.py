@@ -13,7 +13,7 @@ from bruno.cli.output import show
 
 def classify(
     model: ModelOptions,
-    images: Annotated[
+    queries: Annotated[
         list[Path],
         typer.Argument(metavar="ELEMENTS", help="Images or CSV files to classify, or folders of them."),
     ],
@@ -58,7 +58,7 @@ def classify(
         raise ValueError("`--data` is for calibration; omit it, or add --calibrate.")
     trained = model.open()
     outcome = trained.classify(
-        images,
+        queries,
         support,
         prior=_parse_prior(prior) if prior else None,
         temperature=temperature,

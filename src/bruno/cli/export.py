@@ -9,6 +9,7 @@ import typer
 
 from bruno.cli.options import ModelName
 from bruno.cli.output import console
+from bruno.text import arguments_renamed
 
 
 def export(
@@ -29,7 +30,8 @@ def export(
     """Write a model to one file, with its recipe, or as ONNX graphs, to use without its run folder."""
     from bruno.trained import export as export_model
 
-    path = export_model(model, out, half=half, int8=int8, checkpoint=checkpoint, onnx=onnx)
+    with arguments_renamed({"path": "model"}):
+        path = export_model(model, out, half=half, int8=int8, checkpoint=checkpoint, onnx=onnx)
     files = sorted(path.iterdir()) if onnx else [path]
     size = sum(file.stat().st_size for file in files)
     console.print(f"written: {path}, {_size(size)}", soft_wrap=True)

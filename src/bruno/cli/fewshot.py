@@ -13,10 +13,11 @@ from bruno.cli.output import progress_bar, show
 def fewshot(
     model: ModelOptions,
     data: DataOptions,
-    way: Annotated[
-        str, typer.Option(help="Numbers of classes; by default 5,20, or all classes if there are fewer.")
+    ways: Annotated[
+        str,
+        typer.Option("--way", help="Numbers of classes; by default 5,20, or all classes if there are fewer."),
     ] = "",
-    shot: Annotated[str, typer.Option(help="Numbers of support elements of each class.")] = "1,5",
+    shots: Annotated[str, typer.Option("--shot", help="Numbers of support elements of each class.")] = "1,5",
     trials: Annotated[int, typer.Option(help="Number of trials, each with one query of every class.")] = 20,
     threshold: Annotated[
         float | None, typer.Option(help="Use only latent dimensions with a correlation above this.")
@@ -34,10 +35,10 @@ def fewshot(
     ] = False,
 ) -> None:
     """Measure n-shot k-way accuracy, compared with nearest neighbours on the same episodes."""
-    ways, shots = parse_numbers("--way", way) if way else None, parse_numbers("--shot", shot)
+    way, shot = parse_numbers("--way", ways) if ways else None, parse_numbers("--shot", shots)
     for option, value, least in (
-        ("--way", min(ways or (2,)), 2),
-        ("--shot", min(shots), 1),
+        ("--way", min(way or (2,)), 2),
+        ("--shot", min(shot), 1),
         ("--trials", trials, 2),
     ):
         check_number(option, value, least)
@@ -46,8 +47,8 @@ def fewshot(
     trained = model.open()
     with progress_bar("elements") as progress:
         outcome = trained.few_shot(
-            ways=ways,
-            shots=shots,
+            ways=way,
+            shots=shot,
             trials=trials,
             threshold=threshold,
             noise=noise,

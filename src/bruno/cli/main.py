@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -37,6 +38,7 @@ from bruno.cli import (
 from bruno.cli.options import command
 from bruno.cli.output import messages_printed, prepare_streams, print_message
 from bruno.extras import MissingPackageError
+from bruno.text import rename_arguments
 
 app = typer.Typer(
     help="Exact, exchangeable deep models of sets: given a few examples, the distribution of the next one.",
@@ -125,17 +127,19 @@ for _name, (_function, _example) in COMMANDS.items():
 def main() -> None:
     """Run the command line; a mistake of the user is one line and exit code 2, not a traceback."""
     prepare_streams()
+    names: dict[str, str] = {}  # of the arguments in messages; the command that runs adds its own
     try:
-        with messages_printed():
-            code = app(standalone_mode=False)
+        with messages_printed(names):
+            code = app(standalone_mode=False, obj=names)
         sys.stdout.flush()
     except Exception as error:
-        code = _failed(error)
+        code = _failed(error, names)
     sys.exit(code or 0)
 
 
-def _failed(error: Exception) -> int:
+def _failed(error: Exception, names: Mapping[str, str]) -> int:
     """Print an error on one line, and return the exit code: 2 if the user can correct it, 1 if not."""
+    message = rename_arguments(error, names)
     if isinstance(error, PermissionError):
         where = os.path.realpath(error.filename or ".")
         return _error(f"{where}: permission denied. Choose a folder that you can read and write.", 2)
@@ -143,9 +147,9 @@ def _failed(error: Exception) -> int:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # Python flushes it at exit
         return _error("standard output was closed; results are saved before they are printed.", 1)
     if isinstance(error, (ValueError, *_CORRECTABLE)) or getattr(error, "errno", 0) in _CORRECTABLE_NUMBERS:
-        return _error(error, 2)
+        return _error(message, 2)
     if isinstance(error, OSError) or type(error).__name__ == "TrainingFailedError":
-        return _error(error, 1)
+        return _error(message, 1)
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{type(error).__name__} {error}"):
         return _error("out of memory. Use smaller sets, fewer samples, or a smaller train.batch or flow.", 2)
     if not hasattr(error, "format_message"):

@@ -16,7 +16,9 @@ import typer
 
 import bruno
 from bruno import limits
+from bruno.cli.names import option_names
 from bruno.settings import parse_settings
+from bruno.text import arguments_renamed
 
 if TYPE_CHECKING:
     from bruno.trained import Trained
@@ -85,13 +87,14 @@ class ModelOptions:
 
     def open(self) -> Trained:
         """The trained model."""
-        return bruno.open(
-            self.model,
-            checkpoint=self.checkpoint,
-            device=self.device,
-            data_dir=self.data_dir,
-            drawings=self.drawings,
-        )
+        with arguments_renamed({"path": "model"}):
+            return bruno.open(
+                self.model,
+                checkpoint=self.checkpoint,
+                device=self.device,
+                data_dir=self.data_dir,
+                drawings=self.drawings,
+            )
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,9 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
     parameters.sort(key=lambda one: one[2] is not inspect.Parameter.empty)
 
     @functools.wraps(function)
-    def flat(**values: Any) -> Any:
+    def flat(context: typer.Context, **values: Any) -> Any:
+        if context.obj is not None:  # where messages look names up
+            context.obj.update(option_names(context))
         grouped = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
@@ -193,6 +198,7 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(**grouped, **values)
 
     del flat.__wrapped__  # typer would look through to the function's own signature
+    parameters.insert(0, ("context", typer.Context, inspect.Parameter.empty))
     flat.__annotations__ = {name: hint for name, hint, _ in parameters}
     flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [

@@ -7,8 +7,9 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from bruno.text import printable, shortened
+from bruno.text import printable, rename_arguments, shortened
 
 if TYPE_CHECKING:
     from bruno.reporting.results import Result
@@ -221,33 +222,41 @@ def stopped_by_signal(resume: str) -> Iterator[None]:
 
 
 class LogHandler(logging.Handler):
-    """Prints the log messages of the package."""
+    """Prints the log messages of the package; `names` are those of its arguments on the command line."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        super().__init__()
+        self._names = names
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a message on one line."""
-        console.print(record.getMessage(), soft_wrap=True, highlight=False)
+        message = rename_arguments(record.getMessage(), self._names)
+        console.print(message, soft_wrap=True, highlight=False)
 
 
 @contextmanager
-def messages_printed() -> Iterator[None]:
-    """Print the log messages and the warnings of the package while the body runs."""
-    logger, handler = logging.getLogger("bruno"), LogHandler()
+def messages_printed(names: Mapping[str, str]) -> Iterator[None]:
+    """Print the log messages and the warnings of the package while the body runs.
+
+    `names` are those of arguments on the command line; a command adds its own when it begins.
+    """
+    logger, handler = logging.getLogger("bruno"), LogHandler(names)
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = print_warning
+            warnings.showwarning = partial(print_warning, names)
             yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
 
 
-def print_warning(message: Warning | str, *where: Any, **further: Any) -> None:
+def print_warning(names: Mapping[str, str], message: Warning | str, *where: Any, **further: Any) -> None:
     """Print a warning on one line of standard error; replaces `warnings.showwarning`."""
     if not console.quiet:
-        print_message("warning", message, "yellow")
+        print_message("warning", rename_arguments(message, names), "yellow")
 
 
 def print_message(kind: str, message: object, colour: str) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from bruno.cli.options import ModelName
 from bruno.cli.output import console
+from bruno.text import arguments_renamed
 
 
 def report(
@@ -21,5 +22,6 @@ def report(
     from bruno.reporting.page import report as write_report
     from bruno.trained import results_folder
 
-    path = write_report(results_folder(model), out)
+    with arguments_renamed({"folder": "model"}):
+        path = write_report(results_folder(model), out)
     console.print(f"written: {path}", soft_wrap=True)

@@ -34,7 +34,7 @@ def search(
 def measure(
     model: ModelOptions,
     data: DataOptions,
-    shot: Annotated[str, typer.Option(help="Numbers of examples in a query.")] = "1,5",
+    shots: Annotated[str, typer.Option("--shot", help="Numbers of examples in a query.")] = "1,5",
     queries: Annotated[int, typer.Option(help="Number of queries.")] = 200,
 ) -> None:
     """Measure how well a query finds its class, compared with distances between pixels and latents."""
@@ -42,7 +42,7 @@ def measure(
     trained = model.open()
     with progress_bar("elements") as progress:
         outcome = trained.measure_retrieval(
-            shots=parse_numbers("--shot", shot),
+            shots=parse_numbers("--shot", shots),
             queries=queries,
             seed=model.seed,
             progress=progress,

@@ -58,9 +58,7 @@ def choose_columns(
     """The columns to read: the requested ones, or all numbers but the group; raises if there are none."""
     names = column_names(header)
     if group and group not in names:
-        raise ValueError(
-            f"`group` must be a column, one of {', '.join(names)}; got {group!r}. Set it (`data.group`)."
-        )
+        raise ValueError(f"`group` must be a column, one of {', '.join(names)}; got {group!r}.")
     [position] = column_positions([group], names) if group else [None]
     if columns:
         numbers = column_positions(columns, names)

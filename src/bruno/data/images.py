@@ -206,7 +206,7 @@ def _size_problems(images: dict[str, NDArray[np.uint8]]) -> dict[str, str]:
     [(common, _)] = Counter(image.shape for image in images.values()).most_common(1)
     return {
         name: f"all images must have one size, {common[1:]}; got {image.shape[1:]}. "
-        "Set a size (`data.size`, without `data.original`)"
+        "Set a size (`size`, without `original`)"
         for name, image in images.items()
         if image.shape != common
     }

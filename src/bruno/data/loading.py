@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -31,18 +30,6 @@ from bruno.data.table_format import TableFormat
 from bruno.data.tables import is_table, read_table
 from bruno.files import check_regular
 
-
-class Arguments(NamedTuple):
-    """How errors name the data and the format of a table, and how they say to set the data."""
-
-    data: str
-    table_format: str = "table_format"
-    way_out: str = ""
-
-
-_OF_A_RECIPE = Arguments(
-    "data", "format", " Set it (--set data.name=PATH to train, --data PATH for other commands)."
-)
 _FORMAT = 6  # version of the cached files and of how files are parsed: increase it to ignore older caches
 
 
@@ -87,7 +74,7 @@ def load_examples(
         backdrop: "black" or "white", behind transparent pixels; by default what contrasts with each image.
     """
     _check_part(name, split, size)
-    check_source(name, group, columns, table_format, Arguments("name"))
+    check_source(name, group, columns, table_format, "name")
     if name in DATASETS:
         part = _named(name, split, data_dir, download, original)
         return _normalised(part, invert) if drawings else part
@@ -153,7 +140,7 @@ def load_path(
     is as fast to read as the cache.
     """
     path = Path(path)
-    check_source(path, group, columns, table_format, Arguments("path"))
+    check_source(path, group, columns, table_format, "path")
     kind = path.suffix.lower()
     if kind == ".npz":
         return read_npz(path, size=size, grey=grey, missing=missing, drawings=drawings, invert=invert)
@@ -193,33 +180,31 @@ def check_source(
     group: str = "",
     columns: Sequence[str] = (),
     table_format: str = "",
-    arguments: Arguments = _OF_A_RECIPE,
+    argument: str = "data",
 ) -> None:
     """Raise unless data are a known dataset or an existing path, and a table if they are described as one.
 
-    Errors name the arguments as the caller calls them; by default, these are the settings of a recipe.
+    Errors call the data `argument`.
     """
     path = Path(data)
     if data not in DATASETS:
         if not path.exists():
             known = f"one of {', '.join(DATASETS)}, or " * isinstance(data, str)
-            raise ValueError(
-                f"`{arguments.data}` must be {known}an existing path; got {str(data)!r}.{arguments.way_out}"
-            )
+            raise ValueError(f"`{argument}` must be {known}an existing path; got {str(data)!r}.")
         if not path.is_dir():
             check_regular(path)
         if path.suffix.lower() == ".npz":
             return
         if is_table(path) and not path.is_dir():
             try:
-                TableFormat.parse(table_format, arguments.table_format)
+                TableFormat.parse(table_format, "table_format")
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
             return
-    given = {"group": group, "columns": tuple(columns), arguments.table_format: table_format}
-    for argument, value in given.items():
+    given = {"group": group, "columns": tuple(columns), "table_format": table_format}
+    for name, value in given.items():
         if value:
-            raise ValueError(f"`{argument}` must be omitted for {data}, which is not a table; got {value!r}.")
+            raise ValueError(f"`{name}` must be omitted for {data}, which is not a table; got {value!r}.")
 
 
 def _normalised(examples: Examples, invert: bool | None) -> Examples:

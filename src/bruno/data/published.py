@@ -128,7 +128,7 @@ def fetch(name: str, remote: RemoteFile, data_dir: str | Path | None, download: 
                 problems.append(f"{url}: {_cause(error)}")
     raise MissingDataError(
         f"{name} needs {remote.path} (SHA-256 {remote.sha256[:12]}…), which is missing: put it at "
-        f"{expected_path(remote, data_dir)}, or set another folder with --data-dir or $BRUNO_DATA. "
+        f"{expected_path(remote, data_dir)}, or name another folder (`data_dir` or $BRUNO_DATA). "
         + "; ".join(problems)
     )
 

@@ -41,7 +41,7 @@ def log_columns(examples: Examples, data: DataConfig, name: str) -> None:
     _log.info("%s: %s", name, "; ".join(parts))
     if not data.group:
         _log.info(
-            "%s: no group column (data.group), so consecutive rows form sets: %d sets of %d rows",
+            "%s: no group column (`data.group`), so consecutive rows form sets: %d sets of %d rows",
             name,
             len(examples.names),
             int(examples.counts[0]),
@@ -95,7 +95,7 @@ def check_enough_rows(rows: Examples, data: DataConfig) -> None:
     least = max(_FEW_ROWS, 4 * dim)
     if sets < 2:
         remedy = (
-            f"Omit the group column (data.group): each {BLOCK} consecutive rows then form a set."
+            f"Omit the group column (`data.group`): each {BLOCK} consecutive rows then form a set."
             if data.group and len(rows) >= 2 * BLOCK
             else f"{enough} sets would be enough."
         )

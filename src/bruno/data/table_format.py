@@ -129,7 +129,7 @@ def decode(content: bytes, encoding: str = "") -> tuple[str, str]:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(
             f"must be text in UTF-8, UTF-16 or cp1252; line {line} is not {found}: {error.reason}. Correct "
-            "it, or name the encoding (`data.format`)."
+            "it, or name the encoding (`table_format`)."
         ) from error
 
 

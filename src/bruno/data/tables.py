@@ -186,8 +186,8 @@ def _parse(text: str, columns: Columns, form: TableFormat, skip_bad: bool, missi
         except ValueError as error:
             if not skip_bad:
                 raise ValueError(
-                    f"line {line} cannot be used: {error}. Correct it, skip such lines (--skip-bad, "
-                    "`data.skip_bad`), or select the columns that are numbers (`data.columns`)."
+                    f"line {line} cannot be used: {error}. Correct it, skip such lines (`skip_bad`), or "
+                    "select the columns that are numbers (`columns`)."
                 ) from error
             skipped.append(f"line {line}")
             continue

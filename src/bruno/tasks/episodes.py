@@ -56,7 +56,7 @@ class FewShotProtocol:
             check_at_least(name, min(numbers), least)
             object.__setattr__(self, name, numbers)
         if self.rotated_decoys and not self.rotations:
-            raise ValueError("`rotated_decoys` needs `rotations`; got rotations=False.")
+            raise ValueError("`rotated_decoys` needs `rotations`; got `rotations=False`.")
         check_count("trials", self.trials, 2)
         check_count("batch_size", self.batch_size)
 

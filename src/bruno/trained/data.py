@@ -124,12 +124,12 @@ class TrainedData(TrainedModel):
             name = self.recipe.data.name
             if self.has_no_sets:
                 raise ValueError(
-                    f"`data` must be given: {name} is not on this machine. Use --data {name} to download it, "
-                    "or --data-dir to name its folder."
+                    f"`data` must be given: {name} is not on this machine. Name its folder (`data_dir`), or "
+                    f"name {name} itself (`data`) to download it."
                 )
             _log.info(
-                "%s is not on this machine; using the built-in characters (drawn). Use --data %s to "
-                "download it, or --data-dir to name its folder.",
+                "%s is not on this machine; using the built-in characters (drawn). Name its folder "
+                "(`data_dir`), or name %s itself (`data`) to download it.",
                 name,
                 name,
             )

@@ -272,8 +272,8 @@ class GenerationJobs(TrainedData):
         describes_set = sets > 1 or any(argument is not None for argument in set_arguments)
         if not (prior or describes_set) and self.has_no_sets and self.recipe:
             _log.info(
-                "%s is not on this machine; sampling from the prior. To sample given its images, use --data "
-                "%s to download it, or --data-dir to name its folder.",
+                "%s is not on this machine; sampling from the prior. To sample given its images, name its "
+                "folder (`data_dir`), or name %s itself (`data`) to download it.",
                 self.recipe.data.name,
                 self.recipe.data.name,
             )

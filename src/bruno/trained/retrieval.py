@@ -15,6 +15,7 @@ from bruno.kinds import Kind
 from bruno.tasks import Progress
 from bruno.tasks.index import Index, open_index
 from bruno.tasks.retrieval import RetrievalResult, measure_retrieval, rank
+from bruno.text import arguments_renamed
 from bruno.trained.base import Source
 from bruno.trained.data import Data, TrainedData
 
@@ -81,9 +82,10 @@ class RetrievalJobs(TrainedData):
         reader = self.reader(invert=invert, skip_bad=skip_bad)
         elements, encoded_now = None, True
         if isinstance(collection, str | Path):
-            encoded, encoded_now = open_index(
-                self.model, reader, collection, index, familiarity=self.familiarity, progress=progress
-            )
+            with arguments_renamed({"path": "index"}):
+                encoded, encoded_now = open_index(
+                    self.model, reader, collection, index, familiarity=self.familiarity, progress=progress
+                )
         elif index is not None:
             raise ValueError(f"`index` must be omitted for a collection that is not a path; got {index}.")
         else:
