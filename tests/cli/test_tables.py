@@ -424,6 +424,10 @@ def test_an_accepted_alarm_is_added_to_its_set(machines):
     before = int(bruno.load("state", model=model).evidence.count)
     run("anomaly", "accept", "runs/machines", "stream.csv, line 27", "--state", "state")
     assert int(bruno.load("state", model=model).evidence.count) == before + 1
+    with pytest.raises(FileNotFoundError, match=r"`state` .*`bruno anomaly watch --state`.*none.state"):
+        run("anomaly", "accept", "runs/machines", "line 27", "--state", "none.state")
+    with pytest.raises(ValueError, match=r"`state` must be a file .*stream.csv"):
+        run("anomaly", "accept", "runs/machines", "line 27", "--state", "stream.csv")
     with pytest.raises(ValueError, match=r"`names` .*got 'stream.csv, line 27'"):
         run("anomaly", "accept", "runs/machines", "stream.csv, line 27", "--state", "state")
 

@@ -17,6 +17,7 @@ from bruno.process import Evidence
 from bruno.streams.codec import USABLE, Ranks, SetRecord, decode, encode
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.stream_evidence import StreamEvidence
+from bruno.text import arguments_renamed
 
 _MAX_EXCLUDED = 100  # elements that are remembered, so that `accepting` can still add them
 SET_SEPARATOR = ", "  # between the name of a set and that of an element
@@ -115,7 +116,13 @@ class WatchState:
     @classmethod
     def load(cls, path: Path, model: Bruno) -> WatchState:
         """Read a file that `save` wrote for the same model, or one with a single posterior."""
-        tensors, header = read(path, "cpu")
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"`state` must be a file that `bruno anomaly watch --state` or `Watch.save` wrote; {path} "
+                "does not exist."
+            )
+        with arguments_renamed({"path": "state"}):
+            tensors, header = read(path, "cpu")
         fingerprint = model.fingerprint()
         if header["kind"] != "posterior" or header.get("model") != fingerprint:
             raise ValueError(
