@@ -468,6 +468,7 @@ OTHERS = {
         run 1 --store run/model.safetensors
     """,
     "calibrate": """
+        run --group machine
         run images --invert=1
         run rows.csv
         run /dev/zero

@@ -16,7 +16,7 @@ import bruno
 from bruno.tasks import GroupCalibration
 from bruno.trained import Trained
 from bruno.training.run import Run
-from cli.commandline import run, values_of, words
+from cli.commandline import run, run_main, values_of, words
 
 SCALE = np.array([1, 1, 1e5])  # the third column, weight, is in grams
 OUT_OF_DISTRIBUTION = "outlier, out-of-distribution"
@@ -343,6 +343,21 @@ def test_a_calibration_is_kept_with_the_model_and_gives_exact_p_values(clean):
     values = values_of("runs/machines", "anomaly")
     assert values["basis"] == [None] + ["exact"] * 24 + ["estimated"] * 5  # groups have 25 rows
     assert all(p is None or p >= 1 / 41 - 1e-9 for p in values["p"][:25])
+
+
+def test_a_calibration_names_its_group_column(clean, capsys):
+    header, *lines = clean.read_text().splitlines(keepends=True)
+    Path("units.csv").write_text("".join([header.replace("machine", "unit"), *lines]))
+    ended = run_main(capsys, "calibrate", "runs/machines", "units.csv")
+    assert ended.errors.endswith(
+        "`--group` must be a column, one of unit, heat, speed, weight; got 'machine'.\n"
+    )
+    assert "40 groups of units.csv" in words(
+        run("calibrate", "runs/machines", "units.csv", "--group", "unit")
+    )
+    for data in ([], ["digits"]):
+        with pytest.raises(ValueError, match=r"`group` .*got 'unit'"):
+            run("calibrate", "runs/machines", *data, "--group", "unit")
 
 
 def test_a_batch_reports_the_basis_that_its_p_values_have(calibrated):

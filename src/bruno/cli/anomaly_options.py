@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bruno.checks import check_rate
-from bruno.cli.options import check_number, reject
+from bruno.cli.options import Group, check_number, reject
 
 _RATE = 0.01
 
@@ -59,9 +59,7 @@ class SetOptions:
         bool,
         typer.Option("--one-set", help="Take all rows as one set, even if the model was trained on several."),
     ] = False
-    group: Annotated[
-        str | None, typer.Option(help="The column that names the set of a row; as in training by default.")
-    ] = None
+    group: Group = None
     classes: Annotated[
         str | None, typer.Option(help="For a synthetic stream: only these classes, such as 1,7.")
     ] = None

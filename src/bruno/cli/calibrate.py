@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bruno.cli.options import Invert, ModelOptions
+from bruno.cli.options import Group, Invert, ModelOptions
 from bruno.cli.output import progress_bar, show
 
 
@@ -20,10 +20,11 @@ def calibrate(
             "default the unseen classes of its own data.",
         ),
     ] = None,
+    group: Group = None,
     invert: Invert = None,
 ) -> None:
     """Measure how clean, held-out groups score, so that judged elements have p-values."""
     trained = model.open()
     with progress_bar("elements to calibrate on") as progress:
-        outcome = trained.calibrate(data, invert=invert, seed=model.seed, progress=progress)
+        outcome = trained.calibrate(data, group=group, invert=invert, seed=model.seed, progress=progress)
     show(trained, outcome, model.seed)

@@ -51,6 +51,9 @@ Invert = Annotated[
         help="Whether your images have dark ink on bright paper; as in training by default.",
     ),
 ]
+Group = Annotated[
+    str | None, typer.Option(help="The column that names the set of a row; as in training by default.")
+]
 Rotations = Annotated[
     bool | None, typer.Option(help="Count rotated classes as classes; as in training by default.")
 ]

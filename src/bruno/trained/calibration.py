@@ -90,6 +90,7 @@ class CalibrationJobs(TrainedData):
         self,
         data: Data | None = None,
         *,
+        group: str | None = None,
         invert: bool | None = None,
         seed: int = 0,
         progress: Progress | None = None,
@@ -103,13 +104,14 @@ class CalibrationJobs(TrainedData):
         Args:
             data: groups that the model was not trained on: a dataset, class folders, or a CSV or a frame with
                 the group column. By default, the unseen classes of the model's own data.
+            group: the group column of `data`, if it has another name than in training.
             invert: turn dark ink into bright ink in `data`; as in training by default.
             seed: seed of the random orders of the groups.
             progress: called as progress(done, total), in elements.
         """
         path = self.calibration_path  # checked before the calibration, which may take a long time
         generator, contamination = self._generator(seed), None
-        sets = self._calibration_sets(data, invert, generator)
+        sets = self._calibration_sets(data, invert, generator, group)
         calibration = self._calibrated_with(sets, data, generator, seed, progress)
         _warn_if_few(calibration)
         if not self.model.kind.is_images:
@@ -197,9 +199,9 @@ class CalibrationJobs(TrainedData):
         return self._calibrated_with(sets, data, generator, seed, progress)
 
     def _calibration_sets(
-        self, data: Data | None, invert: bool | None, generator: Generator
+        self, data: Data | None, invert: bool | None, generator: Generator, group: str | None = None
     ) -> CalibrationSets:
-        clean, unseen = self._clean_groups(data, invert)
+        clean, unseen = self._clean_groups(data, invert, group)
         clean = _with_two_elements(clean)
         if self.model.kind.is_images:
             clean = _subsample(clean, (_MAX_GROUPS, None), generator)
@@ -258,7 +260,7 @@ class CalibrationJobs(TrainedData):
             return "score"
         return found.criterion
 
-    def _clean_groups(self, data: Data | None, invert: bool | None) -> CleanGroups:
+    def _clean_groups(self, data: Data | None, invert: bool | None, group: str | None = None) -> CleanGroups:
         """The groups to calibrate on.
 
         From the model's own data, these are the classes of the unseen split or, if user data has few of
@@ -266,9 +268,13 @@ class CalibrationJobs(TrainedData):
         the model fits them better than new classes, so thresholds from them flag too many new elements.
         """
         own = is_own(data)
+        if group and (not own or self.kind.is_images):
+            raise ValueError(f"`group` is for tables of your own, named by `data`; got {group!r}. Omit it.")
         if data is not None and not (self.recipe and _is_same_path(data, self.recipe.data.name)):
             split, invert = (None, invert) if own else (self.unseen, None)
-            return CleanGroups(self._select(split, data, invert=invert, impute=False).examples, True)
+            return CleanGroups(
+                self._select(split, data, invert=invert, impute=False, group=group).examples, True
+            )
         clean = self._select(self.unseen, impute=False).examples
         if self.lacks_its_data:  # the built-in characters take its place, which the model has not seen
             return CleanGroups(clean, True)

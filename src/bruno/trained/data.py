@@ -69,6 +69,7 @@ class TrainedData(TrainedModel):
         invert: bool | None = None,
         min_classes: int = 1,
         impute: bool = True,
+        group: str | None = None,
     ) -> Selection:
         own = is_own(data)
         if invert and not own:
@@ -81,7 +82,7 @@ class TrainedData(TrainedModel):
             )
         data, split = self._available(data), split or "test"
         if data is not None:
-            examples = self._other_examples(data, split, invert)
+            examples = self._other_examples(data, split, invert, group)
         elif self.recipe is not None:
             examples = self._recipe_data.split(split)
         else:
@@ -149,10 +150,12 @@ class TrainedData(TrainedModel):
         folder = None if self.data_dir is None else Path(self.data_dir)
         return not is_available(self.recipe.data.name, folder)
 
-    def _other_examples(self, data: Data, split: str, invert: bool | None) -> Examples:
+    def _other_examples(
+        self, data: Data, split: str, invert: bool | None, group: str | None = None
+    ) -> Examples:
         """Examples of other data than the model's own, if they have the model's shape."""
         if is_frame(data):
-            return self._frame_examples(data)
+            return self._frame_examples(data, group=group)
         assert isinstance(data, str | Path)  # as `is_own` has checked
         if data == "drawn" and not (self.recipe and self.recipe.data.name == data):
             split = "all"  # the model has seen none of them
@@ -160,7 +163,7 @@ class TrainedData(TrainedModel):
             raise ValueError(f"`data` must be a dataset or a path; got {data!r}.")
         check_source(data)
         if is_path(str(data)):
-            examples = self._user_examples(Path(data), invert)
+            examples = self._user_examples(Path(data), invert, group)
         else:
             own = self.recipe is not None and self.recipe.data.name == data
             foreign = not own and data != "drawn"  # built-in characters already look like Omniglot's
@@ -174,24 +177,26 @@ class TrainedData(TrainedModel):
             )
         return examples
 
-    def _frame_examples(self, frame: Any, skip_bad: bool | None = None, name: str = "data") -> Examples:
+    def _frame_examples(
+        self, frame: Any, skip_bad: bool | None = None, name: str = "data", group: str | None = None
+    ) -> Examples:
         """The rows of a frame by the group column; numbers may be missing."""
         if self.kind.is_images:
             raise TypeError(f"`{name}` must be images for this model; got {type(frame).__name__}.")
         if skip_bad is None:
             skip_bad = self.recipe is not None and self.recipe.data.skip_bad
         missing = self.model.imputer is not None
-        examples = read_frame(frame, self.group, self.columns, skip_bad, missing)
+        examples = read_frame(frame, self.group if group is None else group, self.columns, skip_bad, missing)
         warn_of_skipped(examples, "the frame")
         return examples
 
-    def _user_examples(self, path: Path, invert: bool | None) -> Examples:
+    def _user_examples(self, path: Path, invert: bool | None, group: str | None = None) -> Examples:
         kind, drawings = self.model.kind, self.normalises
         examples = load_path(
             path,
             size=kind.size if isinstance(kind, Images) else None,
             grey=not isinstance(kind, Images) or kind.is_grey,
-            group=self.group,
+            group=self.group if group is None else group,
             columns=self.columns,
             prefer=self._table_format,
             missing=self.model.imputer is not None,
