@@ -662,6 +662,14 @@ def test_consecutive_rows_are_sets_without_a_group_column(workplace):
     Path("t.csv").write_text("a,b\n" + "".join(f"{i % 7},{i % 11}\n" for i in range(180)))
     output = words(run("train", "table", "--data", "t.csv", "--steps", "1"))
     assert "no group column (`--group`), so consecutive rows form sets: 9 sets of 20 rows" in output
+    watch = ["anomaly", "watch", "runs/table", "--threshold", "-5", "--store", "s.db"]
+    with pytest.raises(
+        ValueError, match=r"t\.csv, line 2: .* trained without a group column.*without a store"
+    ):
+        run(*watch, "t.csv")
+    Path("keyed.csv").write_text("key,a,b\n" + "".join(f"k{i % 2},{i % 7},{i % 11}\n" for i in range(40)))
+    run(*watch, "keyed.csv", "--group", "key")
+    assert set(values_of("runs/table", "anomaly")["groups"]) == {"k0", "k1"}
 
 
 @pytest.fixture(scope="module")

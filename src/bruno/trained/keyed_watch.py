@@ -183,10 +183,15 @@ class KeyedWatch(WatchedStream):
         for row in rows:
             element = row.element
             if not self._one_set and not element.group:
-                column = repr(self._reader.group) if self._reader.group else "that `group` names"
+                if not self._reader.group:
+                    raise ValueError(
+                        f"{element.name}: must have the key of its set; got none, as the model was trained "
+                        "without a group column. Watch the stream without a store or, if its rows have keys, "
+                        "name their column (`group`)."
+                    )
                 raise ValueError(
-                    f"{element.name}: must have the key of its set, in the column {column}; got none. Name "
-                    "the column (`group`), or judge all rows as one set (`one_set`)."
+                    f"{element.name}: must have the key of its set, in the column {self._reader.group!r}; "
+                    "got none. Name the column (`group`), or judge all rows as one set (`one_set`)."
                 )
             yield row
 
