@@ -54,6 +54,11 @@ def test_a_dictionary_may_hold_lists_and_omit_defaults():
         ({"shape": [1], "pixels": "probit"}, "`pixels` must be 'logit' or 'gaussianise'; got 'probit'"),
         ({"shape": [1], "flow": {"scalez": 3}}, r"`flow.scalez` is not a setting .* `flow.scales`\?"),
         ({"shape": [1], "process": {"scales": 3}}, r"`process.scales` .* mean `scales` or `flow.scales`\?"),
+        (
+            {"shape": [1], "flow": {"verdict": True}},
+            r"`flow.verdict` .*; the settings are bins, .* Other sections are process\.$",
+        ),
+        ({"shape": [1], "flow": {"bin": 3}}, r"`flow.bin` .*; did you mean `flow.bins`\?$"),
         ({"shape": [1], "xyz": 3}, "`xyz` is not a setting of ModelConfig; the settings are alpha"),
         ({"shape": [1], "flow": {"kind": "cnn"}}, "`flow.kind` must be 'conv' or 'dense'; got 'cnn'"),
         ({"shape": [1], "process": {"kind": "t"}}, "`process.kind` must be 'student-t' or 'gaussian'"),

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Field: TypeAlias = Any  # an attrs.Attribute, which cannot be subscripted at run time
 Check = Callable[[str, Any], None]  # takes the name and the value of a setting
 
-_NEAR = 0.6  # a known name is suggested if its likeness to the given one is at least this
+_NEAR = 0.65  # a known name is suggested if its likeness to the given one is at least this
 _RENAMED = {"train.length": "set_size"}  # settings of files written by version 0.1
 
 
@@ -147,7 +147,7 @@ def _current_name(path: str, key: Any) -> str:
 
 
 def _nearest_settings(path: str, name: str, known: Sequence[str], every: Sequence[str]) -> str:
-    """A hint: the settings nearest to a name over all sections, or all of its own section.
+    """A hint: the settings nearest to a name over all sections, or all of its own and the other sections.
 
     Of settings that are equally near, those of its own section win, and shorter names come first.
     """
@@ -155,7 +155,10 @@ def _nearest_settings(path: str, name: str, known: Sequence[str], every: Sequenc
     near = {one: _likeness(name, one.rpartition(".")[2]) for one in (*own, *every)}
     most = max(near.values())
     if most < _NEAR:
-        return f"the settings are {', '.join(known)}."
+        sections = {one.partition(".")[0] for one in every if "." in one}
+        others = sorted(sections - {path.rstrip(".")}) if path else []
+        end = f" Other sections are {', '.join(others)}." if others else ""
+        return f"the settings are {', '.join(known)}.{end}"
     best = [one for one, likeness in near.items() if likeness == most]
     best = [one for one in best if one in own] or sorted(best, key=lambda one: one.count("."))
     return f"did you mean {' or '.join(f'`{one}`' for one in best)}?"
