@@ -266,7 +266,7 @@ def test_damaged_names_and_settings_are_detected(tmp_path, before, after):
     content = (tmp_path / "model").read_bytes()
     assert content.count(before) == 1
     (tmp_path / "model").write_bytes(content.replace(before, after))
-    with pytest.raises(ValueError, match="is damaged: its checksum is wrong"):
+    with pytest.raises(ValueError, match="is damaged: checksum mismatch"):
         bruno.load(tmp_path / "model")
 
 

@@ -157,7 +157,7 @@ def test_a_complete_run_is_returned_unchanged(tiny, tmp_path, caplog):
     shutil.copytree(tiny.folder, tmp_path / "run")
     with caplog.at_level("INFO", "bruno"):
         again = bruno.train("digits", tmp_path / "run", resume=True, **TINY)
-    assert "already at step 3" in caplog.text
+    assert "already completed step 3" in caplog.text
     assert again.model.fingerprint() == tiny.model.fingerprint()
 
 

@@ -177,7 +177,9 @@ def test_images_in_dark_ink_are_reported_unless_inverted(dark_ink, omniglot):
         "--prefixes",
         "2",
     ]
-    assert re.search(rf"warning: .*{UNLIKE}: mean brightness 87%, in training 8%", run(*sample))
+    assert re.search(
+        rf"warning: .*{UNLIKE}: mean brightness 87%; that of training images is 8%", run(*sample)
+    )
     assert "unlike" not in run(*sample, "--invert")
     with np.load("runs/pretrained-omniglot/results/samples.npz") as file:
         assert file["inputs"].mean() < 64
@@ -213,7 +215,7 @@ def test_every_job_on_user_images_can_invert_them(dark_ink, omniglot):
 def test_one_image_in_dark_ink_among_others_is_reported(dark_ink, omniglot):
     images = sorted(KNOWN.rglob("*.png"))
     images[3] = dark_ink / images[3].relative_to(KNOWN)
-    number = f"1 of {len(images)}, such as number 4, with a brightness of 92%"
+    number = f"1 of {len(images)} images, such as number 4 with a mean brightness of 92%"
     with pytest.warns(bruno.trained.UnfamiliarDataWarning, match=number):
         omniglot.read(images)
     Image.new("L", (105, 105)).save("blank.png")

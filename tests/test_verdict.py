@@ -288,7 +288,7 @@ def test_far_more_false_alarms_than_requested_are_pointed_out(table):
     for share, far_more in ((0.02, False), (0.3, True)):
         rates = replace(faults.model, false_alarms=share)
         note = summarise(replace(verdict, faults=replace(faults, model=rates))).note
-        assert ("30 % of clean rows are flagged where 1 %" in note) == far_more
+        assert ("30 % of clean rows are flagged, but 1 %" in note) == far_more
 
 
 def test_the_verdict_is_kept_as_json(digits, of_digits):

@@ -42,7 +42,7 @@ def save(
         thing: a model that was built from a config, or a posterior of any model.
         path: the file.
         half: store the weights of a model's flow in half precision; loading restores the dtype of the model.
-        int8: store most weights of the flow in 8 bits, and the others in half precision; see
+        int8: store most weights of the flow as 8-bit integers, and the others in half precision; see
             `bruno.flow.compression`.
         about: metadata of a model, ready for JSON; `load_with_metadata` returns it.
     """
@@ -116,7 +116,7 @@ def load(
         model = _model_of(path, tensors, header, str(where))
         tensors = {name: tensor.to(model.device) for name, tensor in tensors.items()}
     if header["kind"] == "model":
-        raise ValueError(f"`model` must be omitted to load a model; got one, and {path} is a model.")
+        raise ValueError(f"`model` must be omitted: {path} is itself a model, not a posterior.")
     if header["kind"] != "posterior":
         raise _wrong_kind(path, header)
     if model.fingerprint() != header.get("model"):
@@ -307,5 +307,5 @@ def read(
             f"`path` must have a checksum; {path} has none. If you trust it, load it with unchecked=True."
         )
     if expected not in (None, _checksum(tensors, header)):
-        raise ValueError(f"`path` must be as bruno.save wrote it; {path} is damaged: its checksum is wrong.")
+        raise ValueError(f"`path` must be as bruno.save wrote it; {path} is damaged: checksum mismatch.")
     return tensors, header

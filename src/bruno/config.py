@@ -194,7 +194,8 @@ class TrainConfig:
         """Check the settings that depend on each other."""
         if self.onset and not self.generative:
             raise ValueError(
-                f"`train.onset` needs a loss before it, `train.generative` above 0; got {self.onset}."
+                f"`train.onset` must be 0 if `train.generative` is 0: no other loss starts earlier; got "
+                f"{self.onset}."
             )
         if not self.generative and not self.discriminative:
             raise ValueError("`train.generative` or `train.discriminative` must be above 0; got 0 for both.")

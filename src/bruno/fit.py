@@ -269,7 +269,8 @@ def _watch(
         warnings.warn(f"skipped {skipped} step{plural} with a non-finite gradient.", stacklevel=2)
     if not taken:
         _log.info(
-            "the run is already at step %d; to train it further, increase steps or minutes", trainer.index
+            "the run has already completed step %d; to train it further, increase steps or minutes",
+            trainer.index,
         )
 
 
@@ -297,7 +298,7 @@ def _with_suitable_steps(
 
     found = suitable_steps(trainer, measure, steps)
     _log.info(
-        "%d sets are few: training for %d of at most %d steps, as chosen by bits/dim on validation sets",
+        "Only %d sets: training for %d of %d steps, chosen by bits/dim on validation sets",
         len(examples.names),
         found,
         steps,

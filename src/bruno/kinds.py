@@ -44,7 +44,7 @@ class Images:
         """Raise unless integers are levels and dequantised pixels lie on [0, levels].
 
         Warns about floating-point images that look like integers or like values from 0 to 1. Reads the
-        values, so it waits for the device.
+        values, so it synchronises with the GPU.
         """
         low, high = x.min().item(), x.max().item()
         top = self.levels - (not x.is_floating_point())
@@ -87,7 +87,7 @@ class Rows:
     features: ClassVar[str] = "columns"
 
     def check(self, x: Tensor, name: str = "x") -> None:
-        """Raise unless all values are finite; waits for the device."""
+        """Raise unless all values are finite; synchronises with the GPU."""
         for value in (x.min().item(), x.max().item()):
             if not math.isfinite(value):
                 hint = f" Models with `missing` set to 'impute' impute NaN: model.impute({name})."

@@ -225,7 +225,7 @@ class Bruno(nn.Module):
         Args:
             x: the elements.
             generator: source of the dequantisation noise; ½ is added without one.
-            validate: check the values, which waits for the device.
+            validate: check the values, which synchronises with the GPU.
         """
         check_generator(generator)
         x = self.as_elements(x)

@@ -23,7 +23,7 @@ def test_it_starts_from_the_model_and_can_be_resumed(tiny, pictures):
     assert still.fingerprint() == before.fingerprint()
     assert "Before and after fine-tuning, on validation" in run(*tune, "--steps", "2")
     run(*tune, "--steps", "4", "--resume", "--trials", "0")
-    assert "already at step 4" in run(*tune, "--resume", "--trials", "0")  # without those of ./run
+    assert "already completed step 4" in run(*tune, "--resume", "--trials", "0")  # without those of ./run
     log = log_of("run-finetuned")
     assert [line["index"] for line in log] == [1, 2, 3, 4]
     assert all(line["accuracy"] is not None and line["bits_per_dim"] is not None for line in log)

@@ -286,7 +286,7 @@ def test_rows_that_are_not_reported_do_not_count(stream, capsys, monkeypatch, af
 def test_an_alarm_is_accepted_by_the_name_of_the_row(stream):
     scores("stream.csv", "--window", "30")
     output = run("anomaly", "accept", "run", "stream.csv, line 72", "--store", "s.db")
-    assert output.strip().endswith("accepted 1; 0 other elements do not count")
+    assert output.strip().endswith("accepted 1 element; 0 remain excluded")
     with opened(window=30) as judge:
         assert judge.store.latest_excluded(9) == []
 
@@ -303,11 +303,11 @@ def test_an_alarm_is_accepted_by_the_name_in_the_table(stream, option):
         run(*accept, "stream.csv, line 72")
     assert "'data/stream.csv, line 72'" in str(error.value)
     assert "'more/stream.csv, line 72'" in str(error.value)
-    assert "accepted 1; 1 other" in run(*accept, "more/stream.csv, line 72")
+    assert "accepted 1 element; 1 remain" in run(*accept, "more/stream.csv, line 72")
     for wrong in ("line 72", "am.csv, line 72", "stream.csv, line 7", "more/stream.csv, line 72"):
         with pytest.raises(ValueError, match=rf"`names` .*'data/stream.csv, line 72'; got '{wrong}'"):
             run(*accept, wrong)
-    assert "accepted 1; 0 other" in run(*accept, "stream.csv, line 72")
+    assert "accepted 1 element; 0 remain" in run(*accept, "stream.csv, line 72")
 
 
 # --- bad input -------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_a_resumed_run_has_its_planned_length_unless_another_is_given(workplace,
     advance(lambda taken: None)
     resume = [*TRAIN, "--out", "run", "--resume"]
     assert "4 steps in" in run(*resume)
-    assert "already at step 4" in run(*resume)
+    assert "already completed step 4" in run(*resume)
     assert "5 steps in" in run(*resume, "--steps", "5")
     assert "6 steps in" in run(*resume, "--set", "train.steps=6")
 

@@ -39,8 +39,8 @@ def test_a_summary_says_if_most_elements_are_out_of_distribution(beyond, said):
 
 def test_a_set_that_has_changed_keeps_its_name():
     assert _on_drift({"": 12, "pump 7": 30}) == [
-        "The stream has changed since about element 12.",
-        "Set 'pump 7' has changed since about element 30.",
+        "The distribution of the stream changed near element 12.",
+        "The distribution of set 'pump 7' changed near element 30.",
     ]
 
 

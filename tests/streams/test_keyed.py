@@ -199,7 +199,7 @@ def test_ranks_that_cannot_reach_the_rate_are_reported(caplog):
     judge = detector(count_all=True, rate=0.05)
     with caplog.at_level("INFO", "bruno"):
         keyed(detector=judge, within=True)
-    assert "p ≤ 5 % is possible from element 20" in caplog.text
+    assert "can reach p ≤ 5 % only from element 20" in caplog.text
     with pytest.raises(ValueError, match=r"`rate` must be at least 0.0078 .*got 0.005"):
         keyed(detector=detector(count_all=True, rate=0.005), within=True)
 
@@ -217,7 +217,7 @@ def test_a_set_that_changes_is_reported(monkeypatch):
     always = DriftTest(detected=0)
     monkeypatch.setattr(DriftTest, "add", lambda self, *_: DriftTest(position=5, since=3, detected=5))
     assert not always.detected
-    with pytest.warns(UserWarning, match=r"'a' has changed since about its element 4\."):
+    with pytest.warns(UserWarning, match=r"'a' changed near element 4\."):
         made(count_all=True, within=True).step(["a"], X[:1])
 
 

@@ -313,7 +313,7 @@ def test_a_run_continues_from_its_last_good_checkpoint(tmp_path):
 def test_a_run_that_keeps_failing_from_its_checkpoint_ends_with_an_error(tmp_path):
     current = trainer(evolve(SETS, steps=200))
     failing(current, lambda: current.index > 3)
-    with pytest.raises(TrainingFailedError, match=r"going back 3 times .*checkpoint-00000003"):
+    with pytest.raises(TrainingFailedError, match=r"3 restarts from a checkpoint .*checkpoint-00000003"):
         list(saving_every_step(tmp_path, current))
 
 

@@ -160,7 +160,8 @@ def accept(
     else:
         assert state is not None
         left = len(trained.accept(names, state).excluded)
-    console.print(f"accepted {len(names)}; {left} other elements do not count", soft_wrap=True)
+    plural = "s" * (len(names) > 1)
+    console.print(f"accepted {len(names)} element{plural}; {left} remain excluded", soft_wrap=True)
 
 
 def measure(

@@ -16,7 +16,7 @@ _RATE = 0.01
 
 @dataclass(frozen=True)
 class DecisionOptions:
-    """What is flagged, and what counts as seen."""
+    """What is flagged, and what is in the evidence."""
 
     rate: Annotated[
         float | None,
@@ -26,7 +26,8 @@ class DecisionOptions:
         float | None, typer.Option(help="Flag scores below this, instead of calibrating.")
     ] = None
     count_all: Annotated[
-        bool, typer.Option("--count-all", help="Outliers count as seen; by default they are excluded.")
+        bool,
+        typer.Option("--count-all", help="Keep outliers in the evidence; by default, they are excluded."),
     ] = False
     data: Annotated[
         str | None,
@@ -91,7 +92,7 @@ class StoreOptions:
     ] = None
     window: Annotated[
         int | None,
-        typer.Option(help="Limit a set to this many of its latest elements that count; at least 20."),
+        typer.Option(help="Limit the evidence of a set to this many of its latest elements; at least 20."),
     ] = None
     half_life: Annotated[
         float | None,

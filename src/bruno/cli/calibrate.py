@@ -23,7 +23,7 @@ def calibrate(
     group: Group = None,
     invert: Invert = None,
 ) -> None:
-    """Measure how clean, held-out groups score, so that judged elements have p-values."""
+    """Score clean held-out groups, to compute p-values later."""
     trained = model.open()
     with progress_bar("elements to calibrate on") as progress:
         outcome = trained.calibrate(data, group=group, invert=invert, seed=model.seed, progress=progress)

@@ -19,7 +19,8 @@ def export(
     int8: Annotated[
         bool,
         typer.Option(
-            "--int8", help="Store most weights in 8 bits: half the size of --half, almost as accurate."
+            "--int8",
+            help="Store most weights as 8-bit integers: half the size of --half, almost as accurate.",
         ),
     ] = False,
     checkpoint: Annotated[str, typer.Option(help="For a run: last, or best on validation.")] = "last",

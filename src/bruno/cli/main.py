@@ -143,7 +143,7 @@ def _failed(error: Exception, names: Mapping[str, str]) -> int:
     if isinstance(error, PermissionError):
         where = os.path.realpath(error.filename or ".")
         return _error(f"{where}: permission denied. Choose a folder that you can read and write.", 2)
-    if isinstance(error, BrokenPipeError):  # whoever read the output has what they wanted
+    if isinstance(error, BrokenPipeError):  # as with `| head`, which reads no further
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # Python flushes it at exit
         return _error("standard output was closed; results are saved before they are printed.", 1)
     if isinstance(error, (ValueError, *_CORRECTABLE)) or getattr(error, "errno", 0) in _CORRECTABLE_NUMBERS:

@@ -272,7 +272,7 @@ class _Member(tarfile.TarInfo):
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         """Check a header before its content is read. All versions of Python call this for every header."""
         if self.size < 0 or (self.type in _EXTENDED and self.size > _MAX_EXTENDED_HEADER):
-            raise tarfile.HeaderError(f"a header declares {self.size} bytes")
+            raise tarfile.HeaderError(f"one of its headers is damaged: it claims {self.size} bytes")
         return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
 
 
@@ -290,7 +290,7 @@ def _check_end(archive: tarfile.TarFile) -> None:
             raise tarfile.ReadError("data after the last readable file")
         zeros += len(block)
     if zeros < tarfile.BLOCKSIZE:
-        raise tarfile.ReadError("its end is missing")
+        raise tarfile.ReadError("the end of the archive is missing")
 
 
 def _fail(error: Exception) -> NoReturn:

@@ -201,7 +201,7 @@ def restyle_and_downsample(
 ) -> Tensor:
     """Downsample images; a random fraction gets a different pen, filter and contrast.
 
-    To a model that has only seen images made in one way, images made in another way are another class.
+    A model that has only seen images made in one way takes those made in another way for other classes.
     """
     chosen = torch.rand(len(x), generator=generator, device=x.device) < fraction
     pens = torch.randint(_PENS, (len(x),), generator=generator, device=x.device)

@@ -107,8 +107,8 @@ def check_enough_rows(rows: Examples, data: DataConfig) -> None:
         )
     if sets < enough:
         warnings.warn(
-            f"{sets} sets to train on are TOO FEW for {dim} column{'s' * (dim > 1)}: the model cannot learn "
-            f"how sets differ, and its scores may be far off. {enough} would be enough. log p(x), how "
+            f"Only {sets} training sets: too few for {dim} column{'s' * (dim > 1)}. The model cannot learn "
+            f"how sets differ, and its scores may be far off. {enough} sets would be enough. log p(x), how "
             "unlikely a row is among all rows, is still useful.",
             stacklevel=2,
         )

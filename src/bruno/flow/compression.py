@@ -1,4 +1,4 @@
-"""Weights in 8 bits, for small files of models.
+"""8-bit weights, for small files of models.
 
 A weight-normalised layer has the weight magnitude · direction/|direction|, with one magnitude per output. The
 length of a direction does not matter: each is scaled to whole numbers from −127 to 127, and the scale is not

@@ -108,10 +108,10 @@ class Coupling(Bijection):
     Subclasses define the map in `transform` and `inverse_transform`, given the output of the network. Every
     map ends with y = x · exp(s) + t, where s = bound · tanh(·) with a learnt bound.
 
-    On a GPU, the network may run in a shorter dtype than the samples (`network_dtype`); the map and the
-    log-det keep the dtype of the samples. `recompute` enables activation checkpointing: less memory for more
-    time. `compiled` runs the forward pass through torch.compile, compiled once for all couplings of the same
-    kind and shape.
+    On a GPU, the network may run in a lower-precision dtype than the samples (`network_dtype`); the map and
+    the log-det keep the dtype of the samples. `recompute` enables activation checkpointing: less memory for
+    more time. `compiled` runs the forward pass through torch.compile, compiled once for all couplings of the
+    same kind and shape.
     """
 
     network_dtype: torch.dtype | None = None

@@ -55,7 +55,7 @@ def check_range(name: str, values: Tensor, valid: Tensor, rule: str) -> None:
 def check_finite(z: Tensor, name: str) -> Tensor:
     """Raise if `z` has NaN or infinity.
 
-    Reading the values waits for the device, so the check is skipped while a graph is compiled or captured.
+    This synchronises with the GPU, so the check is skipped while a graph is compiled or captured.
     """
     if may_look_at_values(z) and not torch.isfinite(z).all():
         place = (~torch.isfinite(z)).nonzero()[0].tolist()

@@ -89,7 +89,7 @@ class Evidence(NumpyResult):
 
         Args:
             z: the sets.
-            validate: check for NaN and infinity, which waits for the device.
+            validate: check for NaN and infinity, which synchronises with the GPU.
         """
         z = _checked(z, validate).double()
         mean = z.mean(-2)

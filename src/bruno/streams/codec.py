@@ -208,7 +208,7 @@ def decode_latents(data: bytes, dim: int, name: str) -> Float[np.ndarray, " dim"
     """The latents that `encode_latents` wrote for an element of this set; raises ValueError for others."""
     body = data[: -_CHECKSUM.size]
     if len(body) != 8 * dim or data[-_CHECKSUM.size :] != _CHECKSUM.pack(zlib.crc32(body)):
-        raise ValueError(f"an element of set {name!r} is damaged: its checksum is wrong.")
+        raise ValueError(f"an element of set {name!r} is damaged: checksum mismatch.")
     return np.frombuffer(body, _DOUBLE)
 
 
@@ -294,7 +294,7 @@ class _Reader:
         self._body, self._place, self._name = data[: -_CHECKSUM.size], 0, name
         expected = data[-_CHECKSUM.size :]
         if len(data) < _HEADER.size or expected != _CHECKSUM.pack(_checksum(self._body, name)):
-            raise ValueError(f"the state of set {name!r} is damaged: its checksum is wrong.")
+            raise ValueError(f"the state of set {name!r} is damaged: checksum mismatch.")
 
     def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
         return form.unpack(self._take(form.size))

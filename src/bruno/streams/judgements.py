@@ -30,7 +30,7 @@ class Judgements:
         p: the p-value; NaN if not calibrated, or during warm-up.
         exact: whether the p-value is exact; otherwise it is estimated.
         p_within: the p-value within the set; NaN unless requested.
-        counts: whether the row counts as seen.
+        counts: whether the row is in the evidence.
         skipped: whether the row was skipped, as its offset shows that it was judged before. Its other values
             are NaN or 0.
         incomplete: whether this row or an earlier one of its set had missing numbers.

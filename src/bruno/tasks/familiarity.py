@@ -76,8 +76,9 @@ class Familiarity:
         places = (means > learnt * _FACTOR).nonzero().flatten().tolist()
         if not places:
             return ""
-        which = f"{len(places)} of {len(images)}, such as number {places[0] + 1}, " * (len(images) > 1)
-        return f"{which}with a brightness of {means[places[0]]:.0%}, in training {learnt:.0%} on average"
+        which = f"{len(places)} of {len(images)} images, such as number {places[0] + 1} with"
+        which = which if len(images) > 1 else "the image has"
+        return f"{which} a mean brightness of {means[places[0]]:.0%}; that of training images is {learnt:.0%}"
 
     def _batch(self, images: ArrayLike) -> Tensor:
         """Images as a tensor with one axis for the batch."""
@@ -108,7 +109,7 @@ class Familiarity:
         learnt, mean = self._training_brightness, images.mean(dtype=torch.double).item() / self.model.levels
         if learnt is None or learnt / _FACTOR < mean < learnt * _FACTOR:
             return ""
-        return f"mean brightness {mean:.0%}, in training {learnt:.0%}"
+        return f"mean brightness {mean:.0%}; that of training images is {learnt:.0%}"
 
     def _unlikely(self, images: Tensor) -> str:
         known = {"samples of the model": self._bits_of_samples}

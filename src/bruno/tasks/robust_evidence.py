@@ -99,9 +99,9 @@ def typical_elements(
     Args:
         model: a model of such sets.
         z: latents of the sets.
-        cutoffs: by the number of others inside.
+        cutoffs: by the number of others in the evidence.
         usable: elements that may count; all by default.
-        scores: a faster function from the elements inside to `scores_within`.
+        scores: a faster function from the elements in the evidence to `scores_within`.
     """
     z = as_real_tensor(z, "z", device=model.device)
     if usable is None:

@@ -249,7 +249,7 @@ class SetScorer:
         return replace(self, exponent=min(_WIDEST, max(least, exponent)))
 
     def cutoffs(self, evidence: Evidence) -> Float[Tensor, "*batch"]:
-        """The score below which an element does not count: a p-value of 1 %."""
+        """The score below which an element is excluded from the evidence: a p-value of 1 %."""
         rows = self.draws(evidence)
         flat = rows.reshape(-1, _DRAWS).double().cpu().numpy()
         found = [Reference.of(row, self.exponent).threshold(_CUTOFF) for row in flat]

@@ -25,7 +25,7 @@ def may_count(complete: Any, count: Any, position: Any) -> Any:
     """Whether elements may count, given how many count already and how many came before; arrays or numbers.
 
     A missing number is imputed from the elements of the set that count. If none counts yet, the number is a
-    guess at the level of the set: as evidence, it would make outliers of the complete rows that follow. So,
+    guess at the level of the set: with it as evidence, later complete rows would look like outliers. So,
     among the first `START` elements, incomplete rows do not count before another element does.
     """
     return complete | (count > 0) | (position >= START)

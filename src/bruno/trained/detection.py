@@ -60,7 +60,7 @@ class DetectionJobs(BatchJobs):
         Args:
             rate: false-alarm rate, the fraction of clean elements that are flagged.
             threshold: flag scores below this instead of calibrating.
-            count_all: every element counts as seen; by default, outliers are excluded from the evidence.
+            count_all: keep outliers in the evidence; by default, they are excluded.
             within: prepare for `watch` with `within`, which needs `count_all` but no calibration.
             data: calibrate on this instead of the calibration that is kept with the model.
             invert: turn dark ink into bright ink in `data`, if it is user data; as in training by default.

@@ -80,7 +80,7 @@ def export(
         path: a run folder, a model file, or the name of a pretrained model.
         out: the file to write, or with `onnx` the folder.
         half: store the weights of the flow in half precision.
-        int8: store the weights of the flow in 8 bits; not for ONNX graphs.
+        int8: store 8-bit weights of the flow; not for ONNX graphs.
         checkpoint: which checkpoint of a run folder: "last", or "best" on validation.
         onnx: write the functions encode, decode and score as ONNX graphs; see `Trained.export_onnx`.
     """

@@ -68,7 +68,7 @@ class Trained(
         Args:
             out: the file to write, or with `onnx` the folder.
             half: store the weights of the flow in half precision.
-            int8: store the weights of the flow in 8 bits instead; not for ONNX graphs.
+            int8: store 8-bit weights of the flow instead; not for ONNX graphs.
             onnx: write the functions encode, decode and score as ONNX graphs; see `export_onnx`.
         """
         out = Path(out)

@@ -237,8 +237,8 @@ class KeyedDetector:
 
     def _warn_of_drift(self, slot: int, changed_at: int) -> None:
         warnings.warn(
-            f"set {self._sets.name(slot)!r} has changed since about its element {changed_at}. If the "
-            "change is permanent, begin a new set.",
+            f"the distribution of set {self._sets.name(slot)!r} changed near element {changed_at}. If the "
+            "change is permanent, start a new set.",
             stacklevel=2,
         )
 

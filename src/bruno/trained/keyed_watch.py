@@ -208,7 +208,7 @@ class KeyedWatch(WatchedStream):
         undone = self.keyed.undo() if kind is not None else 0
         if undone:
             warnings.warn(
-                f"the last {undone} rows may not have been reported, and do not count: the next run judges "
+                f"the last {undone} rows may not have been reported, and are undone: the next run judges "
                 "them again.",
                 stacklevel=2,
             )

@@ -219,8 +219,8 @@ class Watch(WatchedStream):
     def _report_drift(self, element: Element, group: str, changed_at: int) -> None:
         what = f"{self._trained.group} {group}" if group else "the stream"
         warnings.warn(
-            f"{element.name}: {what} has changed since about its element {changed_at}. If the change is "
-            "permanent, begin a new set.",
+            f"{element.name}: the distribution of {what} changed near element {changed_at}. If the change "
+            "is permanent, start a new set.",
             stacklevel=3,
         )
 
@@ -274,7 +274,7 @@ def check_ranks(detector: Detector) -> None:
             f"ranked among at most {RANKS} others; got {detector.rate:g}."
         )
     _log.info(
-        "ranks within a set: p ≤ %s %% is possible from element %d of a set on; ranks flag none before it",
+        "ranks within a set can reach p ≤ %s %% only from element %d on; earlier elements are never flagged",
         f"{100 * detector.rate:g}",
         first,
     )

@@ -333,8 +333,8 @@ class Run:
         what = f"no finite gradient in the last {_FAILURES} steps up to {trainer.index}"
         if retries > _RETRIES:
             raise TrainingFailedError(
-                f"training failed: {what}, and going back {_RETRIES} times with a smaller learning rate did "
-                f"not help. {_ADVICE}; the last checkpoint is {self.checkpoints[-1]}."
+                f"training failed: {what}, and {_RETRIES} restarts from a checkpoint with a smaller learning "
+                f"rate did not help. {_ADVICE}; the last checkpoint is {self.checkpoints[-1]}."
             )
         if trainer.rank == 0 and self.checkpoints[1:] and self.checkpoints[-1] == self._went_back_to:
             self.checkpoints[-1].unlink()  # training from it failed again: its weights are already bad

@@ -87,7 +87,7 @@ def p_value(judgement: Judgement) -> str:
 def _on_drift(changed: Mapping[str, int]) -> list[str]:
     """A sentence on each set that has changed, by the element since which it has."""
     return [
-        f"{f'Set {name!r}' if name else 'The stream'} has changed since about element {since}."
+        f"The distribution of {f'set {name!r}' if name else 'the stream'} changed near element {since}."
         for name, since in changed.items()
     ]
 
@@ -112,7 +112,7 @@ def _misfit(summary: StreamSummary, rate: float | None, advice: str, rows: bool)
     strange = ", and most are out-of-distribution" * (summary.out_of_distribution > _MOST * summary.count)
     check = "Check units and columns. If they are" if rows else "If the data are"
     return (
-        f"{100 * flagged:.0f} % are flagged where {100 * rate:g} % was requested{strange}: the model or its "
+        f"{100 * flagged:.0f} % are flagged, but {100 * rate:g} % was requested{strange}: the model or its "
         f"calibration does not fit these data, or they are faulty. {check} right, calibrate on clean sets "
         f"of this kind: {advice}"
     )
@@ -159,7 +159,7 @@ def _timeline(
         drawn.append(f"{some if sets > MAX_SETS else f'the {sets} sets'}, {order}")
     shown = f" In the picture: {'; '.join(drawn)}." if drawn else ""
     calibrated_rows = not kind.is_images and any(one.p is not None for one in judged)
-    prior = "max(log p(x), that of a typical row)" if calibrated_rows else "log p(x)"  # see `shortfall`
+    prior = "max(log p(x), log p of a typical row)" if calibrated_rows else "log p(x)"  # see `shortfall`
     return Result(
         name,
         title,

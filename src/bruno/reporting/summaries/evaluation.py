@@ -96,7 +96,10 @@ def _(outcome: FineTuningComparison) -> Result:
         "trials."
     )
     if outcome.few_shot and all(result.accuracy == 1 for result in outcome.few_shot["before"]):
-        note += " All queries were right before fine-tuning, so accuracy on these classes shows no gain."
+        note += (
+            " All queries were classified correctly before fine-tuning: the accuracy on these classes cannot "
+            "increase."
+        )
     return Result(
         f"finetuning-{outcome.split}",
         f"Before and after fine-tuning, on {outcome.split}",
@@ -183,7 +186,7 @@ def _conclusions(outcome: Verdict) -> list[str]:
         )
     if (found := outcome.faults) and found.model.false_alarms > _FAR_MORE * found.rate:
         sentences.append(
-            f"{100 * found.model.false_alarms:.0f} % of clean rows are flagged where {100 * found.rate:g} % "
+            f"{100 * found.model.false_alarms:.0f} % of clean rows are flagged, but {100 * found.rate:g} % "
             "was requested: thresholds from some sets do not hold for others. Train and calibrate on more "
             "sets."
         )

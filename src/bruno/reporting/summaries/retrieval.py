@@ -31,7 +31,7 @@ def _(outcome: Retrieved) -> Result:
         {"collection": outcome.collection, "names": outcome.names, "scores": outcome.scores},
         ("rank", "score", "element"),
         tuple((str(i), minus(f"{score:+.1f}"), name) for i, (name, score) in enumerate(ranked, start=1)),
-        f"{note}A score of at most 0 means that the query makes the element no more likely.",
+        f"{note}A score of at most 0 means that the query does not make the element more likely.",
         picture,
     )
 
