@@ -153,7 +153,7 @@ class CalibrationJobs(TrainedData):
 
     def ready_calibration(self) -> GroupCalibration | None:
         """The calibration that is kept with the model or comes with it; None if there is neither."""
-        return self.kept_calibration() or self._shipped_calibration()
+        return self.kept_calibration() or self._pretrained_calibration()
 
     def kept_calibration(self) -> GroupCalibration | None:
         """The calibration that `calibrate` kept with the model; None if there is none."""
@@ -166,7 +166,7 @@ class CalibrationJobs(TrainedData):
             warnings.warn(f"the calibration is ignored: {error}", stacklevel=3)
             return None
 
-    def _shipped_calibration(self) -> GroupCalibration | None:
+    def _pretrained_calibration(self) -> GroupCalibration | None:
         """The calibration that comes with a pretrained model; None for other models."""
         if not self.is_pretrained:
             return None

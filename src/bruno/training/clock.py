@@ -35,7 +35,7 @@ class Clock:
         self._begun, self._spent_before, self._first = now(), trainer.seconds, trainer.index
         self._compiled_at: float | None = None  # training time at the end of the first steps
         self._step_seconds: list[float] = []  # times of a step in the first entries, until they are judged
-        self._judged = not self._planned
+        self._checked = not self._planned
 
     def done(self) -> bool:
         """Whether all steps are taken or, in a timed run, all minutes are over."""
@@ -66,17 +66,17 @@ class Clock:
             step_seconds=taken / count,
             elements_per_second=trainer.config.elements * count / max(taken, 1e-9),
             memory=_peak_memory(trainer.device),
-            note=self._judge_pace(taken / count),
+            note=self._check_pace(taken / count),
         )
 
-    def _judge_pace(self, step_seconds: float) -> str:
-        """Return a warning if the time of a run allows too few steps; judged once, after its first steps."""
+    def _check_pace(self, step_seconds: float) -> str:
+        """Return a warning if the time of a run allows too few steps; checked once, after its first steps."""
         self._step_seconds.append(max(step_seconds, 1e-9))
         compiled = self._trainer.device.type == "cuda" and len(self._step_seconds) == 1
         known = len(self._step_seconds) >= _STEADY or self._trainer.seconds > _SOON * self._planned
-        if self._judged or compiled or not known:
+        if self._checked or compiled or not known:
             return ""
-        self._judged, fastest = True, min(self._step_seconds)
+        self._checked, fastest = True, min(self._step_seconds)
         return few_steps_warning(self._trainer.config, self._trainer.index + self._left() / fastest, fastest)
 
     def _spent(self) -> float:
