@@ -24,7 +24,7 @@ CLUSTER = "cluster.md"  # its blocks run in tests/cluster, which has a cluster
 # All shell lines are parsed. Lines with a placeholder or standard input, and these, are not run:
 PLACEHOLDER = re.compile(r"\b(DIR|FOLDER|FILE|IMAGE)\b")
 SLOW = ("demo", "study", "anomaly measure", "fewshot omniglot", "page --open", "serve")
-# Of the lines that use a pretrained model, the first of each command is run.
+# Of the lines that use a pretrained model, the first of each command with the same options is run.
 PRETRAINED = {"omniglot", "omniglot-small", "cifar10"}
 CHEAPER = {  # appended to a line that is run; the last of two equal options counts
     "train": "--steps 3 --validate 0 --out {new}",
@@ -130,7 +130,8 @@ def lines_to_run():
         words = arguments(line) or ["-"]
         text = shlex.join(words)
         if not (PLACEHOLDER.search(text) or "-" in words or text.startswith(SLOW)):
-            found.setdefault(parse(words)[0] if PRETRAINED & set(words) else text, words)
+            options = {word for word in words if word.startswith("--")}
+            found.setdefault((parse(words)[0], *sorted(options)) if PRETRAINED & set(words) else text, words)
     return [pytest.param(words, id=shlex.join(words)) for words in found.values()]
 
 
