@@ -139,6 +139,32 @@ def test_imports_only_point_up(module):
     assert not below, f"{module} imports {below}, which are below it"
 
 
+def hidden_imports(tree: ast.Module) -> list[str]:
+    """Imports of the package that `imports_of` does not see: relative ones, and those by another name."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Import):
+            found += [f"import {one.name} as {one.asname}" for one in node.names if is_alias(one)]
+    return found
+
+
+def is_alias(one: ast.alias) -> bool:
+    """Whether an import gives the package another name; an alias of a module is seen."""
+    return one.name == "bruno" and one.asname not in (None, "bruno")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_of_the_package_are_visible(module):
+    assert hidden_imports(tree_of(module)) == []
+
+
+@pytest.mark.parametrize("code", ["from . import fit", "from .fit import train", "import bruno as b"])
+def test_an_invisible_import_is_found(code):
+    assert hidden_imports(ast.parse(code)) == [code]
+
+
 def test_a_name_of_the_package_is_an_import_of_its_module():
     assert "bruno.fit" in imports_of("bruno.cli.train")  # bruno.train
     assert "bruno.trained" in imports_of("bruno.cli.options")  # bruno.open
