@@ -1,4 +1,4 @@
-"""`bruno anomaly watch --store` under kill -9: the scores and states are those of an uninterrupted run."""
+"""`bruno anomaly keyed` under kill -9: the scores and states are those of an uninterrupted run."""
 
 import json
 import random
@@ -35,7 +35,7 @@ def write_stream(rows: int) -> None:
 
 def watched(store: str, source: list[str], settings: list[str], kill_after: int | None) -> list[str]:
     """The whole lines that the command reported; it is killed after some of them, unless None."""
-    command = [sys.executable, "-m", "bruno", "anomaly", "watch", "run", *source, "--store", store, "--json"]
+    command = [sys.executable, "-m", "bruno", "anomaly", "keyed", "run", *source, "--store", store, "--json"]
     with open("stream.csv") as stream, open("errors.txt", "w") as errors:
         child = subprocess.Popen(
             [*command, "--threshold", "-9", "--commit-rows", "1", *settings],
@@ -60,7 +60,7 @@ def watched(store: str, source: list[str], settings: list[str], kill_after: int 
 
 def watched_here(store: str, source: list[str], settings: list[str]) -> list[str]:
     """The same lines, reported by a command in this process, which nobody kills."""
-    words = ["anomaly", "watch", "run", *source, "--store", store, "--json"]
+    words = ["anomaly", "keyed", "run", *source, "--store", store, "--json"]
     text = Path("stream.csv").read_text() if source[0] == "-" else None
     output = run(*words, "--threshold", "-9", "--commit-rows", "1", *settings, stdin=text)
     return [line for line in output.splitlines(keepends=True) if line.startswith("{")]

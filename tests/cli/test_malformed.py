@@ -27,6 +27,7 @@ WITH_MODEL = {
     "fewshot": "fewshot run",
     "classify": "classify run images/a/0.png --support images",
     "anomaly watch": "anomaly watch run images/a",
+    "anomaly keyed": "anomaly keyed run rows.csv --store new",
     "anomaly batch": "anomaly batch run images/a",
     "anomaly accept": "anomaly accept run 1 --state state",
     "anomaly measure": "anomaly measure run",
@@ -94,6 +95,7 @@ BARE = [
     "fewshot",
     "classify",
     "anomaly watch",
+    "anomaly keyed",
     "anomaly batch",
     "anomaly accept",
     "anomaly measure",
@@ -350,9 +352,6 @@ OTHERS = {
         run '' --skip-bad --threshold 0
         run images/a --typical ''
         run images/a --state ''
-        run images/a --store ''
-        run images/a --store loops/self
-        run images/a --store dangling
         run images/a --within --count-all --threshold 0
         run images/a --within --count-all --data images
         run images/a --count-all=1
@@ -390,6 +389,31 @@ OTHERS = {
         run images/a --state text.txt
         run images/a --data nowhere
         run images/a --sets 5
+        run images/a --window 20
+        run images/a --half-life 5
+        run images/a --offset time
+        run images/a --replay
+        run images/a --commit-rows 5
+        run images/a --commit-seconds 5
+    """,
+    "anomaly keyed": """
+        run rows.csv
+        run rows.csv --store
+        run rows.csv --store new --rate 2
+        run rows.csv --store new --threshold nan
+        run rows.csv --store new --threshold 0 --rate 0.1
+        run rows.csv --store new --count-all=1
+        run rows.csv --store new --data nowhere
+        run rows.csv --store new --one-set=1
+        run rows.csv --store new --group
+        run rows.csv --store new --invert=1
+        run text.txt --store new --skip-bad --threshold 0
+        run rows.csv --store new --explain=1
+        run rows.csv --store new --json=1
+        run rows.csv --store new --classes 2
+        run images/a --store ''
+        run images/a --store loops/self
+        run images/a --store dangling
         run images/a --store nowhere/state
         run images/a --store images
         run images/a --store text.txt
@@ -417,12 +441,6 @@ OTHERS = {
         run nowhere --store new
         run empty --store new
         run --store new
-        run images/a --window 20
-        run images/a --half-life 5
-        run images/a --offset time
-        run images/a --replay
-        run images/a --commit-rows 5
-        run images/a --commit-seconds 5
     """,
     "anomaly batch": """
         run --set-class x

@@ -1,4 +1,4 @@
-"""`bruno anomaly watch --store` and `bruno anomaly accept --store`: a stream for every key."""
+"""`bruno anomaly keyed` and `bruno anomaly accept --store`: a stream for every key."""
 
 import builtins
 import json
@@ -15,7 +15,7 @@ from bruno.trained import KeyedDetector
 from cli.commandline import run, run_main, values_of
 
 HEADER = "time,machine,heat,speed\n"
-WATCH = ["anomaly", "watch", "run", "--threshold", "-5", "--store", "s.db", "--json"]
+WATCH = ["anomaly", "keyed", "run", "--threshold", "-5", "--store", "s.db", "--json"]
 
 
 @pytest.fixture
@@ -136,17 +136,17 @@ def test_rows_that_cannot_be_read_are_skipped_on_request(stream):
 
 
 def test_p_values_are_included(stream):
-    found = run("anomaly", "watch", "run", "stream.csv", "--store", "s.db", "--json", "--rate", "0.05")
+    found = run("anomaly", "keyed", "run", "stream.csv", "--store", "s.db", "--json", "--rate", "0.05")
     lines = [json.loads(line) for line in found.splitlines() if line.startswith("{")]
     assert [line["p"] is None for line in lines] == [line["seen"] == 0 for line in lines]
 
 
-@pytest.mark.parametrize("store", [["--store", "s.db"], []], ids=["store", "state"])
-def test_outliers_are_explained_on_request(stream, store):
+@pytest.mark.parametrize("kind", [["keyed", "--store", "s.db"], ["watch"]], ids=["keyed", "watch"])
+def test_outliers_are_explained_on_request(stream, kind):
     """Line 72 is far in both columns; line 73 in one."""
     machine, *rest = stream[71].split(",")[1:]
     Path("stream.csv").write_text(HEADER + "".join(stream[:71]) + f"71,{machine},{rest[0]},300\n")
-    command = ["anomaly", "watch", "run", "stream.csv", *store, "--threshold", "-5", "--explain"]
+    command = ["anomaly", *kind, "run", "stream.csv", "--threshold", "-5", "--explain"]
     lines = [json.loads(line) for line in run(*command, "--json").splitlines() if line.startswith("{")]
     explained = {line["element"]: line.get("contributions") for line in lines}
     outliers = [line["element"] for line in lines if line["outlier"]]
@@ -166,11 +166,11 @@ def test_outliers_are_explained_on_request(stream, store):
     assert "outlier: speed −" in run(*command)
 
 
-@pytest.mark.parametrize("store", [["--store", "s.db"], []], ids=["store", "state"])
-def test_the_score_of_a_broken_row_without_evidence_is_explained(stream, store):
+@pytest.mark.parametrize("kind", [["keyed", "--store", "s.db"], ["watch"]], ids=["keyed", "watch"])
+def test_the_score_of_a_broken_row_without_evidence_is_explained(stream, kind):
     """The first row of a set is judged by log p(x) alone, compared with a typical row."""
     Path("stream.csv").write_text(HEADER + "0,m1,-9999,60\n" + "".join(stream[:9]))
-    command = ["anomaly", "watch", "run", "stream.csv", *store, "--rate", "0.05", "--explain", "--json"]
+    command = ["anomaly", *kind, "run", "stream.csv", "--rate", "0.05", "--explain", "--json"]
     first, *_ = [json.loads(line) for line in run(*command).splitlines() if line.startswith("{")]
     assert (first["seen"], first["p"], first["out_of_distribution"]) == (0, None, True)
     assert first["score"] < -10
@@ -179,13 +179,13 @@ def test_the_score_of_a_broken_row_without_evidence_is_explained(stream, store):
     assert first["contributions"]["heat"] < min(-10, first["contributions"]["speed"])
 
 
-@pytest.mark.parametrize("store", [["--store", "s.db"], []], ids=["store", "state"])
-def test_the_most_unusual_column_of_outliers_is_named(stream, store):
+@pytest.mark.parametrize("kind", [["keyed", "--store", "s.db"], ["watch"]], ids=["keyed", "watch"])
+def test_the_most_unusual_column_of_outliers_is_named(stream, kind):
     """Line 72 is far in both columns; line 73 in one; in line 74 a cell is missing."""
     machine, *rest = stream[71].split(",")[1:]
     odd = f"71,{machine},{rest[0]},300\n72,{machine},-200,\n"
     Path("stream.csv").write_text(HEADER + "".join(stream[:71]) + odd)
-    run("anomaly", "watch", "run", "stream.csv", *store, "--threshold", "-5", "--json")
+    run("anomaly", *kind, "run", "stream.csv", "--threshold", "-5", "--json")
     found = values_of("run", "anomaly-outliers")
     columns = dict(zip(found["names"], found["columns"], strict=True))
     assert columns["stream.csv, line 72"] is not None
@@ -291,9 +291,9 @@ def test_an_alarm_is_accepted_by_the_name_of_the_row(stream):
         assert judge.store.latest_excluded(9) == []
 
 
-@pytest.mark.parametrize("option", ["--store", "--state"])
-def test_an_alarm_is_accepted_by_the_name_in_the_table(stream, option):
-    watch = ["anomaly", "watch", "run", "--threshold", "-5", option, "s"]
+@pytest.mark.parametrize(("kind", "option"), [("keyed", "--store"), ("watch", "--state")])
+def test_an_alarm_is_accepted_by_the_name_in_the_table(stream, kind, option):
+    watch = ["anomaly", kind, "run", "--threshold", "-5", option, "s"]
     for folder in ("data", "more"):
         Path(folder).mkdir()
         shutil.copy("stream.csv", folder)
@@ -358,16 +358,16 @@ def filled(filled_once, workplace) -> Path:
         ("run stream.csv --store damaged.db", "damaged.db: is damaged"),
         ("run stream.csv --store text.db", "`--store`"),
         ("run stream.csv --store nowhere/s.db", "`--store`"),
-        ("run stream.csv --window 50", "`--store`"),
+        ("run stream.csv", "'--store'"),
         ("run stream.csv --store s.db --state t.state", "--state"),
         ("run stream.csv --store s.db --replay", "`--replay`"),
-        ("run - stream.csv --store s.db", "`--store`"),
-        ("run --store s.db", "`--store`"),
+        ("run - stream.csv --store s.db", "`-`"),
+        ("run --store s.db", "'STREAM'"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(filled, capsys, line, message):
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
-    ended = run_main(capsys, "anomaly", "watch", *line.split(), "--threshold", "-5")
+    ended = run_main(capsys, "anomaly", "keyed", *line.split(), "--threshold", "-5")
     errors = [one for one in ended.errors.splitlines() if not one.startswith("warning: ")]
     assert ended.code == 2, ended
     assert len(errors) == 1

@@ -468,7 +468,7 @@ def test_a_stream_that_changes_is_reported_with_its_position(machines):
     output = words(run(*WATCH, "changing.csv", "--threshold", "-3"))
     since = re.search(r"distribution of the stream changed near element (\d+)", output)
     assert 55 <= int(since[1]) <= 65
-    assert f"The stream has changed since about element {since[1]}." in output
+    assert output.count(f"changed near element {since[1]}.") == 2
     assert values_of("runs/machines", "anomaly")["changed_since"] == {"": int(since[1])}
 
 
@@ -662,7 +662,7 @@ def test_consecutive_rows_are_sets_without_a_group_column(workplace):
     Path("t.csv").write_text("a,b\n" + "".join(f"{i % 7},{i % 11}\n" for i in range(180)))
     output = words(run("train", "table", "--data", "t.csv", "--steps", "1"))
     assert "no group column (`--group`), so consecutive rows form sets: 9 sets of 20 rows" in output
-    watch = ["anomaly", "watch", "runs/table", "--threshold", "-5", "--store", "s.db"]
+    watch = ["anomaly", "keyed", "runs/table", "--threshold", "-5", "--store", "s.db"]
     with pytest.raises(
         ValueError, match=r"t\.csv, line 2: .* trained without a group column.*without a store"
     ):

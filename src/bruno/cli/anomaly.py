@@ -1,23 +1,32 @@
-"""`bruno anomaly watch`, `bruno anomaly batch`, `bruno anomaly accept` and `bruno anomaly measure`."""
+"""`bruno anomaly watch`, `keyed`, `batch`, `accept` and `measure`."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bruno.cli.anomaly_options import DecisionOptions, ReportOptions, SetOptions, StoreOptions
+from bruno.cli.anomaly_options import (
+    DecisionOptions,
+    ReportOptions,
+    SetOptions,
+    StoreOptions,
+    StreamDecisionOptions,
+    SyntheticOptions,
+)
 from bruno.cli.options import DataOptions, ModelOptions, ReadingOptions, Rotations, check_number, reject
 from bruno.cli.output import console, progress_bar, show, show_all, to_stderr
 
 if TYPE_CHECKING:
     from bruno.tasks.anomaly import Judgement
-    from bruno.trained import KeyedWatch, Trained, Watch
+    from bruno.tasks.detector import Detector
+    from bruno.trained import Trained
 
 _SETS, _SET_SIZE = 500, 20
 _NAMED = 2  # columns or patches that a line names
@@ -27,15 +36,12 @@ _SOURCES = "Images, folders of them, a CSV, or - for standard input; synthetic d
 
 def watch(
     model: ModelOptions,
-    decisions: DecisionOptions,
+    decisions: StreamDecisionOptions,
     sets: SetOptions,
+    synthetic: SyntheticOptions,
     files: ReadingOptions,
-    keys: StoreOptions,
     report: ReportOptions,
     stream: Annotated[list[str] | None, typer.Argument(metavar="STREAM", help=_SOURCES)] = None,
-    within: Annotated[
-        bool, typer.Option("--within", help="Judge by ranks within the set; needs --count-all.")
-    ] = False,
     typical: Annotated[
         Path | None, typer.Option(help="A folder or CSV of typical elements, seen before the stream.")
     ] = None,
@@ -44,35 +50,60 @@ def watch(
     ] = None,
 ) -> None:
     """Flag outliers in a stream: each element is scored by log p(x | those before it) − log p(x)."""
-    if within:
-        given = {"--threshold": decisions.threshold, "--data": decisions.data}
-        reject("`--within` needs no calibration;", given)
-        if not decisions.count_all:
-            raise ValueError("`--within` needs --count-all: ranks are exact only if every element counts.")
-    if keys.store is not None:
-        reject("`--store` keeps the states of sets;", {"--state": state, "--typical": typical})
-        if not stream or ("-" in stream and stream != ["-"]):
-            raise ValueError(f"`--store` needs files, or - alone; got {' '.join(stream or ['none'])}.")
+    with to_stderr(report.as_json):
+        trained = model.open()
+        elements = _elements(trained, stream, files, sets, synthetic, model.seed)
+        with progress_bar("elements to calibrate on") as progress:
+            watched = trained.watch(
+                elements,
+                _detector(trained, decisions, files, model.seed, progress),
+                typical=typical,
+                state=state,
+                within=decisions.within,
+                explain=report.explain,
+                **sets.sets,
+                **files.reading,
+            )
+        _run(trained, watched, report.as_json, model.seed)
+
+
+def keyed(
+    model: ModelOptions,
+    decisions: StreamDecisionOptions,
+    sets: SetOptions,
+    files: ReadingOptions,
+    keys: StoreOptions,
+    report: ReportOptions,
+    stream: Annotated[
+        list[str], typer.Argument(metavar="STREAM", help="Tables, or - alone for lines of standard input.")
+    ],
+) -> None:
+    """Flag outliers in the rows of many keys: each key has a set of its own, which a store keeps."""
+    if "-" in stream and stream != ["-"]:
+        raise ValueError(f"`-` must be the only stream; got {' '.join(stream)}.")
     with to_stderr(report.as_json):
         trained = model.open()
         with progress_bar("elements to calibrate on") as progress:
-            detector = partial(
-                trained.detector,
-                within=within,
-                invert=files.invert,
-                seed=model.seed,
-                progress=progress,
-                **decisions.decision,
+            watched = trained.watch_keys(
+                _lines() if stream == ["-"] else stream,
+                keys.store,
+                _detector(trained, decisions, files, model.seed, progress),
+                within=decisions.within,
+                explain=report.explain,
+                **keys.given,
+                **sets.sets,
+                **files.reading,
             )
-            shared = {"within": within, "explain": report.explain, **sets.sets, **files.reading}
-            watched: Watch | KeyedWatch
-            if keys.store is not None:
-                lines = _lines() if stream == ["-"] else stream or []
-                watched = trained.watch_keys(lines, keys.store, detector, **keys.given, **shared)
-            else:
-                elements = _elements(trained, stream, files, sets, model.seed)
-                watched = trained.watch(elements, detector, typical=typical, state=state, **shared)
         _run(trained, watched, report.as_json, model.seed)
+
+
+def _detector(
+    trained: Trained, decisions: StreamDecisionOptions, files: ReadingOptions, seed: int, progress: Any
+) -> Callable[[], Detector]:
+    """Makes the detector of a stream, which is calibrated once all other arguments are valid."""
+    return partial(
+        trained.detector, invert=files.invert, seed=seed, progress=progress, **decisions.stream_decision
+    )
 
 
 def _run(trained: Trained, watched: Any, as_json: bool, seed: int) -> None:
@@ -103,6 +134,7 @@ def batch(
     model: ModelOptions,
     decisions: DecisionOptions,
     sets: SetOptions,
+    synthetic: SyntheticOptions,
     files: ReadingOptions,
     report: ReportOptions,
     batch: Annotated[list[str] | None, typer.Argument(metavar="ELEMENTS", help=_SOURCES)] = None,
@@ -122,7 +154,7 @@ def batch(
         trained = model.open()
         with progress_bar("elements to calibrate on") as progress:
             outcome = trained.judge_batch(
-                _elements(trained, batch, files, sets, model.seed),
+                _elements(trained, batch, files, sets, synthetic, model.seed),
                 false_discovery_rate=false_discovery_rate,
                 explain=report.explain,
                 seed=model.seed,
@@ -148,7 +180,7 @@ def accept(
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option(help="The database of `bruno anomaly watch --store`; it must not be in use."),
+        typer.Option(help="The database of `bruno anomaly keyed`; it must not be in use."),
     ] = None,
 ) -> None:
     """Add elements that were flagged by mistake to their sets, in the state of a stream."""
@@ -188,15 +220,17 @@ def measure(
 
 
 def _elements(
-    trained: Trained, stream: list[str] | None, files: ReadingOptions, sets: SetOptions, seed: int
+    trained: Trained,
+    stream: list[str] | None,
+    files: ReadingOptions,
+    sets: SetOptions,
+    synthetic: SyntheticOptions,
+    seed: int,
 ) -> Any:
-    """Paths, lines of standard input, or a synthetic stream."""
+    """Paths, lines of standard input, or synthetic elements."""
     if not stream:
-        return trained.synthetic_stream(seed=seed, **sets.synthetic)
-    reject(
-        "`--classes` and `--set-class` are for synthetic data, not for files;",
-        {"--classes": sets.classes, "--set-class": sets.set_class},
-    )
+        return trained.synthetic_stream(seed=seed, **synthetic.synthetic)
+    synthetic.reject()
     if "-" not in stream:
         return stream
     if stream != ["-"]:

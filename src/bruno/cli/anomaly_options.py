@@ -53,28 +53,38 @@ class DecisionOptions:
 
 
 @dataclass(frozen=True)
+class StreamDecisionOptions(DecisionOptions):
+    """What is flagged in a stream, also by ranks within the set."""
+
+    within: Annotated[
+        bool, typer.Option("--within", help="Judge by ranks within the set; needs --count-all.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.within:
+            given = {"--threshold": self.threshold, "--data": self.data}
+            reject("`--within` needs no calibration;", given)
+            if not self.count_all:
+                raise ValueError(
+                    "`--within` needs --count-all: ranks are exact only if no element is excluded."
+                )
+
+    @property
+    def stream_decision(self) -> dict[str, Any]:
+        """The arguments of the detector of a stream."""
+        return {**self.decision, "within": self.within}
+
+
+@dataclass(frozen=True)
 class SetOptions:
-    """Which elements form a set: of files, or of a synthetic stream."""
+    """Which elements form a set."""
 
     one_set: Annotated[
         bool,
         typer.Option("--one-set", help="Take all rows as one set, even if the model was trained on several."),
     ] = False
     group: Group = None
-    classes: Annotated[
-        str | None, typer.Option(help="For a synthetic stream: only these classes, such as 1,7.")
-    ] = None
-    set_class: Annotated[
-        str | None, typer.Option(help="For a synthetic stream: the class of the set; others are outliers.")
-    ] = None
-
-    @property
-    def synthetic(self) -> dict[str, Any]:
-        """The arguments of a synthetic stream."""
-        return {
-            "classes": None if self.classes is None else self.classes.split(","),
-            "set_class": self.set_class,
-        }
 
     @property
     def sets(self) -> dict[str, Any]:
@@ -83,13 +93,37 @@ class SetOptions:
 
 
 @dataclass(frozen=True)
+class SyntheticOptions:
+    """The classes of synthetic elements, which are judged if no files are given."""
+
+    classes: Annotated[
+        str | None, typer.Option(help="For synthetic data: only these classes, such as 1,7.")
+    ] = None
+    set_class: Annotated[
+        str | None, typer.Option(help="For synthetic data: the class of the set; others are outliers.")
+    ] = None
+
+    @property
+    def synthetic(self) -> dict[str, Any]:
+        """The arguments of synthetic elements."""
+        return {
+            "classes": None if self.classes is None else self.classes.split(","),
+            "set_class": self.set_class,
+        }
+
+    def reject(self) -> None:
+        """Raise if classes are given, as there are files."""
+        given = {"--classes": self.classes, "--set-class": self.set_class}
+        reject("`--classes` and `--set-class` are for synthetic data, not for files;", given)
+
+
+@dataclass(frozen=True)
 class StoreOptions:
-    """A store with a set for each key."""
+    """A store with a set for each key, and how a stream continues with it."""
 
     store: Annotated[
-        Path | None,
-        typer.Option(help="A database with the states of all sets; created if it does not exist."),
-    ] = None
+        Path, typer.Option(help="A database with the states of all sets; created if it does not exist.")
+    ]
     window: Annotated[
         int | None,
         typer.Option(help="Limit the evidence of a set to this many of its latest elements; at least 20."),
@@ -117,11 +151,6 @@ class StoreOptions:
         """The arguments of the library that are given, besides the store."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "store"}
         return {name: value for name, value in values.items() if value is not None and value is not False}
-
-    def __post_init__(self) -> None:
-        if self.store is None and self.given:
-            names = [f"--{name.replace('_', '-')}" for name in self.given]
-            raise ValueError(f"`--store` must name a file for {' and '.join(names)}; got none.")
 
 
 @dataclass(frozen=True)

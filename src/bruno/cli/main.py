@@ -89,6 +89,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
         anomaly.watch,
         "bruno anomaly watch runs/omniglot my-stream --typical my-set",
     ),
+    "anomaly keyed": (anomaly.keyed, "bruno anomaly keyed runs/table machines.csv --store machines.db"),
     "anomaly batch": (anomaly.batch, "bruno anomaly batch runs/omniglot my-images --rate 0.01"),
     "anomaly accept": (
         anomaly.accept,
