@@ -108,7 +108,7 @@ class Gaussianise(Pixels):
         """Estimate the distribution from pixels, once; 1 % is spread evenly over all levels."""
         if self.fitted:
             return self
-        counts = quantise(x, self.levels).flatten().long().bincount(minlength=self.levels).double()
+        counts = quantise(x, self.levels).flatten().bincount(minlength=self.levels).double()
         self.fitted.fill_(True)
         self.shares.copy_(0.99 * counts / counts.sum() + 0.01 / self.levels)
         return self
