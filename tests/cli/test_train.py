@@ -116,7 +116,7 @@ def test_a_process_that_is_terminated_saves_and_exits_with_the_code_of_the_signa
         assert child.poll() is None, child.stderr.read()
         time.sleep(0.05)
     child.send_signal(signal.SIGTERM)
-    output, errors = child.communicate(timeout=60)
+    output, errors = child.communicate(timeout=300)
     assert child.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in errors
     steps = log.read_text().count("\n")

@@ -29,7 +29,7 @@ def site(written) -> str:
     addresses = Queue()
     arguments = {"ready": addresses.put}
     threading.Thread(target=serve_page, args=(written,), kwargs=arguments, daemon=True).start()
-    return addresses.get(timeout=60)
+    return addresses.get(timeout=300)
 
 
 @pytest.fixture(scope="module")
