@@ -32,7 +32,7 @@ def test_the_error_names_the_package_and_the_extra():
 
 
 def test_on_the_command_line_it_is_one_line_with_exit_code_2(capsys):
-    assert _failed(MissingPackageError("the digits need scikit-learn: pip install 'bruno[data]'")) == 2
+    assert _failed(MissingPackageError("the digits need scikit-learn: pip install 'bruno[data]'"), {}) == 2
     assert capsys.readouterr().err == "error: the digits need scikit-learn: pip install 'bruno[data]'\n"
 
 
