@@ -130,7 +130,8 @@ class ModelConfig:
     def __attrs_post_init__(self) -> None:
         """Check the settings without a range."""
         if self.levels and self.missing != "reject":
-            raise ValueError(f"`missing` must be 'reject' for images; got {self.missing!r}.")
+            hint = "Rows have `levels` 0." if len(self.shape) == 1 else "The preset 'images' is for images."
+            raise ValueError(f"`missing` must be 'reject' for images; got {self.missing!r}. {hint}")
         if not self.shape or any(size < 1 for size in self.shape):
             raise ValueError(f"`shape` must be positive sizes such as (1, 28, 28) or (7,); got {self.shape}.")
         limits.MEMORY.check_argument("shape", self.shape, 4 * math.prod(self.shape))

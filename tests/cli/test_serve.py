@@ -1,6 +1,8 @@
 """`bruno serve`: its options, without a service."""
 
-from cli.commandline import run
+import pytest
+
+from cli.commandline import run, run_main
 
 
 def served(monkeypatch, *arguments: str) -> tuple[str, dict]:
@@ -30,3 +32,17 @@ def test_a_service_on_all_addresses_needs_the_names_of_the_machine(monkeypatch):
     ):
         output, _ = served(monkeypatch, "--host", host, *names)
         assert ("--allow-host" in output) == noted, (host, names)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--max-elements 0", "`--max-elements` must be a whole number"),
+        ("--timeout 0", "`--timeout` must be above 0"),
+        ("--token-file nowhere", "`--token-file` must be in a file; nowhere does not exist"),
+    ],
+)
+def test_messages_name_the_options(capsys, line, message):
+    ended = run_main(capsys, "serve", "omniglot-small", *line.split())
+    assert ended.code == 2
+    assert message in ended.errors

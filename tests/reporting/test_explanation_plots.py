@@ -4,7 +4,12 @@ import torch
 from bruno import Bruno
 from bruno.config import FlowConfig, ModelConfig
 from bruno.kinds import Images
-from bruno.reporting.explanation_plots import contribution_bars, contribution_maps, patch_score_maps
+from bruno.reporting.explanation_plots import (
+    _without_common_folder,
+    contribution_bars,
+    contribution_maps,
+    patch_score_maps,
+)
 from bruno.reporting.summaries import summarise
 from bruno.tasks import PatchExplanation, explain
 
@@ -65,3 +70,10 @@ def test_a_summary_names_the_lowest_contributions():
     assert result.rows[0][2].count("; ") == 1
     assert len(result.values["contributions"][0]) == 2
     assert result.picture
+
+
+def test_names_in_titles_do_not_begin_with_the_folders_of_all():
+    assert _without_common_folder(["new/a/1.png", "new/b/1.png"]) == ["a/1.png", "b/1.png"]
+    assert _without_common_folder(["new/a/1.png", "new/a/2.png"]) == ["1.png", "2.png"]
+    assert _without_common_folder(["1.png", "new/2.png"]) == ["1.png", "new/2.png"]
+    assert _without_common_folder(["a/1.png"]) == ["1.png"]

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from bruno.cli.output import console
+from bruno.text import arguments_renamed
 
 
 def presets(
@@ -22,7 +23,9 @@ def presets(
 
     if name is not None:
         descriptions = describe(config.Recipe)
-        for key, value in flat(config.to_dict(config.load_recipe(name))).items():
+        with arguments_renamed({"preset": "name"}):
+            recipe = config.load_recipe(name)
+        for key, value in flat(config.to_dict(recipe)).items():
             line = f"{key}={json.dumps(value)}"
             console.print(f"{line:<36} # {descriptions[key]}", highlight=False, soft_wrap=True)
         return

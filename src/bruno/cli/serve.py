@@ -13,11 +13,20 @@ import typer
 
 from bruno.cli.options import Device
 from bruno.cli.output import console, print_message
+from bruno.text import arguments_renamed
 
 if TYPE_CHECKING:
     from bruno.serving import Limits
 
 _TOKEN = "BRUNO_TOKEN"
+_RENAMED = {  # arguments of the library, by the names of the options
+    "path": "models",
+    "body": "max_body",
+    "elements": "max_elements",
+    "waiting": "max_waiting",
+    "seconds": "timeout",
+    "token": "token_file",
+}
 
 
 @dataclass(frozen=True)
@@ -79,19 +88,20 @@ def serve(
     from bruno.serving import serve as serve_models
 
     token = os.environ.get(_TOKEN) or None
-    serve_models(
-        models,
-        host=host,
-        port=port,
-        store=store,
-        token=token if token_file is None else read_token(token_file),
-        hosts=allow_host or (),
-        limits=limits.limits,
-        batching=batching,
-        checkpoint=checkpoint,
-        device=device,
-        ready=partial(_show_address, needs_names=_is_any_address(host) and not allow_host),
-    )
+    with arguments_renamed(_RENAMED):
+        serve_models(
+            models,
+            host=host,
+            port=port,
+            store=store,
+            token=token if token_file is None else read_token(token_file),
+            hosts=allow_host or (),
+            limits=limits.limits,
+            batching=batching,
+            checkpoint=checkpoint,
+            device=device,
+            ready=partial(_show_address, needs_names=_is_any_address(host) and not allow_host),
+        )
 
 
 def _show_address(address: str, *, needs_names: bool = False) -> None:

@@ -34,7 +34,9 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a preset, or your own recipe, into a run folder from which it can be resumed."""
-    check_number("--validate", validate or 2, 2)
+    check_number("--validate", validate)
+    if validate < 0 or validate == 1:
+        raise ValueError(f"`--validate` must be 0, or at least 2; got {validate}.")
     settings = run.overrides
     if seed is not None:
         settings.setdefault("train", {})["seed"] = seed

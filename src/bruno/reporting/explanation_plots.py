@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _BARS = 10  # columns of an element, those with the largest contributions
 _ACROSS = 4  # images with their maps in a row
 _NUMBERED = 8  # rows or columns of a map that have a number, at most
+_THOUSANDS = 10_000  # contributions from here on are written as 10k
 _UNIT = "contribution to the score (nats)"
 
 
@@ -65,6 +66,8 @@ def _draw_bars(
     values: Float[np.ndarray, " features"],
     errors: Float[np.ndarray, " features"],
 ) -> None:
+    from matplotlib.ticker import EngFormatter
+
     order = np.argsort(-np.abs(values), kind="stable")[:_BARS]
     colours = [COLOURS[1] if value < 0 else COLOURS[0] for value in values[order]]
     axes.barh(range(len(order)), values[order], xerr=errors[order], color=colours, ecolor=PALE)
@@ -75,6 +78,9 @@ def _draw_bars(
     axes.grid(axis="x", **GRID)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8)
+    axes.locator_params(axis="x", nbins=4)
+    if np.abs(values).max(initial=0) >= _THOUSANDS:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 300k
     open_frame(axes)
 
 
@@ -110,6 +116,14 @@ def patch_score_maps(
     return _maps(titles, images, maps, "score of a patch (typical: −1)", cmap="Reds_r", vmin=lowest, vmax=0)
 
 
+def _without_common_folder(names: Sequence[str]) -> list[str]:
+    """The names without the folders that all of them begin with."""
+    parts, shared = [name.split("/") for name in names], 0
+    while all(len(part) > shared + 1 for part in parts) and len({part[shared] for part in parts}) == 1:
+        shared += 1
+    return ["/".join(part[shared:]) for part in parts]
+
+
 def _maps(
     titles: Sequence[str],
     images: UInt8[Tensor, "n channels height width"],
@@ -119,6 +133,7 @@ def _maps(
 ) -> bytes:
     """Images, and below each its map, with the numbers of rows and columns."""
     check_lengths(titles, {"images": images, "maps": maps})
+    titles = _without_common_folder(titles)
     across, rows = min(_ACROSS, len(titles)), math.ceil(len(titles) / _ACROSS)
     figure = new_figure(width=1.7 * across, height=3.5 * rows)
     cells = figure.subplots(2 * rows, across, squeeze=False)

@@ -97,6 +97,8 @@ def _prepared(
 
 def read_token(path: str | Path) -> str:
     """The token in the first line of a file."""
+    if not Path(path).exists():
+        raise ValueError(f"`token` must be in a file; {path} does not exist.")
     lines = read_regular(Path(path)).decode(errors="replace").splitlines()
     if not lines:
         raise ValueError(f"`token` must be in the first line of {path}; the file is empty.")

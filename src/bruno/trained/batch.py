@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 
 from bruno.arrays import NumpyResult
-from bruno.checks import check_rate
+from bruno.checks import check_at_least, check_rate
 from bruno.data import Element
 from bruno.data.columns import consecutive_sets
-from bruno.data.reader import ElementReader, collected
+from bruno.data.reader import collected
 from bruno.kinds import Images, Kind
 from bruno.model import Bruno, Posterior
 from bruno.tasks.anomaly import JudgedSet, Judgement, judge_batch
@@ -137,10 +137,10 @@ class BatchJobs(CalibrationJobs):
             progress: called as progress(done, total).
         """
         check_rate("rate", rate)
+        check_at_least("threshold", threshold or 0.0, -math.inf)
         if false_discovery_rate is not None:
             check_rate("false_discovery_rate", false_discovery_rate)
-        reader = self.reader(invert=invert, skip_bad=skip_bad, group=group)
-        read = self._read_batch(batch, reader, one_set, invert)
+        read = self._read_batch(batch, one_set, group, invert, skip_bad)
         elements, found = read.elements, None
         if threshold is None:
             found = self.calibration(data, invert=invert, seed=seed, progress=progress)
@@ -155,13 +155,19 @@ class BatchJobs(CalibrationJobs):
                 judged[one.position - 1] = replace(one.judgement, contributions=parts)
             summary = _summary(elements, judged, one_set, given)
         asked = rate if found and false_discovery_rate is None else None
-        criterion = found.criterion if found else "score"
-        advice, in_order = self.calibration_command, read.has_consecutive_sets
+        criterion, in_order = found.criterion if found else "score", read.has_consecutive_sets
+        advice = self.calibration_command
         return BatchJudgement(summary, self.kind, asked, advice, criterion, explanation, in_order)
 
     def _read_batch(
-        self, batch: Source | Iterable[Element], reader: ElementReader, one_set: bool, invert: bool | None
+        self,
+        batch: Source | Iterable[Element],
+        one_set: bool,
+        group: str | None,
+        invert: bool | None,
+        skip_bad: bool,
     ) -> _Batch:
+        reader = self.reader(invert=invert, skip_bad=skip_bad, group=group)
         elements = collected(grouped_elements(self, batch, reader, one_set, invert, "batch"))
         warn_of_unreadable(reader)
         if len(elements) < 2:

@@ -68,6 +68,8 @@ class DetectionJobs(BatchJobs):
             progress: called as progress(done, total).
         """
         check_rate("rate", rate)
+        if within and not count_all:
+            raise ValueError("`within` needs `count_all`: ranks are exact only if no element is excluded.")
         if threshold is not None or within:
             limit = -math.inf if threshold is None else threshold
             return Detector(self.model, limit, rate=rate, count_all=count_all)
