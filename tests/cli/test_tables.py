@@ -360,6 +360,11 @@ def test_a_calibration_names_its_group_column(clean, capsys):
             run("calibrate", "runs/machines", *data, "--group", "unit")
 
 
+def test_the_group_column_of_the_training_data_is_that_of_the_training(machines):
+    with pytest.raises(ValueError, match=r"`group` must be omitted .*got 'heat'"):
+        run("calibrate", "runs/machines", "machines.csv", "--group", "heat")
+
+
 def test_a_batch_reports_the_basis_that_its_p_values_have(calibrated):
     batch = ["anomaly", "batch", calibrated]
     Path("some.csv").write_text("".join(Path("clean.csv").read_text().splitlines(keepends=True)[:201]))

@@ -104,7 +104,8 @@ class CalibrationJobs(TrainedData):
         Args:
             data: groups that the model was not trained on: a dataset, class folders, or a CSV or a frame with
                 the group column. By default, the unseen classes of the model's own data.
-            group: the group column of `data`, if it has another name than in training.
+            group: the group column of `data`, if it has another name than in training; not for the table that
+                the model was trained on.
             invert: turn dark ink into bright ink in `data`; as in training by default.
             seed: seed of the random orders of the groups.
             progress: called as progress(done, total), in elements.
@@ -274,6 +275,10 @@ class CalibrationJobs(TrainedData):
             split, invert = (None, invert) if own else (self.unseen, None)
             return CleanGroups(
                 self._select(split, data, invert=invert, impute=False, group=group).examples, True
+            )
+        if group and group != self.group:
+            raise ValueError(
+                f"`group` must be omitted for {data}, which the model was trained on; got {group!r}."
             )
         clean = self._select(self.unseen, impute=False).examples
         if self.lacks_its_data:  # the built-in characters take its place, which the model has not seen
