@@ -1,4 +1,4 @@
-"""Streams whose rows have missing numbers: their p-values, and what counts as seen."""
+"""Streams whose rows have missing numbers: their p-values, and what is in the evidence."""
 
 import math
 from dataclasses import replace
