@@ -317,6 +317,7 @@ def test_every_row_of_a_machine_that_is_out_of_distribution_is_flagged(clean):
     judged = judge_batch(model, rows, -math.inf, floor=-50.0)
     assert [j.out_of_distribution for j in judged] == [j.outlier for j in judged]
     assert [j.out_of_distribution for j in judged] == [i >= clean for i in range(9)]
+    assert [j.seen for j in judged] == [clean - (i < clean) for i in range(9)]  # only clean rows are evidence
 
 
 def test_outliers_of_a_batch_do_not_hide_each_other(learnt_digits, calibration):

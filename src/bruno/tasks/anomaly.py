@@ -223,8 +223,7 @@ def judge_batch(
     log_prob = model.process.log_prob(z) + log_det
     beyond = log_prob < floor
     used = None if count_all else cutoffs or default_cutoffs(threshold)
-    usable = ~beyond if (~beyond).sum() >= 2 else torch.ones_like(beyond)  # others are flagged in any case
-    scores, counts = batch_scores(model, z, used, usable)
+    scores, counts = batch_scores(model, z, used, ~beyond)
     scores = scores - shortfall(log_prob, reference)
     scale = patches = None
     if isinstance(threshold, GroupScores) and criterion == "patches":
