@@ -56,7 +56,7 @@ def on_machines(trained_once, workplace):
 
 
 def test_an_exported_model_keeps_its_calibration(on_machines):
-    assert "calibration: model/calibration.safetensors" in run("export", "run", "model.safetensors")
+    assert "calibration is kept in model/calibration.safetensors" in run("export", "run", "model.safetensors")
     kept = [bruno.open(path).kept_calibration() for path in ("run", "model.safetensors")]
     assert kept[0].data == kept[1].data == "clean.csv"
     thresholds = [one.stream().threshold(5, 0.1) for one in kept]

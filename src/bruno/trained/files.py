@@ -89,14 +89,15 @@ def export(
     if not onnx and (calibration := trained.ready_calibration()) is not None:
         if half or int8:
             _log.info(
-                "without its calibration, which is of exact weights; calibrate it: bruno calibrate %s DATA",
+                "the calibration is not kept, as it is of exact weights; calibrate the file: bruno calibrate "
+                "%s DATA",
                 written,
             )
         else:
             folder = results_folder(written)
             folder.mkdir(parents=True, exist_ok=True)
             calibration.save(inside(folder, FILE))
-            _log.info("its calibration: %s", folder / FILE)
+            _log.info("the calibration is kept in %s", folder / FILE)
     return written
 
 

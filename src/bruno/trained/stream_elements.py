@@ -84,7 +84,7 @@ def _with_groups(
     for element in elements:
         if reader.group and trained.group and not element.group:
             raise ValueError(
-                f"{element.name}: must name its set in column {reader.group!r}, as in training; got none. "
-                "Name the column (`group`), or judge all rows as one set (`one_set`)."
+                f"{element.name}: must name its set in column {reader.group!r}, as the model was trained "
+                "on sets; got none. Name the column (`group`), or judge all rows as one set (`one_set`)."
             )
         yield element
