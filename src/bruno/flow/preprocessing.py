@@ -14,6 +14,7 @@ _FURTHEST = 1e9  # standard deviations from the mean
 _SCALES = ("linear", "log", "asinh")
 _WORTHWHILE = 0.1  # nats per number that a scale other than linear must gain
 _COARSE = 20  # a step is coarse if the standard deviation is less than this many steps
+_IMAGES_AT_A_TIME = 1024
 _MAX_WHOLE = 2.0**52  # below it, float64 resolves whole numbers
 
 
@@ -108,9 +109,11 @@ class Gaussianise(Pixels):
         """Estimate the distribution from pixels, once; 1 % is spread evenly over all levels."""
         if self.fitted:
             return self
-        counts = quantise(x, self.levels).flatten().bincount(minlength=self.levels).double()
+        levels, counts = self.levels, torch.zeros_like(self.shares)
+        for part in x.split(_IMAGES_AT_A_TIME):  # all training images, of which 64-bit copies may not fit
+            counts += quantise(part, levels).flatten().long().bincount(minlength=levels)
         self.fitted.fill_(True)
-        self.shares.copy_(0.99 * counts / counts.sum() + 0.01 / self.levels)
+        self.shares.copy_(0.99 * counts / counts.sum() + 0.01 / levels)
         return self
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
