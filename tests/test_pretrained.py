@@ -215,7 +215,7 @@ def test_every_job_on_user_images_can_invert_them(dark_ink, omniglot):
 def test_one_image_in_dark_ink_among_others_is_reported(dark_ink, omniglot):
     images = sorted(KNOWN.rglob("*.png"))
     images[3] = dark_ink / images[3].relative_to(KNOWN)
-    number = f"1 of {len(images)} images, such as number 4 with a mean brightness of 92%"
+    number = f"1 of {len(images)} images, such as number 4, whose mean brightness is 92%"
     with pytest.warns(bruno.trained.UnfamiliarDataWarning, match=number):
         omniglot.read(images)
     Image.new("L", (105, 105)).save("blank.png")

@@ -55,7 +55,7 @@ def test_inverted_images_are_unfamiliar_by_their_brightness(familiarity, images)
 def test_a_single_bright_image_is_too_bright(familiarity, images):
     mixed = images.clone()
     mixed[3] = 255
-    assert "1 of 200 images, such as number 4 " in familiarity.check(mixed)
+    assert "1 of 200 images, such as number 4," in familiarity.check(mixed)
     assert "100%" in familiarity.too_bright(mixed[3])
     assert familiarity.too_bright(images[0]) == ""
     assert familiarity.too_bright(torch.zeros_like(images[0])) == ""

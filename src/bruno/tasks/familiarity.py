@@ -76,9 +76,9 @@ class Familiarity:
         places = (means > learnt * _FACTOR).nonzero().flatten().tolist()
         if not places:
             return ""
-        which = f"{len(places)} of {len(images)} images, such as number {places[0] + 1} with"
-        which = which if len(images) > 1 else "the image has"
-        return f"{which} a mean brightness of {means[places[0]]:.0%}; that of training images is {learnt:.0%}"
+        which = f"{len(places)} of {len(images)} images, such as number {places[0] + 1}, whose"
+        which = which if len(images) > 1 else "the"
+        return f"{which} mean brightness is {means[places[0]]:.0%}; that of training images is {learnt:.0%}"
 
     def _batch(self, images: ArrayLike) -> Tensor:
         """Images as a tensor with one axis for the batch."""
