@@ -146,6 +146,11 @@ class Bruno(nn.Module):
         """The device of the weights."""
         return self.process.mean.device
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the preprocessing and the imputer are fitted, or have nothing to fit."""
+        return all(bool(getattr(part, "fitted", True)) for part in (self.preprocessing, self.imputer))
+
     @torch.no_grad()
     def fit_preprocessing(self, x: ArrayLike, labels: Int[Tensor, " n"] | Arrays | None = None) -> None:
         """Fit the preprocessing and the imputer to the training elements (n, *shape); only the first time.

@@ -325,3 +325,14 @@ def test_dropout_acts_in_training_steps_only_and_continues_after_a_resume(sample
     assert torch.equal(whole.model.encode(x).z, whole.model.encode(x).z)
     with pytest.raises(ValueError, match=r"`train.dropout` .*got 1"):
         evolve(config, dropout=1.0)
+
+
+def test_a_model_that_has_nothing_to_fit_is_not_given_all_images(monkeypatch):
+    monkeypatch.setattr(Bruno, "fit_preprocessing", lambda *_: pytest.fail("called"))
+    sampler = SetSampler(load_examples("digits"))
+    for config in (TINY, evolve(TINY, levels=17, pixels="gaussianise")):
+        model = fresh(evolve(config, levels=17))
+        assert model.is_fitted == (config is TINY)
+        if not model.is_fitted:
+            model.preprocessing.fit(sampler.elements)
+        Trainer(model, sampler, TrainConfig(steps=1, batch=2, set_size=3)).begin()

@@ -112,7 +112,7 @@ class Trainer:
             return
         if not self._initialised:
             set_size = min(self.config.set_size, self.sampler.min_count)
-            if self.rank == 0:
+            if self.rank == 0 and not self.model.is_fitted:
                 self.model.fit_preprocessing(self._plain_elements(), self.sampler.labels)
             first = self._prepare(self.sampler.sets(self.config.batch, set_size, self.generator))
             if self.rank == 0:
