@@ -631,5 +631,5 @@ def test_the_command_that_calibrates_names_the_model_file(digits_model, tmp_path
 def test_decisions_that_cannot_be_made_are_rejected(trained, unseen):
     with pytest.raises(ValueError, match=r"`within` needs `count_all`"):
         trained.detector(within=True)
-    with pytest.raises(TypeError, match=r"`threshold` must be a number .*got 'abc'"):
+    with pytest.raises(TypeError, match=r"`threshold` must be a number; got 'abc'"):
         trained.judge_batch(unseen.elements[:4], threshold="abc")

@@ -1,5 +1,6 @@
 """Checks of arguments and settings, with errors that name the argument, the rule and the value."""
 
+import math
 import operator
 import sys
 from collections.abc import Iterable
@@ -23,6 +24,16 @@ def check_at_least(name: str, value: float, least: float) -> None:
         raise TypeError(f"`{name}` must be a number of at least {least}; got {value!r}.") from None
     if not enough:  # also rejects NaN
         raise ValueError(f"`{name}` must be at least {least}; got {value}.")
+
+
+def check_real(name: str, value: float) -> None:
+    """Raise unless the value is a number; infinity is one, NaN is not."""
+    try:
+        valid = not math.isnan(value)
+    except TypeError:
+        raise TypeError(f"`{name}` must be a number; got {value!r}.") from None
+    if not valid:
+        raise ValueError(f"`{name}` must be a number; got {value}.")
 
 
 def check_between(name: str, value: float, least: float, most: float) -> None:

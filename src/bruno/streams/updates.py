@@ -52,7 +52,7 @@ class Updates:
         window: windows of the sets; None without one.
         half_life: number of elements after which an element has half of its weight; None for no forgetting.
         within: keep ranks within sets, and test for drift.
-        drifted: called with the slot of a set that has changed, and the element since which it has.
+        drifted: called with the slot of a set that has changed, and the element near which it changed.
     """
 
     def __init__(

@@ -179,7 +179,7 @@ class JudgedSet(tuple[Judgement, ...]):
         return cls.of([Judgement(0.0, 0, None, False, False)], z, z.new_zeros(1, dtype=torch.bool))
 
     def given(self, model: Bruno, i: int) -> Posterior:
-        """The posterior that element i was judged given: that of all others that count."""
+        """The posterior by which element i was judged: given all others in the evidence."""
         others = self.counts.clone()
         others[i] = False
         return Posterior(model, evidence_within(self.z, others))

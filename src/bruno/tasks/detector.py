@@ -21,7 +21,7 @@ from bruno.tasks.stream_evidence import START, ElementDensities, StreamEvidence,
 
 
 class Step(NamedTuple):
-    """The judgement of an element, the state of the stream after it, its latents, and whether it counts."""
+    """The judgement of an element, the state after it, its latents, and whether it is in the evidence."""
 
     judgement: Judgement
     state: StreamEvidence
@@ -82,7 +82,7 @@ class Detector:
             object.__setattr__(self, "cutoffs", default_cutoffs(self.threshold))
 
     def begin(self, posterior: Posterior | None = None) -> StreamEvidence:
-        """The state before the first element, or after the elements of a posterior, all of which count."""
+        """The state before the first element, or with the evidence of a posterior."""
         if posterior is None:
             return StreamEvidence.empty(self.model.dim, device=self.model.device)
         if not self.model.is_same(posterior.model):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from bruno.arrays import NumpyResult
-from bruno.checks import check_at_least, check_rate
+from bruno.checks import check_rate, check_real
 from bruno.data import Element
 from bruno.data.columns import consecutive_sets
 from bruno.data.reader import collected
@@ -127,7 +127,7 @@ class BatchJobs(CalibrationJobs):
             threshold: flag scores below this instead of calibrating.
             count_all: condition on every other element; by default, outliers are excluded from the evidence.
             false_discovery_rate: flag by Benjamini–Hochberg at this rate, in each set, instead of `rate`.
-            explain: explain the 24 most unusual outliers, each given the evidence that it was judged given.
+            explain: explain the 24 most unusual outliers, each given the evidence of its judgement.
             data: calibrate on this instead of the calibration that is kept with the model.
             one_set: judge all elements as one set, even if the model was trained on several.
             group: the group column, if it has another name than in training.
@@ -137,7 +137,7 @@ class BatchJobs(CalibrationJobs):
             progress: called as progress(done, total).
         """
         check_rate("rate", rate)
-        check_at_least("threshold", threshold or 0.0, -math.inf)
+        check_real("threshold", threshold or 0.0)
         if false_discovery_rate is not None:
             check_rate("false_discovery_rate", false_discovery_rate)
         read = self._read_batch(batch, one_set, group, invert, skip_bad)
@@ -224,7 +224,7 @@ class BatchJobs(CalibrationJobs):
         return [places[i] for i in range(len(places))]
 
     def _given(self, places: list[_Place], judged: list[Judgement]) -> dict[int, Posterior]:
-        """The posteriors that the most unusual outliers were judged given, by position."""
+        """The posteriors by which the most unusual outliers were judged, by position."""
         outliers = [i for i, one in enumerate(judged) if one.outlier]
         shown = sorted(outliers, key=lambda i: judged[i].rank)[:EXTREMES]
         return {i: places[i].own.given(self.model, places[i].place) for i in shown}
@@ -247,7 +247,7 @@ class BatchJobs(CalibrationJobs):
 def _summary(
     elements: list[Element], judged: list[Judgement], one_set: bool, given: Mapping[int, Posterior]
 ) -> StreamSummary:
-    """The summary of the judgements; `given` are the posteriors that the most unusual were judged given."""
+    """The summary of the judgements; `given` are the posteriors of the most unusual outliers."""
     summary = StreamSummary(latest=None)
     for i, (element, judgement) in enumerate(zip(elements, judged, strict=True)):
         summary.add(element.name, element.x, judgement, "" if one_set else element.group, given.get(i))

@@ -67,7 +67,7 @@ class ExplanationJobs(CalibrationJobs):
 
 @dataclass(frozen=True, eq=False)
 class OutlierExplainer:
-    """Explains outliers, each given the evidence that it was judged given.
+    """Explains outliers, each given the evidence of its judgement.
 
     Attributes:
         columns: names of the columns.

@@ -140,7 +140,7 @@ class KeyedDetector:
             offsets: positions in the input, increasing for each key. A row whose offset is at most the last
                 one of its key is skipped: it was judged before.
             sources: how far each source has been read, committed with these rows; see `source`.
-            evidence: also return the evidence that each row was judged given.
+            evidence: also return the evidence by which each row was judged.
         """
         names = checked_keys(keys)
         x, complete = checked_elements(x, len(names), self._kind, self._imputes)

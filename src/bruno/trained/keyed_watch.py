@@ -120,7 +120,7 @@ class KeyedWatch(WatchedStream):
             yield judged
 
     def _explained(self, found: Judgements, i: int, element: Element) -> tuple[Judgement, Posterior | None]:
-        """The judgement of row i and, for an outlier, the posterior that it was judged given, if known."""
+        """The judgement of row i and, for an outlier, the posterior by which it was judged, if known."""
         judgement = found[i]
         if found.evidence is None or not judgement.outlier:
             return judgement, None

@@ -85,7 +85,7 @@ def p_value(judgement: Judgement) -> str:
 
 
 def _on_drift(changed: Mapping[str, int]) -> list[str]:
-    """A sentence on each set that has changed, by the element since which it has."""
+    """A sentence on each set that has changed, with the element near which it changed."""
     return [
         f"The distribution of {f'set {name!r}' if name else 'the stream'} changed near element {since}."
         for name, since in changed.items()
