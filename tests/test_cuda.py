@@ -1,6 +1,7 @@
 """The same laws on a GPU, if one is available: `pytest tests/test_cuda.py`."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -114,6 +115,16 @@ def test_a_captured_step_is_the_same_step(optimiser, shared, size, coupling):
     assert torch.equal(eager.generator.get_state(), captured.generator.get_state())
     x = torch.randint(0, 256, (2, 3, 1, 28, 28), device="cuda")
     assert captured.trained().log_prob(x).isfinite().all()
+
+
+def test_episodes_begin_in_a_captured_run():
+    settings = {"discriminative": 0.5, "onset": 0.4, "episode_noise": False, "shift": 1}
+    eager, captured = trainer(graph=False, **settings), trainer(**settings)
+    steps = list(zip(eager.advance(8) + eager.advance(8), captured.advance(16), strict=True))
+    for a, b in steps:
+        assert b.loss == pytest.approx(a.loss, rel=2e-3)
+        assert math.isnan(b.accuracy) == (b.index <= 8)
+    assert torch.equal(eager.generator.get_state(), captured.generator.get_state())
 
 
 def test_a_captured_run_resumes_where_it_stopped():

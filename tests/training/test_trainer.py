@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from attrs import evolve
@@ -75,7 +77,9 @@ def test_before_the_onset_of_cross_entropy_only_bits_per_dim_count(sampler):
     config = TrainConfig(**plan, discriminative=0.5, onset=0.5)
     steps = list(train_steps(fresh(), sampler, config))
     assert [step.loss > step.bits_per_dim for step in steps] == 3 * [False] + 3 * [True]
-    assert all(0 <= step.accuracy <= 1 for step in steps)  # also measured before the onset
+    assert [math.isnan(step.accuracy) for step in steps] == 3 * [True] + 3 * [False]
+    shared = list(train_steps(fresh(), sampler, evolve(config, shared=True, shot=2, queries=3)))
+    assert not any(math.isnan(step.accuracy) for step in shared)  # the episodes are the sets
     models = fresh(), fresh()
     list(train_steps(models[0], sampler, evolve(config, steps=2, onset=0.9)))
     list(train_steps(models[1], sampler, evolve(config, steps=2, discriminative=1e-30)))
@@ -84,6 +88,19 @@ def test_before_the_onset_of_cross_entropy_only_bits_per_dim_count(sampler):
         evolve(config, generative=0.0)
     with pytest.raises(ValueError, match=r"`train.onset` .*got 1.0"):
         evolve(config, onset=1.0)
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_the_elements_of_episodes_have_noise_unless_switched_off(sampler, noise):
+    plan = TrainConfig(steps=1, batch=4, set_size=5, episodes=2, way=3, discriminative=1.0)
+    trainer = Trainer(fresh(), sampler, evolve(plan, episode_noise=noise))
+    trainer.begin()
+    drawn = []
+    trainer._objective.register_forward_pre_hook(lambda _, elements: drawn.append(elements))
+    trainer.step()
+    sets, tasks = (x.frac() == 0.5 for x in drawn[0])
+    assert not sets.all()
+    assert tasks.all() == (not noise)
 
 
 def test_the_same_seed_trains_the_same_model(sampler):
@@ -240,6 +257,10 @@ def test_training_on_rows_of_a_table_lowers_bits_per_dim_and_finds_correlation()
         ({"fade": 1.5}, "`train.fade` must be from 0 to 1; got 1.5"),
         ({"generative": 0.0}, "got 0 for both"),
         ({"shared": True}, "`train.shared` needs weights above 0 for both losses"),
+        (
+            {"shared": True, "discriminative": 1.0, "episode_noise": False},
+            "`train.shared` must be false if `train.episode_noise` is",
+        ),
         ({"warmup": 1.5}, "`train.warmup` must be from 0 up to 1; got 1.5"),
         ({"decay": "exponential"}, "`train.final_rate` must be above 0"),
         ({"stepz": 3}, r"did you mean `train.steps`\?"),

@@ -29,8 +29,13 @@ class CapturedStep:
 
     def __init__(self, step: Callable[[], Tensor], generator: Generator) -> None:
         self._step, self._generator = step, generator
-        self._eager = _EAGER_STEPS_DISTRIBUTED if torch.distributed.is_initialized() else _EAGER_STEPS
         self.stream = torch.cuda.Stream()
+        self.restart()
+
+    def restart(self) -> None:
+        """Capture again, after eager steps, as the step runs other kernels from now on."""
+        torch.cuda.synchronize()  # the previous graph may still run
+        self._eager = _EAGER_STEPS_DISTRIBUTED if torch.distributed.is_initialized() else _EAGER_STEPS
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> Tensor:  # noqa: D102

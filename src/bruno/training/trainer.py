@@ -43,7 +43,8 @@ class Step:
         index: number of the step, from 1.
         loss: weighted sum of bits/dim and cross-entropy.
         bits_per_dim: mean over sets and positions; NaN if the step had no sets.
-        accuracy: fraction of episode queries classified correctly; NaN if the step had no episodes.
+        accuracy: fraction of episode queries classified correctly; NaN if the step had no episodes, as before
+            the onset of cross-entropy if sets and episodes are drawn separately.
         rate: learning rate of the flow's parameters.
         gradient_norm: norm of the gradient before clipping.
         skipped: whether the step changed no weight because its gradient was not finite.
@@ -104,6 +105,7 @@ class Trainer:
             "restyle": self._restyle if config.restyle else None,
         }
         self._initialised = False
+        self._has_episodes = config.discriminative > 0  # of the current step
         self._run: Callable[[], Tensor] | None = None
 
     def begin(self) -> None:
@@ -121,7 +123,7 @@ class Trainer:
         captured = None
         if self.device.type == "cuda" and self.config.graph:
             captured = CapturedStep(self._step, self.generator)
-        self._run = captured or self._step
+        self._captured, self._run = captured, captured or self._step
         self._objective: nn.Module = Objective(self.model, self.config, self._discriminative)
         if distributed.is_initialized():
             # Copies the weights of the first process to all, and sums gradients in the current stream.
@@ -216,7 +218,9 @@ class Trainer:
         config = self.config
         factor, distortion = learning_rate_factor(config, progress), augmentation_factor(config, progress)
         self._factor.fill_(self.scale * factor)
-        self._discriminative.fill_(cross_entropy_weight(config, progress))
+        weight = cross_entropy_weight(config, progress)
+        self._discriminative.fill_(weight)
+        self._set_has_episodes(weight > 0 or config.shared)
         self._shifted.fill_(distortion)
         self._slant.fill_(config.slant * distortion)
         self._warp.fill_(config.warp * distortion)
@@ -224,6 +228,12 @@ class Trainer:
         # The average forgets faster at first, as the first weights are poor.
         self._keep.fill_(min(config.ema, self.index / (self.index + 9)))
         return config.rate * self.scale * factor
+
+    def _set_has_episodes(self, value: bool) -> None:
+        """Draw episodes from now on, or none: a step without cross-entropy takes less time."""
+        if value != self._has_episodes and self._captured:
+            self._captured.restart()
+        self._has_episodes = value
 
     def _step(self) -> Tensor:
         """Take a step with the options of the flow that only training uses switched on."""
@@ -274,20 +284,23 @@ class Trainer:
         if config.generative and not config.shared:
             sets = self.sampler.sets(config.batch, config.set_size, generator)
             sets = self._part(self._prepare(sets, **self._augmentation))
-        if config.discriminative:
+        if self._has_episodes:
             n = config.shot + config.queries
             tasks = self.sampler.tasks(config.episodes, config.way, n, generator).flatten(0, 1)
-            tasks = self._prepare(tasks, **self._augmentation)
+            tasks = self._prepare(tasks, noise=config.episode_noise, **self._augmentation)
             tasks = self._part(tasks.unflatten(0, (config.episodes, config.way)))
         return sets, tasks
 
-    def _prepare(self, x: Tensor, **augmentation: Any) -> Tensor:
-        """Augment images and resize them to the model's size; dequantise integers and coarse columns."""
+    def _prepare(self, x: Tensor, *, noise: bool = True, **augmentation: Any) -> Tensor:
+        """Augment images and resize them to the model's size; dequantise integers and coarse columns.
+
+        Without noise, integers are dequantised by ½ and columns are left as they are.
+        """
         if len(self.model.shape) == 3:
             x = augment_sets(x, self.model.shape[-2:], self.generator, **augmentation)
         if isinstance(self.model.preprocessing, ColumnScales):
-            return self.model.preprocessing.dequantise(x, self.generator)
-        return x if x.is_floating_point() else dequantise(x, self.generator)
+            return self.model.preprocessing.dequantise(x, self.generator) if noise else x
+        return x if x.is_floating_point() else dequantise(x, self.generator if noise else None)
 
     def _plain_elements(self) -> Tensor:
         """All elements, without augmentation, in the shape of the model."""
