@@ -37,7 +37,7 @@ SPLINES = ["flow.coupling=spline"]
 COUPLINGS = {  # settings of the preset omniglot-density
     "affine": ["flow.coupling=affine"],
     "splines in the first scale": [*SPLINES, "flow.spline_scales=1"],
-    "splines in all convolutional couplings": SPLINES,
+    "splines in all convolutional couplings": [*SPLINES, "flow.spline_scales=0"],
 }
 PROTOTYPE = ["flow.squeeze_first=true", "flow.blocks=4", "flow.units=512", "train.optimiser=adamw"]
 

@@ -1,6 +1,5 @@
-import pytest
 from attrs import evolve
-from tiny import SETS, FakeClock, trainer
+from tiny import SETS, TRAIN, FakeClock, trainer
 
 from bruno.training.clock import Clock
 from bruno.training.run import Run
@@ -28,9 +27,16 @@ def test_a_run_of_steps_ends_after_these_and_estimates_the_time_left():
     seen = list(entries(SETS, first=3.0))
     assert [entry.index for entry in seen] == [1, 2, 3, 4]
     assert [entry.seconds for entry in seen] == [3, 4, 5, 6]
-    assert [entry.seconds_left for entry in seen] == pytest.approx([9, 4, 5 / 3, 0])
+    assert [entry.seconds_left for entry in seen] == [9, 2, 1, 0]  # the first step counts only at first
     assert [entry.step_seconds for entry in seen] == [3, 1, 1, 1]
     assert [entry.elements_per_second for entry in seen[1:]] == 3 * [SETS.elements]
+
+
+def test_episodes_count_as_elements_from_the_onset_of_cross_entropy():
+    config = evolve(TRAIN, steps=4, onset=0.5)
+    speeds = [entry.elements_per_second for entry in entries(config)]
+    assert speeds == 2 * [SETS.elements] + 2 * [config.elements]
+    assert config.elements > SETS.elements
 
 
 def test_no_more_steps_are_taken_than_are_left():

@@ -34,6 +34,7 @@ class Clock:
         self._trainer, self._now, self._planned = trainer, now, 60 * trainer.config.minutes
         self._begun, self._spent_before, self._first = now(), trainer.seconds, trainer.index
         self._compiled_at: float | None = None  # training time at the end of the first steps
+        self._compiled_index = 0  # number of the last of these steps
         self._step_seconds: list[float] = []  # times of a step in the first entries, until they are judged
         self._checked = not self._planned
 
@@ -52,7 +53,7 @@ class Clock:
         taken = self._now() - begun
         trainer.seconds = self._spent()
         if self._compiled_at is None:
-            self._compiled_at = trainer.seconds
+            self._compiled_at, self._compiled_index = trainer.seconds, trainer.index
         return LogEntry(
             index=trainer.index,
             loss=_finite_mean(steps, "loss"),
@@ -64,7 +65,7 @@ class Clock:
             seconds=trainer.seconds,
             seconds_left=self._left(),
             step_seconds=taken / count,
-            elements_per_second=trainer.config.elements * count / max(taken, 1e-9),
+            elements_per_second=trainer.elements * count / max(taken, 1e-9),
             memory=_peak_memory(trainer.device),
             note=self._check_pace(taken / count),
         )
@@ -84,12 +85,16 @@ class Clock:
         return self._spent_before + self._now() - self._begun
 
     def _left(self) -> float:
-        """Estimated seconds until the run ends."""
+        """Estimated seconds until the run ends, from all steps after the first ones, in which a GPU compiles."""
         trainer = self._trainer
         if self._planned:
             return max(0.0, self._planned - trainer.seconds)
-        per_step = (trainer.seconds - self._spent_before) / max(1, trainer.index - self._first)
-        return per_step * (trainer.config.steps - trainer.index)
+        since, first = self._spent_before, self._first
+        if self._compiled_at is not None and trainer.index > self._compiled_index:
+            since, first = self._compiled_at, self._compiled_index
+        return (
+            (trainer.seconds - since) / max(1, trainer.index - first) * (trainer.config.steps - trainer.index)
+        )
 
     def _progress(self) -> float:
         """Progress of a timed run from 0 to 1, for schedules.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Generator, Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -130,6 +131,12 @@ class Trainer:
             with torch.cuda.stream(captured.stream) if captured else contextlib.nullcontext():
                 self._objective = DistributedDataParallel(self._objective)
         self.average = MovingAverage(self.model) if self.config.ema else None
+
+    @property
+    def elements(self) -> int:
+        """Number of elements encoded in the last step: before the onset of cross-entropy, only the sets."""
+        config = self.config
+        return (config if self._has_episodes else evolve(config, discriminative=0.0)).elements
 
     def step(self) -> Step:
         """Take one step."""
