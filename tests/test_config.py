@@ -51,7 +51,10 @@ def test_a_dictionary_may_hold_lists_and_omit_defaults():
     ("values", "message"),
     [
         ({"shape": [1], "flow": {"filtres": 3}}, r"`flow.filtres` is not a setting .* `flow.filters`\?"),
-        ({"shape": [1], "pixels": "probit"}, "`pixels` must be 'logit' or 'gaussianise'; got 'probit'"),
+        (
+            {"shape": [1], "pixels": "probit"},
+            "`pixels` must be 'logit' or 'gaussianise' or 'mixture'; got 'probit'",
+        ),
         ({"shape": [1], "flow": {"scalez": 3}}, r"`flow.scalez` is not a setting .* `flow.scales`\?"),
         ({"shape": [1], "process": {"scales": 3}}, r"`process.scales` .* mean `scales` or `flow.scales`\?"),
         (
@@ -100,7 +103,10 @@ def test_mistakes_name_the_setting_and_the_way_out(values, message):
         (lambda: ModelConfig((1,), flow=ProcessConfig()), "`flow` must be a section of settings; got Proc"),
         (lambda: DataConfig("x", columns=("a", "a")), "`data.columns` must all differ; got 'a' twice"),
         (lambda: DataConfig(3), "`data.name` must be a string; got 3"),
-        (lambda: Recipe(DataConfig("x"), pixels="no"), "`pixels` must be 'logit' or 'gaussianise'; got 'no'"),
+        (
+            lambda: Recipe(DataConfig("x"), pixels="no"),
+            "`pixels` must be 'logit' or 'gaussianise' or 'mixture'; got 'no'",
+        ),
         (lambda: attrs.evolve(TrainConfig(), way=1), "`train.way` must be at least 2; got 1"),
         (lambda: FlowConfig(couplings=10**8), r"`flow.couplings` must be at most 1000; got 100000000"),
         (lambda: TrainConfig(batch=10**12), r"`train.batch` must be at most 1048576; got 1000000000000"),

@@ -9,7 +9,7 @@ import torch
 from bruno import limits
 from bruno.config import ModelConfig
 from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, Splines
-from bruno.flow.preprocessing import ColumnScales, Gaussianise, Logit, Pixels, Standardise
+from bruno.flow.preprocessing import ColumnScales, Gaussianise, GaussianMixture, Logit, Pixels, Standardise
 from bruno.process import ExchangeableProcess, GaussianProcess, StudentTProcess
 
 
@@ -27,7 +27,7 @@ def build_preprocessing(config: ModelConfig) -> Pixels | Standardise:
     """The preprocessing: of pixels if the config has levels, of columns otherwise."""
     if not config.levels:
         return ColumnScales(config.shape) if config.scales == "auto" else Standardise(config.shape)
-    kind = {"logit": Logit, "gaussianise": Gaussianise}[config.pixels]
+    kind = {"logit": Logit, "gaussianise": Gaussianise, "mixture": GaussianMixture}[config.pixels]
     return kind(config.levels, config.alpha)
 
 

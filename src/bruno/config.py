@@ -120,7 +120,7 @@ class ModelConfig:
 
     shape: tuple[int, ...] = setting(attrs.NOTHING, "shape of an element: (1, 28, 28) or (7,)")
     levels: int = setting(256, "values that a pixel can take; 0 for rows of real numbers")
-    pixels: str = choice("map of pixels to real numbers", "logit", "gaussianise")
+    pixels: str = choice("map of pixels to real numbers", "logit", "gaussianise", "mixture")
     alpha: float = setting(1e-6, "margin of that map at both ends, as a fraction of its range", _ALPHA)
     flow: FlowConfig = attrs.field(factory=FlowConfig)
     process: ProcessConfig = attrs.field(factory=ProcessConfig)
@@ -264,7 +264,7 @@ class Recipe:
     """Everything that defines a training run: one TOML file, or a preset."""
 
     data: DataConfig
-    pixels: str = choice("map of pixels to real numbers", "logit", "gaussianise")
+    pixels: str = choice("map of pixels to real numbers", "logit", "gaussianise", "mixture")
     alpha: float = setting(1e-6, "margin of that map at both ends, as a fraction of its range", _ALPHA)
     missing: str = choice("missing numbers of rows", "reject", "impute")
     scales: str = choice("scales of columns: standardised, or chosen for each", "linear", "auto")

@@ -27,7 +27,7 @@ from bruno.flow import (
     Squeeze,
     initialise,
 )
-from bruno.flow.preprocessing import ColumnScales, Gaussianise, Logit, Standardise
+from bruno.flow.preprocessing import ColumnScales, Gaussianise, GaussianMixture, Logit, Standardise
 
 
 class Case(NamedTuple):
@@ -109,6 +109,9 @@ BIJECTIONS = {
     "logit": lambda: Case(Logit(), (1, 3, 3), mostly_dark),
     "gaussianise": lambda: Case(
         Gaussianise().fit(mostly_dark(100, 1, 3, 3, dtype=torch.double)), (1, 3, 3), mostly_dark
+    ),
+    "mixture": lambda: Case(
+        GaussianMixture().fit(mostly_dark(100, 1, 3, 3, dtype=torch.double)), (1, 3, 3), mostly_dark
     ),
     "standardise": lambda: Case(Standardise((3,)).fit(2 + 3 * torch.randn(50, 3)), (3,)),
     "column scales": lambda: Case(ColumnScales((3,)).fit(skewed(500, 3, dtype=torch.double)), (3,), skewed),

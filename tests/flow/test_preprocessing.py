@@ -4,7 +4,15 @@ import warnings
 import pytest
 import torch
 
-from bruno.flow.preprocessing import ColumnScales, Gaussianise, Logit, Standardise, dequantise, quantise
+from bruno.flow.preprocessing import (
+    ColumnScales,
+    Gaussianise,
+    GaussianMixture,
+    Logit,
+    Standardise,
+    dequantise,
+    quantise,
+)
 
 
 def drawings(n: int) -> torch.Tensor:
@@ -13,9 +21,10 @@ def drawings(n: int) -> torch.Tensor:
     return torch.where(torch.rand(n, 1, 10, 10) < 0.8, 0, shades).to(torch.uint8)
 
 
-@pytest.fixture(params=["logit", "gaussianise"])
+@pytest.fixture(params=["logit", "gaussianise", "mixture"])
 def pixels(request):
-    return Logit() if request.param == "logit" else Gaussianise().fit(drawings(500))
+    fitted = {"gaussianise": Gaussianise, "mixture": GaussianMixture}
+    return Logit() if request.param == "logit" else fitted[request.param]().fit(drawings(500))
 
 
 def test_channels_in_any_order_of_memory_are_inverted_without_a_warning(pixels):
@@ -91,16 +100,47 @@ def test_gaussianised_pixels_are_normal():
 
 
 @pytest.mark.parametrize(
-    ("alpha", "cost"), [(1e-6, 0.594), (1e-3, 0.309), (0.05, 0.255), (None, 0.143)], ids=str
+    ("pixels", "cost"),
+    [
+        (Logit(), 0.594),
+        (Logit(alpha=1e-3), 0.309),
+        (Logit(alpha=0.05), 0.255),
+        (Gaussianise(), 0.143),
+        (GaussianMixture(), 0.008),
+    ],
+    ids=str,
 )
-def test_the_map_of_pixels_sets_the_cost_of_the_background(alpha, cost):
+def test_the_map_of_pixels_sets_the_cost_of_the_background(pixels, cost):
     """Bits that the best normal density loses on a background pixel: docs/paper-notes.md."""
     u = (torch.arange(200_000).double() + 0.5) / 200_000
     drawing = torch.cat([torch.zeros(813), torch.arange(1, 188)])  # the fraction of background in Omniglot
-    pixels = Logit(alpha=alpha) if alpha else Gaussianise().fit(drawing)
+    if isinstance(pixels, Gaussianise):
+        pixels.fit(drawing)
     z, log_det = pixels(u.unsqueeze(1))
     best_normal = 0.5 * math.log(2 * math.pi * math.e * z.var())
     assert (best_normal - log_det.mean()) / math.log(2) == pytest.approx(cost, abs=1e-3)
+
+
+def test_frequent_levels_and_the_ranges_in_between_have_their_own_normals():
+    shades = torch.randint(1, 254, (500, 1, 10, 10))
+    kind = torch.rand(500, 1, 10, 10)
+    x = torch.where(kind < 0.6, 0, torch.where(kind < 0.9, 255, shades))
+    pixels = GaussianMixture().fit(x)
+    z = pixels(dequantise(x, torch.Generator().manual_seed(0)).double())[0]
+    parts = z[x == 0], z[(x > 0) & (x < 255)], z[x == 255]
+    for part, centre in zip(parts, (-3.5, 1.5, 6.5), strict=True):  # 5 apart, with mean 0
+        assert part.mean() == pytest.approx(centre, abs=0.1)
+        assert part.std() == pytest.approx(1, abs=0.05)
+    assert z.mean() == pytest.approx(0, abs=0.1)
+    ordered = torch.linspace(0, 255.999, 10_000).double().unsqueeze(1)
+    assert (pixels(ordered)[0].diff(dim=0) > 0).all()
+
+
+def test_without_frequent_levels_a_mixture_is_a_single_normal():
+    x = torch.randint(0, 256, (50, 3, 8, 8))
+    noisy = dequantise(x, torch.Generator().manual_seed(0))
+    for a, b in zip(GaussianMixture().fit(x)(noisy), Gaussianise().fit(x)(noisy), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_an_unseen_level_keeps_some_probability():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ from torch import Generator, Tensor
 
 from bruno.flow.bijection import Bijection, Transformed
 
+_FREQUENT = 0.05  # of the pixels, at least, for a level to have its own normal
+_APART = 5.0  # distance of the centres of two normals, in standard deviations
 _FURTHEST = 1e9  # standard deviations from the mean
 _SCALES = ("linear", "log", "asinh")
 _WORTHWHILE = 0.1  # nats per number that a scale other than linear must gain
@@ -87,6 +90,20 @@ class Logit(Pixels):
         return (log_width - log_p - log_q).flatten(1).sum(1)
 
 
+class LevelNormals(NamedTuple):
+    """The normal that each level of the pixels is mapped to.
+
+    Attributes:
+        centre: its centre.
+        below: its probability below the level.
+        inside: its probability in the level.
+    """
+
+    centre: Tensor
+    below: Tensor
+    inside: Tensor
+
+
 class Gaussianise(Pixels):
     """Pixels to a standard normal: Φ⁻¹(α + (1 − 2α)·F(x)), with F the distribution of the pixels in `fit`.
 
@@ -117,28 +134,59 @@ class Gaussianise(Pixels):
         return self
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
-        level = x.detach().floor().clamp(0, self.levels - 1).long()
-        p = self._below()[level] + self.shares[level] * (x.double() - level)
-        z = torch.special.ndtri(self.alpha + (1 - 2 * self.alpha) * p)
-        return z.to(x.dtype), self._log_det(level, z).to(x.dtype)
+        level, normals = x.detach().floor().clamp(0, self.levels - 1).long(), self._normals()
+        t = torch.special.ndtri(normals.below[level] + normals.inside[level] * (x.double() - level))
+        return (normals.centre[level] + t).to(x.dtype), self._log_det(normals, level, t).to(x.dtype)
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
-        z, dtype = z.double(), z.dtype
-        p, below = (torch.special.ndtr(z) - self.alpha) / (1 - 2 * self.alpha), self._below()
-        level = (torch.searchsorted(below, p.contiguous(), right=True) - 1).clamp(0, self.levels - 1)
-        x = level + (p - below[level]) / self.shares[level]
-        return x.to(dtype), -self._log_det(level, z).to(dtype)
+        z, dtype, normals = z.double(), z.dtype, self._normals()
+        starts = normals.centre + torch.special.ndtri(normals.below)
+        level = (torch.searchsorted(starts, z.contiguous(), right=True) - 1).clamp(0, self.levels - 1)
+        t = z - normals.centre[level]
+        x = level + (torch.special.ndtr(t) - normals.below[level]) / normals.inside[level]
+        return x.to(dtype), -self._log_det(normals, level, t).to(dtype)
+
+    def _normals(self) -> LevelNormals:
+        """All levels share one normal, without α at each end."""
+        inside = (1 - 2 * self.alpha) * self.shares
+        return LevelNormals(torch.zeros_like(inside), self.alpha + inside.cumsum(0) - inside, inside)
 
     def _thinnest_end(self) -> Tensor:
-        return torch.minimum(self.shares[0], self.shares[-1])
+        inside = self._normals().inside
+        return torch.minimum(inside[0], inside[-1])
 
-    def _below(self) -> Tensor:
-        """The fraction of all pixels below each level."""
-        return self.shares.cumsum(0) - self.shares
-
-    def _log_det(self, level: Tensor, z: Tensor) -> Tensor:
-        slope = math.log((1 - 2 * self.alpha) * math.sqrt(2 * math.pi)) + self.shares[level].log() + z**2 / 2
+    @staticmethod
+    def _log_det(normals: LevelNormals, level: Tensor, t: Tensor) -> Tensor:
+        slope = normals.inside[level].log() + (math.log(2 * math.pi) + t**2) / 2
         return slope.flatten(1).sum(1)
+
+
+class GaussianMixture(Gaussianise):
+    """Pixels to a mixture of normals: one for each frequent level, one for each range of levels in between.
+
+    A level with at least 5 % of the pixels, such as the background, is frequent. The normals are 5 apart and
+    cut off midway between two of them. In the normal of component k, which has the fraction w_k of the pixels
+    and the fraction F_k below it::
+
+        z = c_k + Φ⁻¹(a_k + (b_k − a_k)·(F(x) − F_k)/w_k),   a_k, b_k = Φ(−2.5), Φ(2.5), or α and 1 − α at the
+                                                             ends of the range
+
+    The noise of a background pixel is then nearly a whole normal, which a coupling only has to shift.
+    """
+
+    def _normals(self) -> LevelNormals:
+        shares, alpha, cut = self.shares, self.alpha, self.shares.new_full((), _APART / 2)
+        frequent = shares >= _FREQUENT
+        starts = (frequent | frequent.roll(1, 0)).long()  # 1 for the first level of a component
+        component = starts.cumsum(0) - starts[0]
+        weights = shares.new_zeros(self.levels).scatter_add(0, component, shares)
+        first, last = component == 0, component == component[-1]
+        low = torch.where(first, alpha, torch.special.ndtr(-cut))
+        high = torch.where(last, 1 - alpha, torch.special.ndtr(cut))
+        scale = (high - low) / weights[component]
+        below = shares.cumsum(0) - shares - (weights.cumsum(0) - weights)[component]
+        centre = _APART * component
+        return LevelNormals(centre - (shares * centre).sum(), low + scale * below, scale * shares)
 
 
 class Standardise(Bijection):

@@ -85,7 +85,7 @@ class Clock:
         return self._spent_before + self._now() - self._begun
 
     def _left(self) -> float:
-        """Estimated seconds until the run ends, from all steps after the first ones, in which a GPU compiles."""
+        """Estimated seconds until the run ends, by the steps after the first ones, which compile on a GPU."""
         trainer = self._trainer
         if self._planned:
             return max(0.0, self._planned - trainer.seconds)
