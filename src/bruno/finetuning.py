@@ -134,7 +134,7 @@ def finetune(
     examples = _examples(before, original, recipe, data)
     recipe, model = fitted_to(recipe, examples, explicit), copy.deepcopy(before.model).requires_grad_(True)
     with process_group(str(before.device)):
-        if not explicit & {"train.episodes", "train.batch", "train.shared"}:
+        if not explicit & {"train.episodes", "train.batch", "train.shared", "train.episode_noise"}:
             recipe = _with_sized_steps(recipe, model, examples, data, explicit, run if resume else None)
         data = data.with_recipe(recipe)
         after = run_training(run, data, model, examples, resume, None, save_every, progress)
@@ -183,7 +183,8 @@ def _finetuning_recipe(
         settings: settings that override both.
     """
     defaults = {"episodes": _EPISODES, "way": _WAY, "queries": 1, "shared": False, "discriminative": 1.0}
-    defaults |= {"onset": 0.0, "minutes": 0.0, "seed": 0, "dropout": 0.0, "rate": _RATE * original.train.rate}
+    defaults |= {"onset": 0.0, "minutes": 0.0, "seed": 0, "dropout": 0.0, "episode_noise": True}
+    defaults["rate"] = _RATE * original.train.rate
     started, _ = with_settings(original, {**defaults, "warmup": _WARMUP, **plan})
     recipe, explicit = with_settings(started, settings)
     if before.drawings is not None and "data.drawings" not in explicit:
