@@ -1,7 +1,7 @@
 """Reproduce results/omniglot/ from the published data: `make omniglot BRUNO_DATA=DIR`, on a GPU.
 
 Trains two or three runs at a time with `bruno`, measures each model on the test characters (future pretrained
-models also in half precision), and draws samples. A run that was stopped is resumed, and finished work is not
+models also with weights rounded to 8 bits), and draws samples. A run that was stopped is resumed, and finished work is not
 repeated. Pictures of Omniglot's characters stay in the run folders; results/ gets numbers, and samples given
 synthetic characters of this project. The first run of each kind becomes a pretrained
 model. The table goes into docs/omniglot.md.
@@ -102,46 +102,46 @@ def train(names: Iterable[str], folder: Path) -> None:
 
 def measurements(name: str, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """The commands to run on a trained model, each with the file that it writes."""
-    whole, half = (folder / name / f"{kind}.safetensors" for kind in ("model", "half"))
-    of_whole, of_half = (model.with_suffix("") / "results" for model in (whole, half))
-    yield half, ["export", str(whole), str(half), "--half"]
-    for model, results in [(whole, of_whole), (half, of_half)][: 2 if name in PRETRAINED else 1]:
+    whole, rounded = (folder / name / f"{kind}.safetensors" for kind in ("model", "rounded"))
+    of_whole, of_rounded = (model.with_suffix("") / "results" for model in (whole, rounded))
+    yield rounded, ["export", str(whole), str(rounded), "--int8"]
+    for model, results in [(whole, of_whole), (rounded, of_rounded)][: 2 if name in PRETRAINED else 1]:
         yield results / "bits-test.json", ["evaluate", str(model)]
         yield results / "few-shot-test.json", ["fewshot", str(model)]
     for file, options in WAYS.values():
         yield of_whole / file, ["fewshot", str(whole), *options]
     yield of_whole / "gain-by-position.json", ["inspect", str(whole), "--sets", "423"]
-    yield of_half / "specks-test.json", ["specks", str(half)]
+    yield of_rounded / "specks-test.json", ["specks", str(rounded)]
     rotated = of_whole / "few-shot-test-rotated-decoys-without-noise.json"
     yield rotated, ["fewshot", str(whole), "--no-noise", "--rotated-decoys"]
     yield of_whole / "samples.png", ["sample", str(whole), "--set-size", "20", "--samples", "6"]
     drawn = ["--data", "drawn", "--sets", "4", "--prefixes", "0-7", "--samples", "4"]
-    yield of_half / "samples.png", ["sample", str(half), *drawn]
+    yield of_rounded / "samples.png", ["sample", str(rounded), *drawn]
     if name in PRETRAINED:
         for job, kind in (("anomaly", "anomaly"), ("retrieve", "retrieval")):
-            yield of_half / f"{kind}-quality-test.json", [job, "measure", str(half)]
+            yield of_rounded / f"{kind}-quality-test.json", [job, "measure", str(rounded)]
 
 
 def gather(name: str, folder: Path) -> None:
     """Copy a run's numbers, learning curve and samples given synthetic characters to results/."""
     run, to = folder / name, RESULTS / name
-    (to / "half").mkdir(parents=True, exist_ok=True)
+    (to / "rounded").mkdir(parents=True, exist_ok=True)
     for file in (run / "model" / "results").glob("*.json"):
         if file.stem not in NOT_COPIED:
             shutil.copy(file, to)
-    for file in (run / "half" / "results").glob("*.json"):
-        shutil.copy(file, to / "half")
+    for file in (run / "rounded" / "results").glob("*.json"):
+        shutil.copy(file, to / "rounded")
     if name in PRETRAINED:
-        shutil.copy(run / "half" / "results" / "samples.png", to / "drawn.png")
+        shutil.copy(run / "rounded" / "results" / "samples.png", to / "drawn.png")
     experiments.write_learning_curve(run, to / "learning.json")
 
 
 def card(name: str) -> str:
     """The card of a pretrained model: how it was trained, its numbers and its limits."""
-    whole, rounded = (cells([numbers(name, to)]) for to in (RESULTS / name, RESULTS / name / "half"))
+    whole, rounded = (cells([numbers(name, to)]) for to in (RESULTS / name, RESULTS / name / "rounded"))
     without_noise = cells([accuracy(RESULTS / name / "few-shot-test-without-noise.json")])
     lines = [
-        ["on Omniglot's test characters", "float32", "half precision", "float32, without noise"],
+        ["on Omniglot's test characters", "float32", "rounded to 8 bits", "float32, without noise"],
         ["---"] * 4,
         *zip(MEASURED, whole, rounded, without_noise, strict=False),
     ]
@@ -154,7 +154,7 @@ def card(name: str) -> str:
 
 
 def numbers(name: str, results: Path) -> list[float]:
-    """A run's row of the table, from the results in a folder: its own, or those in half precision."""
+    """A run's row of the table, from the results in a folder: its own, or those of rounded weights."""
     bits = json.loads((results / "bits-test.json").read_text())["values"]
     last = read_learning_curve(RESULTS / name / "learning.json")[-1]
     found = accuracy(results / "few-shot-test.json")
@@ -167,8 +167,8 @@ def accuracy(file: Path) -> list[float]:
 
 
 def specks(name: str) -> float:
-    """The percentage of a run's samples with a speck, measured in half precision; NaN if it was not."""
-    file = RESULTS / name / "half" / "specks-test.json"
+    """The percentage of a run's samples with a speck, measured with rounded weights; NaN if it was not."""
+    file = RESULTS / name / "rounded" / "specks-test.json"
     return 100 * json.loads(file.read_text())["values"]["share"] if file.is_file() else nan
 
 
@@ -226,7 +226,7 @@ def main() -> None:
             experiments.measure(measurements(name, arguments.folder))
             gather(name, arguments.folder)
             if name in PRETRAINED:
-                experiments.add_to_package(name, arguments.folder / name / "half.safetensors", card)
+                experiments.add_to_package(name, arguments.folder / name / "rounded.safetensors", card)
     if not arguments.train_only:
         plot_learning()
         write_table()

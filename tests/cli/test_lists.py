@@ -16,9 +16,9 @@ def test_every_preset_is_a_recipe(name):
     assert load_recipe(name, ["process.kind=gaussian"]).process.kind == "gaussian"
 
 
-def test_the_omniglot_model_has_at_most_seven_million_parameters():
+def test_the_omniglot_model_fits_into_16_megabytes_in_8_bits():
     model = Bruno.from_config(load_recipe("omniglot").model((1, 28, 28), 256))
-    assert sum(p.numel() for p in model.parameters()) <= 7_000_000
+    assert sum(p.numel() for p in model.parameters()) <= 15_000_000
 
 
 def test_presets_are_listed_with_all_their_settings():
