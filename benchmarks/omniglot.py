@@ -1,10 +1,10 @@
 """Reproduce results/omniglot/ from the published data: `make omniglot BRUNO_DATA=DIR`, on a GPU.
 
 Trains two or three runs at a time with `bruno`, measures each model on the test characters (future pretrained
-models also with weights rounded to 8 bits), and draws samples. A run that was stopped is resumed, and finished work is not
-repeated. Pictures of Omniglot's characters stay in the run folders; results/ gets numbers, and samples given
-synthetic characters of this project. The first run of each kind becomes a pretrained
-model. The table goes into docs/omniglot.md.
+models also with weights rounded to 8 bits), and draws samples. A stopped run is resumed, and finished work
+is not repeated. Pictures of Omniglot's characters stay in the run folders; results/ gets numbers, and
+samples given synthetic characters of this project. The first run of each kind becomes a pretrained model. The
+table goes into docs/omniglot.md.
 
 One run does not keep a large GPU busy, two do. For both to run at the same time, start NVIDIA's MPS first
 (`nvidia-cuda-mps-control -d`), as was done for the numbers in results/.
