@@ -21,6 +21,7 @@ from pathlib import Path
 
 import experiments
 from experiments import GAUSSIAN, ROOT, WEIGHTS, markdown, read_learning_curve
+from safetensors import safe_open
 
 from bruno.checkpoint import read_about
 from bruno.reporting.plots import line_plot
@@ -141,7 +142,7 @@ def card(name: str) -> str:
     whole, rounded = (cells([numbers(name, to)]) for to in (RESULTS / name, RESULTS / name / "rounded"))
     without_noise = cells([accuracy(RESULTS / name / "few-shot-test-without-noise.json")])
     lines = [
-        ["on Omniglot's test characters", "float32", "rounded to 8 bits", "float32, without noise"],
+        ["on Omniglot's test characters", "float32", rounding(name), "float32, without noise"],
         ["---"] * 4,
         *zip(MEASURED, whole, rounded, without_noise, strict=False),
     ]
@@ -149,8 +150,15 @@ def card(name: str) -> str:
     about = {"title": name, "numbers": markdown(lines), "minutes": f"{minutes:.1f}", "steps": whole[-1]}
     about["commit"] = read_about(WEIGHTS / f"{name}.safetensors")["provenance"]["commit"]
     about["hardware"] = f"one NVIDIA H200, which {SHARING[name]} runs shared"
-    about["training"] = PRETRAINED[name]
+    about |= {"training": PRETRAINED[name], "rounding": rounding(name)}
     return CARD.read_text().format(**about)
+
+
+def rounding(name: str) -> str:
+    """How the weights of a pretrained model are stored."""
+    with safe_open(WEIGHTS / f"{name}.safetensors", "pt") as file:
+        kinds = {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
+    return "8 bits" if "I8" in kinds else "half precision"
 
 
 def numbers(name: str, results: Path) -> list[float]:

@@ -298,7 +298,10 @@ class Bruno(nn.Module):
         return Posterior(self, Evidence.empty(self.dim, device=self.device))
 
     def condition(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
-        """The posterior given sets (*batch, n, *shape)."""
+        """The posterior given sets (*batch, n, *shape).
+
+        To classify and score, dequantise with ½, without a generator; to sample, with noise, as in training.
+        """
         return Posterior(self, Evidence.of(self.encode(self._complete_sets(x), generator).z))
 
     def fingerprint(self) -> str:

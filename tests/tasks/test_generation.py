@@ -81,8 +81,19 @@ def test_chosen_prefixes_give_the_samples_they_have_among_all(digits_model, lear
     torch.testing.assert_close(some.samples.x, every[[6, 0, 3]], rtol=1e-3, atol=0.02)
 
 
+def test_the_generator_also_draws_the_noise_of_the_set(digits_model, learnt_digits):
+    x = learnt_digits.elements[:6]
+    noisy, other, same = (
+        samples_by_prefix(digits_model, x, 1, generator=seeded(seed), temperature=0.0).samples.x
+        for seed in (0, 1, 0)
+    )
+    assert torch.equal(noisy, same)
+    assert torch.equal(noisy[0], other[0])  # given no elements
+    assert not torch.equal(noisy[1:], other[1:])
+
+
 def test_the_order_of_the_set_makes_no_difference(digits_model, learnt_digits):
-    x = learnt_digits.elements[:12]
+    x = learnt_digits.elements[:12] + 0.5  # without noise
     forwards, backwards = (
         samples_by_prefix(digits_model, some, 5, lengths=(4, 12), generator=seeded()).samples.x
         for some in (x, x.flip(0))

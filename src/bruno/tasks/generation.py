@@ -129,10 +129,11 @@ def samples_by_prefix(
 ) -> SetSamples:
     """Samples given the first 0, 1, … n elements of sets (*sets, n, *shape), or the prefixes in `lengths`.
 
-    The sets are dequantised with ½, so that only the draws depend on the generator.
+    The sets are dequantised with noise from the generator, as in training, or with ½ without one. If the
+    model learnt to classify without noise, samples given sets without noise have more specks.
     """
     x = as_tensor(x, kind=model.kind)
-    wanted, posterior = posterior_by_prefix(model, x, lengths, batch_size=batch_size)
+    wanted, posterior = posterior_by_prefix(model, x, lengths, generator=generator, batch_size=batch_size)
     drawn = draw_samples(
         posterior, samples, generator=generator, temperature=temperature, batch_size=batch_size
     )
@@ -141,7 +142,12 @@ def samples_by_prefix(
 
 @torch.no_grad()
 def posterior_by_prefix(
-    model: Bruno, x: Tensor, lengths: Sequence[int] | None = None, *, batch_size: int = 256
+    model: Bruno,
+    x: Tensor,
+    lengths: Sequence[int] | None = None,
+    *,
+    generator: Generator | None = None,
+    batch_size: int = 256,
 ) -> tuple[tuple[int, ...], Posterior]:
     """The lengths of prefixes of sets (*sets, n, *shape), and the posterior (*sets, lengths) given each."""
     axes = len(model.shape)
@@ -154,7 +160,7 @@ def posterior_by_prefix(
     wanted = tuple(range(n + 1)) if lengths is None else tuple(lengths)
     if not wanted or not all(0 <= length <= n for length in wanted):
         raise ValueError(f"`lengths` must be from 0 to {n}, the set size; got {wanted}.")
-    z = model.latents(x, batch_size=batch_size)
+    z = model.latents(x, generator, batch_size=batch_size)
     before = Evidence.prefixes(F.pad(z, (0, 0, 0, 1)))  # before an added last element, all are seen
     return wanted, Posterior(model, before[..., torch.tensor(wanted, device=z.device)])
 

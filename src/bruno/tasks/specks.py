@@ -66,7 +66,7 @@ def measure_specks(
 ) -> SpeckResult:
     """Fractions of samples and of data images with a speck; each sample is given images of a random class.
 
-    The given images are dequantised with ½, as in `samples_by_prefix`.
+    The given images are dequantised with noise, as in training and in `samples_by_prefix`.
 
     Args:
         model: a model of images with bright ink on a dark background; on the device to compute on.
@@ -87,7 +87,8 @@ def measure_specks(
     parts: list[Tensor] = []
     for begin in range(0, samples, batch_size):
         count = min(batch_size, samples - begin)
-        posterior = Posterior(model, Evidence.of(model.latents(sampler.sets(count, given, generator))))
+        z = model.latents(sampler.sets(count, given, generator), generator)
+        posterior = Posterior(model, Evidence.of(z))
         drawn = draw_samples(posterior, 1, generator=generator, temperature=temperature)
         parts.append(drawn.images.squeeze(1))
         if progress:

@@ -172,7 +172,7 @@ class GenerationJobs(TrainedData):
         generator = self._generator(seed)
         x = torch.stack([examples.elements[members[:given]] for members in examples.by_class()])
         x = x.to(self.device)
-        posterior = self.model.condition(x)
+        posterior = self.model.condition(x, generator)
         drawn = draw_samples(posterior, samples, generator=generator, temperature=temperature)
         return SetSamples(x, (given,), self._with_columns(replace(drawn, x=drawn.x.unsqueeze(1))))
 
@@ -283,7 +283,7 @@ class GenerationJobs(TrainedData):
         if not prior:
             x = self._sets(given, sets, set_size, split, data, classes, invert, skip_bad, generator)
             _check_prefixes(() if prefixes is None else prefixes, x.shape[1])
-            lengths, posterior = posterior_by_prefix(self.model, x, prefixes)
+            lengths, posterior = posterior_by_prefix(self.model, x, prefixes, generator=generator)
             arrays = {"inputs": x, "seen": lengths}
         parts = draw_in_parts(posterior, samples, generator=generator, temperature=temperature)
         shape = (*posterior.evidence.batch_shape, samples, *self.model.shape)
