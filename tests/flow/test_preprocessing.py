@@ -106,7 +106,7 @@ def test_gaussianised_pixels_are_normal():
         (Logit(alpha=1e-3), 0.309),
         (Logit(alpha=0.05), 0.255),
         (Gaussianise(), 0.143),
-        (GaussianMixture(), 0.008),
+        (GaussianMixture(), 0.026),
     ],
     ids=str,
 )
@@ -128,9 +128,9 @@ def test_frequent_levels_and_the_ranges_in_between_have_their_own_normals():
     pixels = GaussianMixture().fit(x)
     z = pixels(dequantise(x, torch.Generator().manual_seed(0)).double())[0]
     parts = z[x == 0], z[(x > 0) & (x < 255)], z[x == 255]
-    for part, centre in zip(parts, (-3.5, 1.5, 6.5), strict=True):  # 5 apart, with mean 0
+    for part, centre in zip(parts, (-2.8, 1.2, 5.2), strict=True):  # 4 apart, with mean 0
         assert part.mean() == pytest.approx(centre, abs=0.1)
-        assert part.std() == pytest.approx(1, abs=0.05)
+        assert 0.85 < part.std() < 1  # cut off two standard deviations from the centre
     assert z.mean() == pytest.approx(0, abs=0.1)
     ordered = torch.linspace(0, 255.999, 10_000).double().unsqueeze(1)
     assert (pixels(ordered)[0].diff(dim=0) > 0).all()

@@ -11,8 +11,8 @@ from torch import Generator, Tensor
 
 from bruno.flow.bijection import Bijection, Transformed
 
-_FREQUENT = 0.05  # of the pixels, at least, for a level to have its own normal
-_APART = 5.0  # distance of the centres of two normals, in standard deviations
+_FREQUENT = 0.05  # fraction of the pixels from which a level has its own normal; saved models depend on it
+_APART = 4.0  # distance of the centres of two normals, in standard deviations; saved models depend on it
 _FURTHEST = 1e9  # standard deviations from the mean
 _SCALES = ("linear", "log", "asinh")
 _WORTHWHILE = 0.1  # nats per number that a scale other than linear must gain
@@ -164,11 +164,11 @@ class Gaussianise(Pixels):
 class GaussianMixture(Gaussianise):
     """Pixels to a mixture of normals: one for each frequent level, one for each range of levels in between.
 
-    A level with at least 5 % of the pixels, such as the background, is frequent. The normals are 5 apart and
+    A level with at least 5 % of the pixels, such as the background, is frequent. The normals are 4 apart and
     cut off midway between two of them. In the normal of component k, which has the fraction w_k of the pixels
     and the fraction F_k below it::
 
-        z = c_k + Φ⁻¹(a_k + (b_k − a_k)·(F(x) − F_k)/w_k),   a_k, b_k = Φ(−2.5), Φ(2.5), or α and 1 − α at the
+        z = c_k + Φ⁻¹(a_k + (b_k − a_k)·(F(x) − F_k)/w_k),   a_k, b_k = Φ(−2), Φ(2), or α and 1 − α at the
                                                              ends of the range
 
     The noise of a background pixel is then nearly a whole normal, which a coupling only has to shift.
