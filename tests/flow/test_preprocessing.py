@@ -258,3 +258,15 @@ def test_unix_times_and_finely_rounded_numbers_have_no_step():
     assert scales.step.item() == 0
     assert len(scales(times)[0].float().unique()) == 1000
     assert ColumnScales((1,)).fit((times / 7).round(decimals=2)).step.item() == 0
+
+
+@pytest.mark.parametrize("kind", [Standardise, ColumnScales])
+@pytest.mark.parametrize("value", [0.1, 0.3, 1e-3, 7.0, 1.7e9 + 0.1])
+def test_a_constant_column_is_recognised_in_spite_of_rounding(kind, value):
+    for count in range(2, 60):
+        rows = torch.full((count, 3), value, dtype=torch.double)
+        rows[:, 1] = torch.randn(count)
+        plain = kind((3,)).fit(rows)
+        assert (plain.deviation > 1e-6).all()
+        rows[0, 0] = torch.nan
+        assert torch.equal(kind((3,)).fit(rows).deviation[0], plain.deviation[0])

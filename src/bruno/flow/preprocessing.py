@@ -216,7 +216,7 @@ class Standardise(Bijection):
         mean = x.nanmean(0).nan_to_num(0.0)
         deviation = (x - mean).square().nanmean(0).sqrt()
         self.mean.copy_(mean)
-        self.deviation.copy_(torch.where(deviation > 0, deviation, 1.0))
+        self.deviation.copy_(torch.where(_is_constant(x) | (deviation == 0), 1.0, deviation))
         return self
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
@@ -280,7 +280,7 @@ class ColumnScales(Standardise):
                 self.kind[i], self.centre[i], self.width[i] = _scale_of(values)
         rescaled = self._rescale(x)[0]
         mean = rescaled.nanmean(0).nan_to_num(0.0)
-        variance = (rescaled - mean).square().nanmean(0)
+        variance = torch.where(_is_constant(x), 0.0, (rescaled - mean).square().nanmean(0))
         # A constant column of whole numbers has the spread of its dequantisation noise.
         variance = torch.where(
             (variance > 0) | (self.step == 0), variance, (self.step / self.width) ** 2 / 12
@@ -326,6 +326,11 @@ class ColumnScales(Standardise):
         # log √(u² + 1) without squaring a large u
         of_asinh = -torch.hypot(u, torch.ones_like(u)).log()
         return torch.where(self.kind == 2, of_asinh, of_log) - self.width.log()
+
+
+def _is_constant(x: Tensor) -> Tensor:
+    """Which columns of (n, *shape) have at most one value; rounding would give them a tiny variance."""
+    return x.nan_to_num(math.inf).amin(0) >= x.nan_to_num(-math.inf).amax(0)
 
 
 def _scale_of(values: Tensor) -> tuple[int, float, float]:
