@@ -56,6 +56,18 @@ print(spinning())
     assert after < before / 2
 
 
+@pytest.mark.slow
+@needs_two_cores
+def test_a_process_that_ends_at_once_does_not_abort():
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, "-c", "import torch, bruno.process"],
+            env={**environment, "OMP_NUM_THREADS": "2"},
+            check=True,
+        )
+
+
 def test_nothing_is_parked_if_bruno_was_imported_first():
     assert configure() == 0  # as conftest.py does
 

@@ -47,10 +47,12 @@ def configure() -> int:
     import torch  # imported already
 
     team = torch.get_num_threads()
-    teams = _teams_to_park(team, len(os.sched_getaffinity(0)))
-    for _ in range(teams):
-        Thread(target=_park, name="bruno-parked", daemon=True).start()
-    return teams * team
+    parked = [Event() for _ in range(_teams_to_park(team, len(os.sched_getaffinity(0))))]
+    for event in parked:
+        Thread(target=_park, args=(event,), name="bruno-parked", daemon=True).start()
+    for event in parked:  # a thread that is still inside torch when the process ends would abort it
+        event.wait()
+    return len(parked) * team
 
 
 def _teams_to_park(team: int, cores: int) -> int:
@@ -64,9 +66,10 @@ def _teams_to_park(team: int, cores: int) -> int:
     return teams if teams * team <= _MAX_PARKED else 0
 
 
-def _park() -> None:
-    """Start an OpenMP team and sleep: the team lives as long as the thread that started it."""
+def _park(parked: Event) -> None:
+    """Start an OpenMP team, set `parked` and sleep: the team lives as long as the thread that started it."""
     import torch
 
     torch.ones(2**20).add_(1)  # large enough to be computed in parallel
+    parked.set()
     Event().wait()
