@@ -338,6 +338,8 @@ def _scale_of(values: Tensor) -> tuple[int, float, float]:
     ordered = values.sort().values
     lowest, low, centre, high = (ordered[len(values) * quarter // 4].item() for quarter in range(4))
     choices = [(0, 0.0, 1.0)]
+    if lowest == ordered[-1]:
+        return choices[0]
     if lowest > 0:
         choices.append((1, 0.0, lowest / 2))
     if high > low:
