@@ -105,8 +105,9 @@ class RecipeData:
             return self._examples[original]
         data = self.recipe.data
         drawings = data.drawings and is_path(data.name)  # known datasets are read as published
+        group = "" if _is_kept_frame(data.name) else data.group  # its labels are the groups
         with arguments_renamed(_SETTINGS):
-            check_source(data.name, data.group, data.columns, data.format)
+            check_source(data.name, group, data.columns, data.format)
             examples = load_examples(
                 data.name,
                 "all",
@@ -114,7 +115,7 @@ class RecipeData:
                 size=data.size or None,
                 original=original,
                 grey=not data.colour,
-                group=data.group,
+                group=group,
                 columns=data.columns,
                 table_format=data.format,
                 missing=self.recipe.missing == "impute",
@@ -171,14 +172,20 @@ def keep_frame(frame: Any, recipe: Recipe, folder: Path) -> Recipe:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as beside, beside.open("wb") as file:
             np.savez_compressed(file, rows=rows, labels=names, columns=np.array(examples.columns))
-    return evolve(recipe, data=evolve(data, name=str(path.resolve()), columns=examples.columns))
+    kept = evolve(data, name=str(path.resolve()), columns=examples.columns, format="")
+    return evolve(recipe, data=kept)
 
 
 def has_consecutive_sets(recipe: Recipe) -> bool:
     """Whether the sets are consecutive rows of a table: it has no group column."""
-    name = Path(recipe.data.name)
-    labelled = name.suffix == ".npz" and not _KEPT_FRAME.fullmatch(name.name)
-    return is_path(recipe.data.name) and not recipe.data.group and not labelled
+    name = recipe.data.name
+    labelled = Path(name).suffix.lower() == ".npz" and not _is_kept_frame(name)
+    return is_path(name) and not recipe.data.group and not labelled
+
+
+def _is_kept_frame(name: str) -> bool:
+    """Whether data are the rows of a frame that `keep_frame` wrote."""
+    return _KEPT_FRAME.fullmatch(Path(name).name) is not None
 
 
 def imputed(examples: Examples, model: Bruno, generator: torch.Generator | None = None) -> Examples:

@@ -6,6 +6,7 @@ import torch
 from image_files import as_idx
 
 from bruno.data.formats import read_idx, read_npz
+from bruno.data.loading import load_path
 
 
 class TestIdx:
@@ -64,6 +65,42 @@ class TestNpz:
         with pytest.raises(ValueError, match=r"a.npz: ") as error:
             read_npz(path / "a.npz")
         return str(error.value)
+
+    def test_columns_of_rows_are_selected_by_name(self, tmp_path):
+        rows = np.arange(6.0).reshape(2, 3)
+        np.savez(tmp_path / "named.npz", rows=rows, labels=["a", "b"], columns=["x", "y", "z"])
+        found = load_path(tmp_path / "named.npz", columns=["z", "x"])
+        assert found.columns == ("z", "x")
+        assert found.elements.tolist() == [[2, 0], [5, 3]]
+        with pytest.raises(ValueError, match=r"'w' is missing from x, y, z"):
+            load_path(tmp_path / "named.npz", columns=["w"])
+        np.savez(tmp_path / "plain.npz", rows=rows, labels=["a", "b"])
+        assert load_path(tmp_path / "plain.npz", columns=["p", "q", "r"]).columns == ("p", "q", "r")
+        with pytest.raises(ValueError, match=r"`columns` must name 3 columns; got 1"):
+            load_path(tmp_path / "plain.npz", columns=["p"])
+        np.savez(tmp_path / "images.npz", images=np.zeros((2, 4, 5), np.uint8), labels=[0, 1])
+        with pytest.raises(ValueError, match=r"`columns` must be omitted .*images"):
+            load_path(tmp_path / "images.npz", columns=["p"])
+
+    def test_bad_rows_are_skipped_on_request(self, tmp_path):
+        rows = [[1.0, 2.0], [np.nan, 2.0], [np.inf, 2.0], [3.0, 4.0]]
+        np.savez(tmp_path / "a.npz", rows=rows, labels=["a", "b", "c", "c"])
+        with pytest.raises(ValueError, match=r"got nan in row 2.*`skip_bad`"):
+            load_path(tmp_path / "a.npz")
+        found = load_path(tmp_path / "a.npz", skip_bad=True)
+        assert found.elements.tolist() == [[1, 2], [3, 4]]
+        assert (found.names, found.labels.tolist()) == (("a", "c"), [0, 1])
+        assert found.skipped == ("row 2", "row 3")
+        assert load_path(tmp_path / "a.npz", skip_bad=True, missing=True).names == ("a", "b", "c")
+        np.savez(tmp_path / "a.npz", rows=rows[1:3], labels=["b", "c"])
+        with pytest.raises(ValueError, match=r"at least one row that can be used"):
+            load_path(tmp_path / "a.npz", skip_bad=True)
+
+    @pytest.mark.parametrize("argument", ["group", "table_format"])
+    def test_the_labels_name_the_groups(self, tmp_path, argument):
+        np.savez(tmp_path / "a.npz", rows=np.ones((3, 2)), labels=[0, 1, 1])
+        with pytest.raises(ValueError, match=rf"`{argument}` must be omitted .*a.npz.*got 'header'"):
+            load_path(tmp_path / "a.npz", **{argument: "header"})
 
     def test_labels_may_be_a_column(self, tmp_path):
         np.savez(tmp_path / "a.npz", images=np.zeros((3, 4, 5), np.uint8), labels=[[0], [1], [1]])

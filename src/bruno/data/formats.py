@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from bruno import limits
 from bruno.data.archives import READ_ERRORS, read_arrays, reason
-from bruno.data.columns import MAX_NUMBER
+from bruno.data.columns import MAX_NUMBER, column_positions, usable_rows
 from bruno.data.examples import Examples
 from bruno.data.images import Size, fit_all, normalise_drawings
 from bruno.files import check_regular
@@ -38,37 +39,74 @@ def read_npz(
     *,
     size: Size | None = None,
     grey: bool | None = None,
+    columns: Sequence[str] = (),
     missing: bool = False,
+    skip_bad: bool = False,
     drawings: bool = False,
     invert: bool | None = None,
 ) -> Examples:
     """Read an npz with `labels` (n,) and either `rows` (n, dim) or `images`, uint8.
 
-    `rows` may be NaN if `missing`; `columns` (dim,) may give their names.
+    `rows` may be NaN if `missing`. The array `columns` (dim,) may give their names, by which the argument
+    `columns` selects some; without names, the argument gives the names of all. With `skip_bad`, rows that
+    cannot be used are skipped.
 
     Images are (n, height, width), (n, height, width, channels) or (n, channels, height, width). They are
     resized and converted like those of `read_images`, or normalised as `drawings`; by default they keep their
     size and channels.
     """
     arrays = _load_npz(path)
-    are_rows = "rows" in arrays
-    elements = (
-        _check_rows(path, arrays["rows"], missing) if are_rows else _channels_first(path, arrays["images"])
+    if "rows" in arrays:
+        return _rows_of(path, arrays, columns, missing, skip_bad)
+    if columns:
+        raise ValueError(f"`columns` must be omitted for {path}, which has images; got {tuple(columns)}.")
+    elements, (classes, names) = _channels_first(path, arrays["images"]), _classes(path, arrays)
+    elements = fit_all(elements, None if drawings else size, drawings or grey)
+    elements = normalise_drawings(elements, size, invert=invert) if drawings else elements
+    return Examples(elements, classes, names)
+
+
+def _rows_of(
+    path: Path, arrays: dict[str, NDArray[Any]], wanted: Sequence[str], missing: bool, skip_bad: bool
+) -> Examples:
+    """The rows of an npz, of all columns or the wanted ones."""
+    rows = _as_numbers(path, arrays["rows"])
+    classes, names = _classes(path, arrays)
+    columns = tuple(map(str, arrays.get("columns", wanted)))
+    if columns and len(columns) != rows.shape[1]:
+        raise ValueError(f"{path}: `columns` must name {rows.shape[1]} columns; got {len(columns)}.")
+    if wanted:
+        rows, columns = rows[:, column_positions(wanted, columns)], tuple(wanted)
+    bad = ~usable_rows(rows, missing)
+    if bad.any() and not skip_bad:
+        row = int(bad.argmax())
+        value = next(value for value in rows[row].tolist() if not abs(value) <= MAX_NUMBER)
+        raise ValueError(
+            f"{path}: `rows` must be finite and below {MAX_NUMBER:.1e}; got {value} in row {row + 1}. "
+            "Correct it, or skip such rows (`skip_bad`)."
+        )
+    if bad.all():
+        raise ValueError(f"{path}: `rows` must have at least one row that can be used; got none.")
+    kept, inverse = np.unique(classes[~bad], return_inverse=True)
+    return Examples(
+        rows[~bad],
+        inverse,
+        tuple(names[i] for i in kept),
+        columns=columns,
+        skipped=tuple(f"row {i + 1}" for i in np.flatnonzero(bad)),
     )
-    n, labels = len(elements), arrays["labels"]
+
+
+def _classes(path: Path, arrays: dict[str, NDArray[Any]]) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """The class of each element, and the names of the classes."""
+    n, labels = len(arrays["rows" if "rows" in arrays else "images"]), arrays["labels"]
     if not n or labels.shape not in ((n,), (n, 1)):
         raise ValueError(
             f"{path}: `labels` must have one entry for each element, at least one; "
             f"got labels of shape {labels.shape} for {n} elements."
         )
     names, classes = np.unique(labels.reshape(n), return_inverse=True)
-    if not are_rows:
-        elements = fit_all(elements, None if drawings else size, drawings or grey)
-        elements = normalise_drawings(elements, size, invert=invert) if drawings else elements
-    columns = tuple(map(str, arrays.get("columns", ()))) if are_rows else ()
-    if columns and len(columns) != elements.shape[1]:
-        raise ValueError(f"{path}: `columns` must name {elements.shape[1]} columns; got {len(columns)}.")
-    return Examples(elements, classes, tuple(map(str, names)), columns=columns)
+    return classes, tuple(map(str, names))
 
 
 def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -83,17 +121,11 @@ def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _check_rows(path: Path, rows: NDArray[Any], missing: bool) -> NDArray[Any]:
+def _as_numbers(path: Path, rows: NDArray[Any]) -> NDArray[np.float64]:
     """Return float64 (n, dim): a model standardises rows before it rounds them to float32."""
     if rows.ndim != 2 or rows.dtype.kind not in "fiub":
         raise ValueError(f"{path}: `rows` must be numbers (n, dim); got {rows.dtype} {rows.shape}.")
-    numbers = rows.astype(np.float64)
-    bad = ~(np.abs(numbers) <= MAX_NUMBER)  # also rejects NaN
-    if missing:
-        bad &= ~np.isnan(numbers) | np.isnan(numbers).all(1, keepdims=True)
-    if bad.any():
-        raise ValueError(f"{path}: `rows` must be finite and below {MAX_NUMBER:.1e}; got {numbers[bad][0]}.")
-    return numbers
+    return rows.astype(np.float64)
 
 
 def _channels_first(path: Path, images: NDArray[Any]) -> NDArray[Any]:

@@ -143,7 +143,16 @@ def load_path(
     check_source(path, group, columns, table_format, "path")
     kind = path.suffix.lower()
     if kind == ".npz":
-        return read_npz(path, size=size, grey=grey, missing=missing, drawings=drawings, invert=invert)
+        return read_npz(
+            path,
+            size=size,
+            grey=grey,
+            columns=columns,
+            missing=missing,
+            skip_bad=skip_bad,
+            drawings=drawings,
+            invert=invert,
+        )
     if is_table(path) and not path.is_dir():
         return _cached(
             f"{path.resolve()} {group!r} {tuple(columns)} {skip_bad} {table_format} {prefer} {missing}",
@@ -194,6 +203,12 @@ def check_source(
         if not path.is_dir():
             check_regular(path)
         if path.suffix.lower() == ".npz":
+            described = {"group": group, "table_format": table_format}
+            if name := next(filter(described.get, described), ""):
+                raise ValueError(
+                    f"`{name}` must be omitted for {data}: the `labels` of an npz name its groups; got "
+                    f"{described[name]!r}."
+                )
             return
         if is_table(path) and not path.is_dir():
             try:

@@ -192,11 +192,13 @@ class TrainedData(TrainedModel):
 
     def _user_examples(self, path: Path, invert: bool | None, group: str | None = None) -> Examples:
         kind, drawings = self.model.kind, self.normalises
+        if group is None:
+            group = "" if path.suffix.lower() == ".npz" else self.group  # an npz has labels
         examples = load_path(
             path,
             size=kind.size if isinstance(kind, Images) else None,
             grey=not isinstance(kind, Images) or kind.is_grey,
-            group=self.group if group is None else group,
+            group=group,
             columns=self.columns,
             prefer=self._table_format,
             missing=self.model.imputer is not None,
