@@ -522,6 +522,11 @@ def test_rows_are_classified_given_a_folder_or_a_table(machines, pictures):
     Path("one.csv").write_text("machine,heat,speed,weight\n1,60,60,6e6\n1,61,61,6e6\n")
     with pytest.raises(ValueError, match=r"`support` .*at least two classes; .*1"):
         run("classify", "runs/machines", "first.csv", "--support", "one.csv")
+    Path("bad.csv").write_text(Path("machines.csv").read_text() + "m1,broken,2,3\n")
+    with pytest.raises(ValueError, match=r"bad.csv: line 902 .*'heat'"):
+        run("classify", "runs/machines", "first.csv", "--support", "bad.csv")
+    out = run("classify", "runs/machines", "first.csv", "--support", "bad.csv", "--skip-bad")
+    assert "line 902" in out
     run("classify", "runs/machines", "first.csv", "--support", "machines.csv")
     found = values_of("runs/machines", "classification")
     assert sorted(found["classes"]) == sorted(f"m{m}" for m in range(30))

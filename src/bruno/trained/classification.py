@@ -106,7 +106,9 @@ class ClassificationJobs(CalibrationJobs):
             )
         path = Path(support)
         if path.is_file():
-            return _by_class(self._select(data=str(path), invert=reading["invert"]).examples)
+            skip_bad = reading["skip_bad"] or None  # or as in training
+            selected = self._select(data=str(path), invert=reading["invert"], skip_bad=skip_bad)
+            return _by_class(selected.examples)
         inside = sorted(path.iterdir()) if path.is_dir() else []
         folders = [folder for folder in inside if folder.is_dir() and not is_hidden(folder.name)]
         if len(folders) < 2:

@@ -70,6 +70,7 @@ class TrainedData(TrainedModel):
         min_classes: int = 1,
         impute: bool = True,
         group: str | None = None,
+        skip_bad: bool | None = None,
     ) -> Selection:
         own = is_own(data)
         if invert and not own:
@@ -82,7 +83,7 @@ class TrainedData(TrainedModel):
             )
         data, split = self._available(data), split or "test"
         if data is not None:
-            examples = self._other_examples(data, split, invert, group)
+            examples = self._other_examples(data, split, invert, group, skip_bad)
         elif self.recipe is not None:
             examples = self._recipe_data.split(split)
         else:
@@ -151,11 +152,11 @@ class TrainedData(TrainedModel):
         return not is_available(self.recipe.data.name, folder)
 
     def _other_examples(
-        self, data: Data, split: str, invert: bool | None, group: str | None = None
+        self, data: Data, split: str, invert: bool | None, group: str | None, skip_bad: bool | None
     ) -> Examples:
         """Examples of other data than the model's own, if they have the model's shape."""
         if is_frame(data):
-            return self._frame_examples(data, group=group)
+            return self._frame_examples(data, skip_bad, group=group)
         assert isinstance(data, str | Path)  # as `is_own` has checked
         if data == "drawn" and not (self.recipe and self.recipe.data.name == data):
             split = "all"  # the model has seen none of them
@@ -163,7 +164,7 @@ class TrainedData(TrainedModel):
             raise ValueError(f"`data` must be a dataset or a path; got {data!r}.")
         check_source(data)
         if is_path(str(data)):
-            examples = self._user_examples(Path(data), invert, group)
+            examples = self._user_examples(Path(data), invert, group, skip_bad)
         else:
             own = self.recipe is not None and self.recipe.data.name == data
             foreign = not own and data != "drawn"  # built-in characters already look like Omniglot's
@@ -183,14 +184,15 @@ class TrainedData(TrainedModel):
         """The rows of a frame by the group column; numbers may be missing."""
         if self.kind.is_images:
             raise TypeError(f"`{name}` must be images for this model; got {type(frame).__name__}.")
-        if skip_bad is None:
-            skip_bad = self.recipe is not None and self.recipe.data.skip_bad
+        skip_bad = self._skips_bad if skip_bad is None else skip_bad
         missing = self.model.imputer is not None
         examples = read_frame(frame, self.group if group is None else group, self.columns, skip_bad, missing)
         warn_of_skipped(examples, "the frame")
         return examples
 
-    def _user_examples(self, path: Path, invert: bool | None, group: str | None = None) -> Examples:
+    def _user_examples(
+        self, path: Path, invert: bool | None, group: str | None, skip_bad: bool | None
+    ) -> Examples:
         kind, drawings = self.model.kind, self.normalises
         if group is None:
             group = "" if path.suffix.lower() == ".npz" else self.group  # an npz has labels
@@ -202,13 +204,18 @@ class TrainedData(TrainedModel):
             columns=self.columns,
             prefer=self._table_format,
             missing=self.model.imputer is not None,
-            skip_bad=self.recipe is not None and self.recipe.data.skip_bad,
+            skip_bad=self._skips_bad if skip_bad is None else skip_bad,
             drawings=drawings,
             invert=self._polarity(invert) if drawings else None,
             backdrop=self.backdrop,
         )
         warn_of_skipped(examples, path)
         return examples.inverted() if self._inverts(invert) and not drawings else examples
+
+    @property
+    def _skips_bad(self) -> bool:
+        """Whether training skipped elements that cannot be read."""
+        return self.recipe is not None and self.recipe.data.skip_bad
 
     def _generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(seed)
