@@ -388,6 +388,14 @@ def test_what_a_false_discovery_rate_flags_is_in_the_results(calibrated):
     assert len(batch.outliers.elements) == 24
 
 
+def test_sets_of_one_element_are_not_judged_and_no_rate_is_reported(calibrated):
+    rows = "".join(f"new{i},60,60,6e6\n" for i in range(3))
+    Path("single.csv").write_text("machine,heat,speed,weight\n" + rows)
+    output = words(run("anomaly", "batch", calibrated, "single.csv"))
+    assert "rates of at least" not in output
+    assert values_of(calibrated, "anomaly-batch")["p"] == 3 * [None]
+
+
 def test_a_table_is_calibrated_on_the_sets_that_it_was_not_trained_on(machines):
     trained = bruno.open("runs/machines", device="cpu")
     trained_on = set(trained._select("train").examples.names)

@@ -153,6 +153,11 @@ def test_a_patch_may_be_shifted_by_a_step():
     assert patch_scores(x)[0] == 0
 
 
+def test_patches_of_a_single_image_cannot_be_compared():
+    with pytest.raises(ValueError, match=r"`x` .*at least 2 images.*got \(1, 1, 8, 8\)"):
+        patch_scores(torch.rand(1, 1, 8, 8))
+
+
 def test_a_large_set_is_compared_with_some_of_its_images(monkeypatch):
     monkeypatch.setattr(batch_criteria, "_MAX_OTHERS", 7)
     x = torch.rand(40, 1, 8, 8, generator=seeded()) * 20

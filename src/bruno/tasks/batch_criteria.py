@@ -87,6 +87,8 @@ def patch_maps(x: Float[Tensor, "*batch n c h w"] | Tensor) -> Float[Tensor, "*b
     to its second-nearest image, so that two similar defects do not hide each other. d_j is the largest
     distance of a patch of image j.
     """
+    if x.ndim < 4 or x.shape[-4] < 2:
+        raise ValueError(f"`x` must be sets of at least 2 images (*batch, n, c, h, w); got {tuple(x.shape)}.")
     sets = x.reshape(-1, *x.shape[-4:])
     distances = torch.stack([_patch_distances(_patches(images.float())) for images in sets])
     distances = distances.view(*x.shape[:-3], *distances.shape[-2:])

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from bruno.checkpoint import checked_whole, parsing, read, require, write
-from bruno.checks import check_choice
+from bruno.checks import check_choice, check_count
 from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BATCH_CRITERIA, BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import GroupScores
@@ -80,6 +80,7 @@ class GroupCalibration:
         If fewer than half of the groups are that large, the size of the median group is used, and all
         p-values are estimated.
         """
+        check_count("size", size, 2)  # a single element has nothing to be compared with
         size = min(size, int(self.groups.counts.median()))
         name = ("batch counted" if count_all else "batch", size)
         if self.criterion == "patches":  # every image is compared with all others

@@ -214,8 +214,8 @@ class BatchJobs(CalibrationJobs):
                 false_discovery_rate=false_discovery_rate if found else None,
             )
             places |= {i: _Place(own, place) for place, i in enumerate(members)}
-        if found:
-            largest = max(map(len, sets))
+        largest = max(map(len, sets))
+        if found and largest > 1:
             scores = found.batch(largest, count_all=count_all)
             report_basis(scores, rate, len(found.groups.names), largest - 1, false_discovery_rate)
             incomplete = sum(any(batch.incomplete[i] for i in members) for members in sets)
