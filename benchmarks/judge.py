@@ -102,7 +102,7 @@ def samples_of(model: bruno.Bruno, drawings: Tensor, given: int, each: int, gene
     for some in drawings.split(32):
         order = torch.rand(some.shape[:2], generator=generator).argsort(1)[:, :given]
         chosen = some[torch.arange(len(some)).unsqueeze(1), order]
-        posterior = Posterior(model, Evidence.of(model.latents(chosen)))
+        posterior = Posterior(model, Evidence.of(model.latents(chosen, generator)))
         parts.append(draw_samples(posterior, each, generator=generator).images)
     return torch.cat(parts).flatten(0, 1)
 

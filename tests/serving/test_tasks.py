@@ -200,6 +200,16 @@ def test_samples_of_images_are_pngs(client):
     )
 
 
+def test_given_images_are_dequantised_with_noise_to_sample(client):
+    given = images(3)
+    body = {"given": [in_base64(one) for one in given], "samples": 2, "seed": 1}
+    separate = client.post("/sample?model=images", json=body).json()["samples"]
+    found = [np.asarray(Image.open(io.BytesIO(base64.b64decode(one)))) for one in separate]
+    generator = torch.Generator().manual_seed(1)
+    posterior = models()["images"].model.condition(torch.from_numpy(given).unsqueeze(1), generator)
+    np.testing.assert_array_equal(found, posterior.sample(2, generator=generator).images[:, 0])
+
+
 def test_a_picture_of_rows_is_refused(client):
     assert client.post("/sample", json={}, headers={"Accept": "image/png"}).status_code == 406
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bruno.flow.preprocessing import quantise
+from bruno.flow.preprocessing import dequantise, quantise
 from bruno.posterior import Posterior
 from bruno.process import Evidence
 from bruno.serving.sets import Sets
@@ -86,10 +86,15 @@ class ServedModel:
         return found, np.argsort(-found.scores, kind="stable")
 
     def sample(self, given: Given, n: int, temperature: float, seed: int | None) -> Job:
-        """n samples of the next element of a set: images as integers, rows as numbers."""
-        known = yield from self._known(given)
+        """n samples of the next element of a set: images as integers, rows as numbers.
+
+        Given images are dequantised with noise, as in training.
+        """
         generator = torch.Generator(self.model.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
+        if isinstance(given, Tensor) and self.is_images:
+            given = dequantise(given.to(self.model.device), generator).cpu()
+        known = yield from self._known(given)
         posterior = self._posterior(known)
         x = yield Decode(posterior.sample_latents(n, generator=generator, temperature=temperature))
         return (quantise(x, self.model.levels) if self.model.levels else x).cpu().numpy()

@@ -178,6 +178,7 @@ def spread_by_repeats(
 ) -> SpreadByRepeats:
     """Variance between samples given copies of each of the elements x (n, *shape) alone.
 
+    The elements are dequantised with ½, so that the copies are equal.
     Every number of repeats uses the same random numbers, so that only the evidence differs.
     """
     x = as_tensor(x, kind=model.kind)
