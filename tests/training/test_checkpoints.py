@@ -16,6 +16,7 @@ from tiny import MODEL, SETS, TRAIN, assert_same_state, trained, trainer
 
 import bruno
 from bruno.checkpoint import read
+from bruno.training.checkpoints import Checkpoints
 from bruno.training.run import Run
 
 
@@ -91,6 +92,13 @@ def test_only_the_last_two_checkpoints_are_kept(tmp_path):
         "checkpoint-00000003.safetensors",
         "checkpoint-00000004.safetensors",
     ]
+
+
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
+    names = [f"checkpoint-{step:08d}.safetensors" for step in (99_999_999, 100_000_000)]
+    for name in [*names, "checkpoint-copy.safetensors"]:
+        (tmp_path / name).touch()
+    assert [path.name for path in Checkpoints(tmp_path).paths] == names
 
 
 def test_a_truncated_checkpoint_is_replaced_by_the_one_before(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -19,6 +20,7 @@ from bruno.model import Bruno
 from bruno.provenance import provenance
 from bruno.training.trainer import Trainer
 
+_NAME = re.compile(r"checkpoint-(\d+)\.safetensors")
 _KEEP = 2  # the newest checkpoint, and the one before it in case the newest is damaged
 
 
@@ -44,8 +46,8 @@ class Checkpoints:
     @property
     def paths(self) -> list[Path]:
         """All checkpoints but the best, oldest first."""
-        found = sorted(self.folder.glob("checkpoint-*.safetensors"))
-        return [inside(self.folder, path.name) for path in found]
+        found = filter(None, (_NAME.fullmatch(path.name) for path in self.folder.glob("checkpoint-*")))
+        return [inside(self.folder, match[0]) for match in sorted(found, key=lambda match: int(match[1]))]
 
     def save(self, trainer: Trainer, metrics: dict[str, float] | None = None) -> Path:
         """Write a checkpoint atomically, then delete checkpoints that are no longer needed."""
