@@ -59,6 +59,20 @@ def test_other_groups_are_updated_by_adamw():
     assert torch.equal(stepped((4, 6), gradient), expected.detach() / RATE)
 
 
+def test_a_closure_computes_the_gradients_first():
+    weight = torch.nn.Parameter(torch.ones(2, 3, 4))
+    optimiser = Muon([{"params": [weight], "lr": torch.tensor(RATE), "orthogonal": True}], fused=True)
+
+    def closure():
+        optimiser.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimiser.step(closure) == 24
+    assert not torch.equal(weight, torch.ones(2, 3, 4))
+
+
 def test_hidden_matrices_are_orthogonalised_and_nothing_else():
     flow = FlowConfig(squeeze_first=True, mixing=True, depth=1, blocks=1, filters=4, couplings=1, units=4)
     model = Bruno.from_config(ModelConfig((1, 8, 8), flow=flow))

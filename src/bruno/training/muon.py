@@ -32,17 +32,25 @@ class Muon(torch.optim.AdamW):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step; if `found_inf` is set and true, change nothing, as a fused AdamW does."""
+    def step(self, closure: Any = None) -> Any:
+        """Take one step; if `found_inf` is set and true, change nothing, as a fused AdamW does.
+
+        `closure` computes the gradients and returns the loss, which is returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         groups = self.param_groups
         for group in groups:
             if group.get("orthogonal"):
                 self._step_matrices(group)
         self.param_groups = [group for group in groups if not group.get("orthogonal")]
         try:
-            super().step(closure)
+            super().step()
         finally:
             self.param_groups = groups
+        return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
         """Update all matrices of one shape together, as there are dozens of small ones."""
