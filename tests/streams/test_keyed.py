@@ -134,6 +134,12 @@ def test_a_window_is_the_evidence_of_the_latest_elements_that_count(size):
     assert len(judge.store.elements("a", -1)) == size
 
 
+def test_a_detector_with_a_window_of_its_own_is_an_error():
+    detector = Detector(trained().model, -5.0, window=5)
+    with pytest.raises(ValueError, match=r"`detector` must have no window; got 5.*`window`"):
+        KeyedDetector(trained(), detector=detector)
+
+
 def test_a_huge_element_leaves_a_window_without_a_trace():
     judge = KeyedDetector(trained(), detector=Detector(trained().model, count_all=True), window=20)
     rows = machines(1, 60, seed=6)[0]

@@ -99,6 +99,10 @@ class KeyedDetector:
             self.detector = made if isinstance(made, Detector) else made()
             if not self._model.is_same(self.detector.model):
                 raise ValueError("`detector` must be of the model of `trained`; got one of another model.")
+            if self.detector.window is not None:
+                raise ValueError(
+                    f"`detector` must have no window; got {self.detector.window}. Use the argument `window`."
+                )
             if within:
                 check_ranks(self.detector)
         except BaseException:
