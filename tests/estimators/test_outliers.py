@@ -78,6 +78,16 @@ def test_a_small_model_does_not_learn_an_outlier(seed):
     assert detector.p_values_[7] < 1e-5
 
 
+def test_a_numpy_integer_is_the_same_seed():
+    scores = [
+        SetOutlierDetector(novelty=True, random_state=seed, steps=2)
+        .fit(NORMAL[:40])
+        .score_samples(NORMAL[40:50])
+        for seed in (3, np.int64(3))
+    ]
+    np.testing.assert_array_equal(*scores)
+
+
 def test_so_few_rows_that_none_is_held_out_are_judged():
     assert SetOutlierDetector(steps=2).fit_predict(NORMAL[:5]).tolist() == [1] * 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class SetEstimator(BaseEstimator):  # type: ignore[misc]
         return self.model
 
     def _seed(self) -> int:
-        if isinstance(self.random_state, int):
+        if isinstance(self.random_state, Integral):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
