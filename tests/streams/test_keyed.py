@@ -134,6 +134,15 @@ def test_a_window_is_the_evidence_of_the_latest_elements_that_count(size):
     assert len(judge.store.elements("a", -1)) == size
 
 
+def test_a_detector_of_ranks_is_an_error_without_them():
+    detector = trained().detector(within=True, count_all=True)
+    with pytest.raises(ValueError, match=r"`within` must be True"):
+        KeyedDetector(trained(), detector=detector)
+    with pytest.raises(ValueError, match=r"`within` must be True"):
+        trained().watch(X, detector)
+    assert len(list(trained().watch(X[:4], detector, within=True))) == 4
+
+
 def test_a_detector_with_a_window_of_its_own_is_an_error():
     detector = Detector(trained().model, -5.0, window=5)
     with pytest.raises(ValueError, match=r"`detector` must have no window; got 5.*`window`"):

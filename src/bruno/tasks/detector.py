@@ -51,6 +51,7 @@ class Detector:
             score, see `shortfall`.
         window: number of latest elements that form a set, from 2 to 20; by default, all elements do. For sets
             of consecutive rows.
+        within: made for judgements by ranks within a set, with a threshold that flags nothing.
         densities: encodes elements and computes their densities; by default, the model does.
     """
 
@@ -63,6 +64,7 @@ class Detector:
     floor: float = -math.inf
     reference: float = -math.inf
     window: int | None = None
+    within: bool = False
     densities: ElementDensities | None = None
 
     def __post_init__(self) -> None:

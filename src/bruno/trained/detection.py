@@ -72,7 +72,8 @@ class DetectionJobs(BatchJobs):
             raise ValueError("`within` needs `count_all`: ranks are exact only if no element is excluded.")
         if threshold is not None or within:
             limit = -math.inf if threshold is None else threshold
-            return Detector(self.model, limit, rate=rate, count_all=count_all)
+            only_within = within and threshold is None
+            return Detector(self.model, limit, rate=rate, count_all=count_all, within=only_within)
         found = self.calibration(data, invert=invert, seed=seed, progress=progress)
         scores = found.stream(count_all=count_all)
         position = min(_SET_SIZE - 1, int(scores.positions[-1]))

@@ -103,8 +103,7 @@ class KeyedDetector:
                 raise ValueError(
                     f"`detector` must have no window; got {self.detector.window}. Use the argument `window`."
                 )
-            if within:
-                check_ranks(self.detector)
+            check_ranks(self.detector, within)
         except BaseException:
             self.store.close()
             raise

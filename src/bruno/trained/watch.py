@@ -115,8 +115,7 @@ class Watch(WatchedStream):
             self.detector = replace(self.detector, window=BLOCK - 1)
         if self.detector.densities is None:
             self.detector = replace(self.detector, densities=densities_of(trained.model))
-        if within:
-            check_ranks(self.detector)
+        check_ranks(self.detector, within)
         self._explainer = OutlierExplainer(trained.columns, self.detector.reference) if explain else None
         self.state = resumed or WatchState()
         if before is not None:
@@ -263,8 +262,17 @@ def _may_count(element: Element, before: StreamEvidence) -> bool:
     return bool(may_count(complete, before.evidence.count, before.position))
 
 
-def check_ranks(detector: Detector) -> None:
-    """Raise unless a detector can judge by ranks within a set; log from which element on it can flag any."""
+def check_ranks(detector: Detector, within: bool) -> None:
+    """Raise unless a detector can judge with or without ranks within a set.
+
+    Logs from which element on ranks can flag any.
+    """
+    if not within:
+        if detector.within:
+            raise ValueError(
+                "`within` must be True for this detector, which judges by nothing else; got False."
+            )
+        return
     if not detector.count_all:
         raise ValueError("`within` needs `count_all`: ranks within a set hold only if every element counts.")
     first = math.ceil(1 / detector.rate)
