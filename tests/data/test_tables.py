@@ -284,6 +284,19 @@ def frame_of(kind: str):
     return frame if kind == "pandas" else pyarrow.Table.from_pandas(frame)
 
 
+def test_group_names_are_the_same_in_a_csv_and_in_a_frame(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    names = ["NA", "none", " m1", "m1 ", "-"]
+    frame = pandas.DataFrame({"machine": names, "heat": range(5), "speed": range(5)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    found = [tables.read_frame(frame, "machine"), tables.read_table(tmp_path / "t.csv", "machine")]
+    for examples in found:
+        assert [examples.names[label] for label in examples.labels] == ["NA", "none", "m1", "m1", "-"]
+    frame.loc[1, "machine"] = None
+    with pytest.raises(ValueError, match=r"row 2 .*must name a group"):
+        tables.read_frame(frame, "machine")
+
+
 @pytest.mark.parametrize("kind", ["pandas", "pyarrow", "parquet"])
 def test_frames_and_parquet_are_tables(tmp_path, kind):
     frame = frame_of(kind)

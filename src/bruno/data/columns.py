@@ -159,8 +159,9 @@ def to_examples(rows: ParsedRows, columns: Columns, form: str) -> Examples:
 
 
 def grouped(groups: Sequence[str] | None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The sorted group names, and the group of each row."""
-    names, labels = np.unique(np.array(groups or [], dtype=np.str_), return_inverse=True)
+    """The sorted group names, without spaces around them, and the group of each row."""
+    stripped = np.array([name.strip() for name in groups or ()], dtype=np.str_)
+    names, labels = np.unique(stripped, return_inverse=True)
     return names, labels
 
 

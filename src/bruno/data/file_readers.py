@@ -170,7 +170,7 @@ class RowReader:
             group = (
                 ""
                 if columns.group is None or problem
-                else (cells[columns.group : columns.group + 1] or [""])[0]
+                else (cells[columns.group : columns.group + 1] or [""])[0].strip()
             )
             load = partial(self._load, cells, problem, columns, form)
             yield Unread(f"{origin}line {line}", load, group, line, partial(_place, line, cells, offset))

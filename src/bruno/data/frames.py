@@ -32,10 +32,10 @@ def read_frame(
     """Examples from a frame of pandas, polars or pyarrow; for the arguments see `read_table`."""
     arrays = _frame_columns(frame)
     found, values = _numbers(arrays, group, columns)
-    groups = None if found.group is None else [_text(cell) for cell in arrays[group]]
+    groups = None if found.group is None else [_group_name(cell) for cell in arrays[group]]
     bad = ~usable_rows(values, missing)
     if groups is not None:
-        bad |= np.array([is_missing(name) for name in groups], dtype=bool)
+        bad |= np.array([not name for name in groups], dtype=bool)
     if bad.any() and not skip_bad:
         _check_row(values[bad][0], int(bad.argmax()) + 1, found, missing)
     kept = np.flatnonzero(~bad)
@@ -48,7 +48,7 @@ def frame_rows(frame: Any, group: str, columns: Sequence[str] = ()) -> tuple[NDA
     """The numbers of a frame (n, columns), unchecked, and the group of each row, "" without such a column."""
     arrays = _frame_columns(frame)
     found, values = _numbers(arrays, group if group in arrays else "", columns)
-    groups = [""] * len(values) if found.group is None else map(_text, arrays[group])
+    groups = [""] * len(values) if found.group is None else map(_group_name, arrays[group])
     return values, list(groups)
 
 
@@ -96,6 +96,12 @@ def _as_numbers(name: str, array: NDArray[Any]) -> NDArray[np.float64]:
 def _text(cell: object) -> str:
     """A cell of a frame as text; whole floats as integers, as missing cells turn integers into floats."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+def _group_name(cell: object) -> str:
+    """The group that a cell names, "" if it is missing; texts such as "NA" are names, as in a CSV."""
+    text = _text(cell).strip()
+    return "" if not isinstance(cell, str) and is_missing(text) else text
 
 
 def _check_row(row: NDArray[np.float64], number: int, columns: Columns, missing: bool) -> None:

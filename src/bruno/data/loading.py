@@ -30,7 +30,7 @@ from bruno.data.table_format import TableFormat
 from bruno.data.tables import is_table, read_table
 from bruno.files import check_regular
 
-_FORMAT = 6  # version of the cached files and of how files are parsed: increase it to ignore older caches
+_FORMAT = 7  # version of the cached files and of how files are parsed: increase it to ignore older caches
 
 
 def load_examples(
