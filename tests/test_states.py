@@ -10,6 +10,7 @@ from bruno import Bruno, FlowConfig, ModelConfig
 from bruno.checkpoint import read, write
 from bruno.tasks.drift import WithinSet
 from bruno.tasks.stream_evidence import StreamEvidence
+from bruno.trained import Trained
 from bruno.trained.states import Excluded, SetState, WatchState
 
 
@@ -31,6 +32,12 @@ def test_states_survive_a_file(tmp_path):
     loaded = WatchState.load(tmp_path / "state", model())
     assert list(loaded.sets) == ["a", "b"]
     assert loaded.accepting(["line 3"]).sets["a"].stream.evidence.count == 2
+
+
+def test_a_single_name_is_accepted_in_a_file(tmp_path):
+    states().save(tmp_path / "state", model())
+    trained = Trained(model(), None, tmp_path)
+    assert trained.accept("line 3", tmp_path / "state").excluded == ()
 
 
 def test_elements_of_one_name_in_several_sets_are_named_by_their_sets():

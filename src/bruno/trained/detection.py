@@ -138,16 +138,16 @@ class DetectionJobs(BatchJobs):
             skip_bad=skip_bad,
         )
 
-    def accept(self, names: list[str], state: str | Path) -> WatchState:
+    def accept(self, names: str | Sequence[str], state: str | Path) -> WatchState:
         """Add elements that were excluded by mistake to their sets in a state file.
 
         Args:
-            names: names of the elements, as a stream or the table of its outliers reports them: the folders
-                at the beginning of a name may be omitted if the rest names only one element.
+            names: the name or names of the elements, as a stream or the table of its outliers reports them:
+                the folders at the beginning of a name may be omitted if the rest names only one element.
             state: the file of the state, which is replaced.
         """
         path = Path(state)
-        accepted = WatchState.load(path, self.model).accepting(names)
+        accepted = WatchState.load(path, self.model).accepting([names] if isinstance(names, str) else names)
         accepted.save(path, self.model)
         return accepted
 

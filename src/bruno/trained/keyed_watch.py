@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -279,12 +279,12 @@ class KeyedJobs(DetectionJobs):
         reader = self.reader(invert=invert, skip_bad=skip_bad, group=group, offset=offset or "")
         return KeyedWatch(self, stream, make, reader, one_set=one_set, replay=replay, explain=explain)
 
-    def accept_in_store(self, names: list[str], store: str | Path) -> int:
+    def accept_in_store(self, names: str | Sequence[str], store: str | Path) -> int:
         """Add elements that were excluded by mistake to their sets; returns how many are still excluded.
 
         Args:
-            names: names of the elements, as a stream or the table of its outliers reports them, see
-                `KeyedDetector.accept`.
+            names: the name or names of the elements, as a stream or the table of its outliers reports them,
+                see `KeyedDetector.accept`.
             store: the store.
         """
         if not Path(store).is_file():
@@ -293,7 +293,7 @@ class KeyedJobs(DetectionJobs):
             settings = opened.settings
         # Elements that are accepted are not judged: any detector will do.
         with KeyedDetector(self, store, Detector(self.model, count_all=True), **settings) as keyed:
-            keyed.accept(*names)
+            keyed.accept(*([names] if isinstance(names, str) else names))
             return keyed.store.count_excluded()
 
 

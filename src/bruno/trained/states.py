@@ -64,7 +64,7 @@ class WatchState:
         """A copy that also remembers this element, which was excluded from its set."""
         return WatchState(self.sets, (*self.excluded, element)[-_MAX_EXCLUDED:])
 
-    def accepting(self, names: list[str]) -> WatchState:
+    def accepting(self, names: Sequence[str]) -> WatchState:
         """A copy in which elements that were excluded by mistake are added to their sets.
 
         The folders at the beginning of a name may be omitted if the rest names only one element. "SET, NAME"

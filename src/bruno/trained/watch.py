@@ -157,7 +157,7 @@ class Watch(WatchedStream):
 
     def accept(self, *names: str) -> None:
         """Add elements that were excluded by mistake to their sets, by name."""
-        self.state = self.state.accepting(list(names))
+        self.state = self.state.accepting(names)
 
     def save(self) -> None:
         """Write the state to its file, if it has one and anything was judged."""
