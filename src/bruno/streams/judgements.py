@@ -24,8 +24,9 @@ class Judgements:
         score: log p(x | set) − log p(x), minus the `shortfall` of log p(x), which is all without evidence.
         seen: number of elements in the evidence; a fraction if the set forgets by a half-life.
         position: number of elements of the set before this one.
-        threshold: the score below which a row is an outlier; NaN during warm-up.
-        outlier: whether the score is below the threshold or the row is out-of-distribution.
+        threshold: the score below which a row is an outlier; NaN without evidence, during warm-up, or if
+            the row is judged by its rank within the set.
+        outlier: whether the row is flagged: by the threshold, by its p-value, or as out-of-distribution.
         out_of_distribution: whether log p(x) is below the floor.
         p: the p-value; NaN if not calibrated, or during warm-up.
         exact: whether the p-value is exact; otherwise it is estimated.

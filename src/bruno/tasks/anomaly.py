@@ -120,8 +120,9 @@ class Judgement:
         score: log p(x | evidence) − log p(x), minus the `shortfall` of log p(x), which is all without
             evidence. For a batch of images that is judged by patches, the score from `patch_scores`.
         seen: number of other elements in the evidence.
-        threshold: the score below which it is an outlier; None during warm-up.
-        outlier: whether the score is below the threshold or the element is out-of-distribution.
+        threshold: the score below which it is an outlier; None without evidence, during warm-up, or if it is
+            judged by its rank within the set.
+        outlier: whether it is flagged: by the threshold, by its p-value, or as out-of-distribution.
         out_of_distribution: whether log p(x) is below the floor, which does not depend on the evidence.
         p: probability of a score at most this low for an element of a clean set; None if not calibrated.
         basis: basis of the p-value, "exact" or "estimated"; None without a p-value.
