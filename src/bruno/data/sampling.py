@@ -221,7 +221,7 @@ class SetSampler:
     def check_draw(self, name: str, sets: int, n: int, *, elements: bool = False) -> None:
         """Raise unless a draw of sets of n elements fits into memory: its random keys and its elements.
 
-        `name` is the name of the number of sets in the message; `elements` counts the elements.
+        Errors call the number of sets `name`. With `elements`, the memory of the drawn elements is included.
         """
         check_whole(name, sets)
         keys = self.max_count if self.max_count <= _MAX_KEYS else n

@@ -22,7 +22,7 @@ _RIDGE = 1e-4  # fraction of a column's variance that is added to it, as constan
 
 
 class _Conditioned(NamedTuple):
-    """A set given its numbers: mean and covariance of b, and W A (y − m − E b) of its rows."""
+    """The posterior of one set: mean and covariance of its offset b, and the expected w of each row."""
 
     mean: Float[Tensor, " dim"]
     covariance: Float[Tensor, "dim dim"]

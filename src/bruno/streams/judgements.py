@@ -21,7 +21,8 @@ class Judgements:
     """The judgements of a batch of rows, in order; row i alone is ``judgements[i]``, a `Judgement`.
 
     Attributes:
-        score: log p(x | set) − log p(x), minus the `shortfall` of log p(x), which is all without evidence.
+        score: log p(x | set) − log p(x), minus the `shortfall`; without evidence, the score is minus the
+            shortfall alone.
         seen: number of elements in the evidence; a fraction if the set forgets by a half-life.
         position: number of elements of the set before this one.
         threshold: the score below which a row is an outlier; NaN without evidence, during warm-up, or if

@@ -117,8 +117,8 @@ class Judgement:
     """The score of an element, its p-value, and whether it is an outlier.
 
     Attributes:
-        score: log p(x | evidence) − log p(x), minus the `shortfall` of log p(x), which is all without
-            evidence. For a batch of images that is judged by patches, the score from `patch_scores`.
+        score: log p(x | evidence) − log p(x), minus the `shortfall`; without evidence, the score is minus the
+            shortfall alone. For a batch of images that is judged by patches, the score from `patch_scores`.
         seen: number of other elements in the evidence.
         threshold: the score below which it is an outlier; None without evidence, during warm-up, or if it is
             judged by its rank within the set.

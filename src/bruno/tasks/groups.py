@@ -46,7 +46,7 @@ class Groups:
         images: the elements themselves, where distances between patches need them; else None.
         rows: the elements with missing numbers as NaN, as streams impute them from earlier elements; None if
             no element has missing numbers, or in a calibration that keeps only scores.
-        floor, reference: of log p(x), for rows with missing numbers.
+        floor, reference: applied to log p(x) of rows that a stream imputes.
     """
 
     latents: Float[Tensor, "n_or_none dim"]

@@ -188,7 +188,7 @@ class EncodedSets:
         shortfall: of log p(x), see `shortfall`.
         rows: the elements with missing numbers as NaN, which a stream imputes from those before; None if all
             elements are complete.
-        floor, reference: of log p(x), for imputed rows.
+        floor, reference: applied to log p(x) of rows that a stream imputes.
     """
 
     z: Float[Tensor, "sets n dim"]
