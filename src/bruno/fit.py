@@ -119,8 +119,8 @@ def train(
             _log_user_data(recipe, data, examples, explicit)
         recipe = _fitted_to_user_data(recipe, examples, explicit)
     with process_group(device):
-        element = data.split(recipe.data.split) if recipe.data.original else examples
-        config = recipe.model(element.shape, element.levels)
+        as_modelled = data.split(recipe.data.split) if recipe.data.original else examples
+        config = recipe.model(as_modelled.shape, as_modelled.levels)
         model = Bruno.from_config(config, seed=recipe.train.seed).to(device)
         examples = _learn_columns(model, examples, recipe.train.seed)
         measure = _validation(recipe, data, model, validation_sets)

@@ -23,7 +23,7 @@ _UNITS, _COUPLINGS, _DOF = 32, 2, 100.0
 _RATE, _AVERAGE = 2e-2, 0.9  # learning rate and moving average, for a run of few steps
 _ROWS_PER_STEP = 5  # by default, there is a step for every five rows
 _MIN_STEPS, _MAX_STEPS = 10, 1000  # limits of the default number of steps
-_NUMBERS = 160  # elements in a step
+_ELEMENTS = 160  # elements in a step
 _LOWEST, _HIGHEST = 0.01, 0.98  # limits of the initial correlations
 
 
@@ -87,7 +87,7 @@ def _trained(
     config = evolve(
         load_recipe("table").train,
         steps=steps,
-        batch=max(2, _NUMBERS // size),
+        batch=max(2, _ELEMENTS // size),
         set_size=size,
         rate=_RATE,
         ema=_AVERAGE,

@@ -88,10 +88,10 @@ def test_a_temperature_fitted_to_no_or_only_mistakes_is_bounded():
 def test_a_temperature_is_fitted_to_encoded_groups():
     model, data = machine_model(), machines(12, 20, seed=1)
     groups = Groups.of(model, data, generator=seeded())
-    found = fit_temperature_to_groups(model, groups, ways=8, shots=1, generator=seeded())
+    found = fit_temperature_to_groups(model, groups, way=8, shot=1, generator=seeded())
     assert (found.episodes, found.mistakes > 0) == (600, True)
     assert found.log_loss <= found.log_loss_before
     apart = replace(groups, latents=0.01 * groups.latents + groups.labels.unsqueeze(1) / 12)
-    easy = fit_temperature_to_groups(model, apart, ways=2, shots=9, generator=seeded(), episodes=50)
+    easy = fit_temperature_to_groups(model, apart, way=2, shot=9, generator=seeded(), episodes=50)
     assert (easy.mistakes, easy.temperature) == (0, 1.0)
-    assert fit_temperature_to_groups(model, groups, ways=2, shots=20, generator=seeded()) is None
+    assert fit_temperature_to_groups(model, groups, way=2, shot=20, generator=seeded()) is None

@@ -246,13 +246,13 @@ class ServedModel:
         found = (given + log_det - omitted, before, log_prob)
         return tuple(torch.from_numpy(np.array(part)) for part in found)
 
-    def _fitted_temperature(self, ways: int, shots: int) -> float:
-        """The temperature for these ways and shots, fitted to the calibration; 1 without a calibration."""
-        if self._calibration is None or shots < 1:
+    def _fitted_temperature(self, way: int, shot: int) -> float:
+        """The temperature for this way and shot, fitted to the calibration; 1 without a calibration."""
+        if self._calibration is None or shot < 1:
             return 1.0
         generator = torch.Generator().manual_seed(0)
         found = fit_temperature_to_groups(
-            self.model, self._calibration.groups, ways=ways, shots=shots, generator=generator
+            self.model, self._calibration.groups, way=way, shot=shot, generator=generator
         )
         return 1.0 if found is None else found.temperature
 

@@ -18,7 +18,7 @@ from bruno.serving.jobs import ServedModel
 from bruno.serving.metrics import Metrics
 from bruno.serving.settings import Limits, RequestError
 from bruno.serving.steps import Job
-from bruno.streams.store import MEMORY
+from bruno.streams.store import IN_MEMORY
 from bruno.trained import Trained
 from bruno.trained import open as open_trained
 from bruno.trained.files import STORE
@@ -146,8 +146,8 @@ def _split_name(text: str) -> tuple[str, str]:
 
 def _store_of(name: str, trained: Trained, store: str | Path | None) -> str | Path:
     """Where the sets of a model are kept."""
-    if store == MEMORY:
-        return MEMORY
+    if store == IN_MEMORY:
+        return IN_MEMORY
     folder = trained.folder if store is None else Path(store)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`store` must be a folder; {folder} is a file.")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from bruno.files import check_regular
 
 SCHEMA = 3  # the version of the tables
-MEMORY = ":memory:"  # path of a store without a file
+IN_MEMORY = ":memory:"  # path of a store without a file
 
 _APPLICATION = 0x4252554E  # "BRUN" in the header of the file
 _HEADER_SIZE = 100
@@ -88,7 +88,7 @@ class Store:
     ) -> None:
         self.path, self._is_unused = str(path), False
         about = {"model": fingerprint, "settings": dict(settings or {})}
-        if self.path != MEMORY:
+        if self.path != IN_MEMORY:
             _check_file(Path(path))
         with self._translated():
             self._db = sqlite3.connect(self.path, timeout=wait, isolation_level=None, check_same_thread=False)
@@ -109,7 +109,7 @@ class Store:
                 self._check_about(about)
             else:
                 self._create(about)
-                self._is_unused = self.path != MEMORY
+                self._is_unused = self.path != IN_MEMORY
         except BaseException:
             execute("ROLLBACK")
             raise

@@ -27,7 +27,7 @@ _NUMBERS_AT_A_TIME = 2**20
 _IMPUTING = 2**30  # (length · dimensions)² in all orders, at most, if rows are imputed at every position
 
 # Adjusted scores of sets (sets, n), or at each position (sets, n, n).
-Scores = Callable[[EncodedSets], Tensor]
+ScoreFunction = Callable[[EncodedSets], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +177,7 @@ class Groups:
         return index
 
     def scores(
-        self, function: Scores, index: Int[Tensor, "some orders length"], device: torch.device
+        self, function: ScoreFunction, index: Int[Tensor, "some orders length"], device: torch.device
     ) -> Float[Tensor, "some orders *positions length"]:
         """Scores of sets in these orders, NaN after the last element of a group."""
         sets = index.flatten(0, 1)

@@ -69,28 +69,28 @@ def fit_temperature(
 
 @torch.no_grad()
 def fit_temperature_to_groups(
-    model: Bruno, groups: Groups, *, ways: int, shots: int, generator: Generator, episodes: int = 600
+    model: Bruno, groups: Groups, *, way: int, shot: int, generator: Generator, episodes: int = 600
 ) -> FittedTemperature | None:
     """`fit_temperature` on encoded groups, such as those of a calibration; None with fewer than two groups.
 
-    Groups of at most `shots` elements are left out. The ways are at most the number of groups.
+    Groups of at most `shot` elements are left out. The way is at most the number of groups.
     """
-    members = [some for some in groups.members if len(some) > shots]
+    members = [some for some in groups.members if len(some) > shot]
     if len(members) < 2 or not len(groups.latents):
         return None
-    ways = min(ways, len(members))
+    way = min(way, len(members))
     queries, supports = [], []
     for _ in range(episodes):
-        chosen = torch.randperm(len(members), generator=generator)[:ways].tolist()
+        chosen = torch.randperm(len(members), generator=generator)[:way].tolist()
         drawn = [
-            members[group][torch.randperm(len(members[group]), generator=generator)[: shots + 1]]
+            members[group][torch.randperm(len(members[group]), generator=generator)[: shot + 1]]
             for group in chosen
         ]
-        queries.append(drawn[0][shots])
-        supports.append(torch.stack([some[:shots] for some in drawn]))
+        queries.append(drawn[0][shot])
+        supports.append(torch.stack([some[:shot] for some in drawn]))
     query, support = torch.stack(queries), torch.stack(supports)
     scorer = ModelScorer(model, None, noise=False)
-    size = max(1, part_size(ways * shots * model.dim, model.device))
+    size = max(1, part_size(way * shot * model.dim, model.device))
     log_scores = [
         scorer.scores(groups.latents[some].to(model.device), groups.latents[one].to(model.device))
         for some, one in zip(support.split(size), query.split(size), strict=True)

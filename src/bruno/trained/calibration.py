@@ -34,7 +34,7 @@ from bruno.weights import pretrained_calibration_path
 
 _log = logging.getLogger(__name__)
 
-FILE = "calibration.safetensors"  # in the folder of the results of a model
+CALIBRATION_FILE = "calibration.safetensors"  # in the folder of the results of a model
 _FEW_GROUPS = 100  # with fewer test classes of user data, the validation classes are used, too
 _TOO_FEW_GROUPS = 5  # with fewer, warn: they hardly show how groups differ
 _MAX_GROUPS = 200  # of images, which take long to encode
@@ -84,7 +84,7 @@ class CalibrationJobs(TrainedData):
 
         Raises ValueError if it is a link that leads out of the folder.
         """
-        return inside(self.folder, FILE)
+        return inside(self.folder, CALIBRATION_FILE)
 
     def calibrate(
         self,

@@ -121,8 +121,8 @@ class ClassificationJobs(CalibrationJobs):
         found = fit_temperature_to_groups(
             self.model,
             calibration.groups,
-            ways=len(sets),
-            shots=min(map(len, sets.values())),
+            way=len(sets),
+            shot=min(map(len, sets.values())),
             generator=torch.Generator().manual_seed(seed),
         )
         if found is None:

@@ -11,7 +11,7 @@ from bruno.data.archives import is_hidden
 from bruno.devices import resolve_device
 from bruno.files import check_regular, inside
 from bruno.settings import nearest
-from bruno.trained.calibration import FILE
+from bruno.trained.calibration import CALIBRATION_FILE
 from bruno.trained.jobs import Trained
 from bruno.training import Run
 from bruno.weights import pretrained_names, pretrained_path
@@ -19,7 +19,8 @@ from bruno.weights import pretrained_names, pretrained_path
 _log = logging.getLogger(__name__)
 
 STORE = "sets.db"  # of the sets of a service, in the folder of the results of a model
-_OURS = ("results", FILE, "report.html", STORE, f"{STORE}-shm", f"{STORE}-wal")  # all else is the user's
+# All else is the user's.
+_OURS = ("results", CALIBRATION_FILE, "report.html", STORE, f"{STORE}-shm", f"{STORE}-wal")
 
 
 def open(
@@ -96,8 +97,8 @@ def export(
         else:
             folder = results_folder(written)
             folder.mkdir(parents=True, exist_ok=True)
-            calibration.save(inside(folder, FILE))
-            _log.info("the calibration is kept in %s", folder / FILE)
+            calibration.save(inside(folder, CALIBRATION_FILE))
+            _log.info("the calibration is kept in %s", folder / CALIBRATION_FILE)
     return written
 
 

@@ -23,7 +23,7 @@ from bruno.streams.encoder import Latents, encoder_of
 from bruno.streams.judgements import Judgements, Rule
 from bruno.streams.rows import check_forgetting, checked_elements, checked_keys, checked_offsets, rounds_of
 from bruno.streams.sets import HotSets, capacity_for
-from bruno.streams.store import MEMORY, Excluded, Mark, Store
+from bruno.streams.store import IN_MEMORY, Excluded, Mark, Store
 from bruno.streams.updates import Updates
 from bruno.streams.window import Window
 from bruno.tasks.detector import Detector
@@ -65,7 +65,7 @@ class KeyedDetector:
     def __init__(
         self,
         trained: DetectionJobs,
-        store: str | Path = MEMORY,
+        store: str | Path = IN_MEMORY,
         detector: Detector | Callable[[], Detector] | None = None,
         *,
         rate: float | None = None,

@@ -18,7 +18,7 @@ from bruno.data.reader import Placed
 from bruno.model import Posterior
 from bruno.signals import StopSignal
 from bruno.streams.judgements import Judgements
-from bruno.streams.store import MEMORY, Mark, Store
+from bruno.streams.store import IN_MEMORY, Mark, Store
 from bruno.tasks.anomaly import Judgement
 from bruno.tasks.detector import Detector
 from bruno.trained.arrivals import batches, batches_as_they_arrive
@@ -142,7 +142,7 @@ class KeyedWatch(WatchedStream):
 
     def _sources(self) -> Iterator[tuple[str | None, Iterator[list[Placed]]]]:
         """Yield each source with batches of its new rows; None names a source that cannot be continued."""
-        ended = self.keyed.store.path != MEMORY  # else there is no later run that judges the last line
+        ended = self.keyed.store.path != IN_MEMORY  # else there is no later run that judges the last line
         if self._paths is not None:
             for path in self._paths:
                 name = str(path.resolve())
@@ -221,7 +221,7 @@ class KeyedJobs(DetectionJobs):
     def watch_keys(
         self,
         stream: Source | Iterable[Element] | TextIO,
-        store: str | Path = MEMORY,
+        store: str | Path = IN_MEMORY,
         detector: Detector | Callable[[], Detector] | None = None,
         *,
         group: str | None = None,
