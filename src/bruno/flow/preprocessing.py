@@ -13,8 +13,9 @@ from bruno.flow.bijection import Bijection, Transformed
 
 _FREQUENT = 0.05  # fraction of the pixels from which a level has its own normal; saved models depend on it
 _APART = 4.0  # distance of the centres of two normals, in standard deviations; saved models depend on it
-_FURTHEST = 1e9  # standard deviations from the mean
+FURTHEST = 1e9  # standard deviations from the mean
 _SCALES = ("linear", "log", "asinh")
+LINEAR, LOG, ASINH = range(3)  # their positions
 _WORTHWHILE = 0.1  # nats per number that a scale other than linear must gain
 _COARSE = 20  # a step is coarse if the standard deviation is less than this many steps
 _IMAGES_AT_A_TIME = 1024
@@ -220,7 +221,7 @@ class Standardise(Bijection):
         return self
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
-        return ((x - self.mean) / self.deviation).clamp(-_FURTHEST, _FURTHEST), self._log_det(x)
+        return ((x - self.mean) / self.deviation).clamp(-FURTHEST, FURTHEST), self._log_det(x)
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
         return z * self.deviation + self.mean, -self._log_det(z)
@@ -296,13 +297,13 @@ class ColumnScales(Standardise):
 
     def forward(self, x: Tensor) -> Transformed:  # noqa: D102
         rescaled, log_slope = self._rescale(x)
-        z = ((rescaled - self.mean) / self.deviation).clamp(-_FURTHEST, _FURTHEST)
+        z = ((rescaled - self.mean) / self.deviation).clamp(-FURTHEST, FURTHEST)
         return z, (log_slope - self.deviation.log()).sum(1)
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
         rescaled = z * self.deviation + self.mean
-        u = torch.where(self.kind == 1, torch.where(rescaled > 0, rescaled.exp(), rescaled + 1), rescaled)
-        u = torch.where(self.kind == 2, rescaled.sinh(), u)
+        u = torch.where(self.kind == LOG, torch.where(rescaled > 0, rescaled.exp(), rescaled + 1), rescaled)
+        u = torch.where(self.kind == ASINH, rescaled.sinh(), u)
         return u * self.width + self.centre, (self.deviation.log() - self._log_slope(u)).sum(1)
 
     def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -318,14 +319,14 @@ class ColumnScales(Standardise):
     def _rescale(self, x: Tensor) -> Transformed:
         """g(u) and log dg/dx of each number."""
         u = (x - self.centre) / self.width
-        rescaled = torch.where(self.kind == 1, torch.where(u > 1, u.clamp(min=1).log(), u - 1), u)
-        return torch.where(self.kind == 2, u.asinh(), rescaled), self._log_slope(u)
+        rescaled = torch.where(self.kind == LOG, torch.where(u > 1, u.clamp(min=1).log(), u - 1), u)
+        return torch.where(self.kind == ASINH, u.asinh(), rescaled), self._log_slope(u)
 
     def _log_slope(self, u: Tensor) -> Tensor:
-        of_log = torch.where(self.kind == 1, -u.clamp(min=1).log(), 0.0)
+        of_log = torch.where(self.kind == LOG, -u.clamp(min=1).log(), 0.0)
         # log √(u² + 1) without squaring a large u
         of_asinh = -torch.hypot(u, torch.ones_like(u)).log()
-        return torch.where(self.kind == 2, of_asinh, of_log) - self.width.log()
+        return torch.where(self.kind == ASINH, of_asinh, of_log) - self.width.log()
 
 
 def _is_constant(x: Tensor) -> Tensor:
@@ -337,13 +338,13 @@ def _scale_of(values: Tensor) -> tuple[int, float, float]:
     """The scale of a column: its position in `_SCALES`, its centre and its width."""
     ordered = values.sort().values
     lowest, low, centre, high = (ordered[len(values) * quarter // 4].item() for quarter in range(4))
-    choices = [(0, 0.0, 1.0)]
+    choices = [(LINEAR, 0.0, 1.0)]
     if lowest == ordered[-1]:
         return choices[0]
     if lowest > 0:
-        choices.append((1, 0.0, lowest / 2))
+        choices.append((LOG, 0.0, lowest / 2))
     if high > low:
-        choices.append((2, centre, (high - low) / 2))
+        choices.append((ASINH, centre, (high - low) / 2))
     scales = ColumnScales((1,))
     best, best_fit = choices[0], -math.inf
     for choice in choices:
@@ -351,7 +352,8 @@ def _scale_of(values: Tensor) -> tuple[int, float, float]:
             buffer.fill_(value)
         rescaled, log_slope = scales._rescale(values.unsqueeze(1).cpu())
         # The mean log-density of a normal distribution fitted to g, up to a constant.
-        fit = (log_slope.mean() - rescaled.std(correction=0).log()).item() + _WORTHWHILE * (choice[0] == 0)
+        density = (log_slope.mean() - rescaled.std(correction=0).log()).item()
+        fit = density + _WORTHWHILE * (choice[0] == LINEAR)
         if fit > best_fit:
             best, best_fit = choice, fit
     return best

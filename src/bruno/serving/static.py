@@ -9,14 +9,12 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from bruno.page.files import BUILT, STATIC
-
-_TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".gz": "application/octet-stream"}
+from bruno.page.files import BUILT, CONTENTS, STATIC, PageHandler
 
 
 def page_routes() -> list[Route]:
     """The routes of the page; if it is not built, the root leads to the documentation."""
-    if not (BUILT / "page.json").is_file():
+    if not (BUILT / CONTENTS).is_file():
         return [Route("/", _to_documentation)]
     files = {
         f"/{file.relative_to(folder).as_posix()}": file
@@ -28,7 +26,7 @@ def page_routes() -> list[Route]:
 
 
 def _file_route(path: str, file: Path) -> Route:
-    kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0]
+    kind = PageHandler.extensions_map.get(file.suffix) or mimetypes.guess_type(file.name)[0]
 
     async def send(request: Request) -> Response:
         return FileResponse(file, media_type=kind)

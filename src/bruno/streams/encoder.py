@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bruno.flow import AffineCoupling, SplineCoupling
 from bruno.flow.coupling import OddEven
 from bruno.flow.networks import Dense, DenseNetwork
-from bruno.flow.preprocessing import ColumnScales, Standardise
+from bruno.flow.preprocessing import ASINH, FURTHEST, LOG, ColumnScales, Standardise
 from bruno.flow.realnvp import DenseRealNVP
 from bruno.flow.spline import MIN_LENGTH, MIN_SLOPE, SLOPE_OFFSET
 from bruno.model import Bruno
@@ -28,7 +28,6 @@ Numbers = NDArray[np.float64]
 
 _TILE, _LARGE_TILE = 8, 64  # rows of a matrix product, for narrow and for wide networks
 _WIDE = 256  # units of a wide network, at least
-_FURTHEST = 1e9  # standard deviations, as in `Standardise`
 _AT_A_TIME = 256  # elements that torch encodes together
 
 
@@ -116,7 +115,7 @@ class _Scales:
         log, asinh = None, None
         if isinstance(module, ColumnScales):
             centre, width = _copied(module.centre), _copied(module.width)
-            log, asinh = (module.kind.numpy() == kind for kind in (1, 2))
+            log, asinh = (module.kind.numpy() == kind for kind in (LOG, ASINH))
             log, asinh = (mask if mask.any() else None for mask in (log, asinh))
         log_det = float(-np.log(deviation).sum() - np.log(width).sum())
         return cls(mean, deviation, log_det, centre, width, log, asinh)
@@ -128,8 +127,8 @@ class _Scales:
             x = self._rescaled((x - self.centre) / self.width, log_slopes)
         y = x - self.mean
         y /= self.deviation
-        np.maximum(y, -_FURTHEST, out=y)
-        return np.minimum(y, _FURTHEST, out=y), log_slopes
+        np.maximum(y, -FURTHEST, out=y)
+        return np.minimum(y, FURTHEST, out=y), log_slopes
 
     def _rescaled(self, u: Numbers, log_slopes: Numbers) -> Numbers:
         """The log or asinh scale g(u) of each column; changes `log_slopes` in place."""
