@@ -62,6 +62,18 @@ def test_removing_undoes_adding(data):
     assert_same(evidence, Evidence.of(rest) if len(rest) else Evidence.empty(3))
 
 
+def test_each_element_that_is_inside_is_removed_alone():
+    z, inside = observations(n=5), torch.tensor([True, True, False, True, True])
+    others = Evidence.of(z[inside]).unsqueeze().without_each(z, inside)
+    for i in range(5):
+        assert_same(others[i], Evidence.of(z[inside & (torch.arange(5) != i)]))
+
+
+def test_copies_of_an_element_have_no_scatter():
+    z = observations(n=1)
+    assert_same(Evidence.single(z[0], 3), Evidence.of(z.expand(3, -1)))
+
+
 def test_adding_one_by_one_equals_adding_at_once():
     z = observations(batch=(2,))
     one_by_one = functools.reduce(Evidence.add, z.unbind(-2), Evidence.empty(3, (2,)))

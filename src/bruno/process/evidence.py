@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bruno.arrays import Arrays, NumpyResult, as_real_tensor, as_tensor
@@ -97,6 +97,14 @@ class Evidence(NumpyResult):
         return cls(_filled(z.shape[-2], z.shape[:-2], z.device), mean, scatter)
 
     @classmethod
+    def single(
+        cls, z: Float[Tensor, "*batch dim"], count: Int[Tensor, "*batch"] | Bool[Tensor, "*batch"] | int = 1
+    ) -> Evidence:
+        """The evidence of one element of each set, or of `count` copies of it, which have no scatter."""
+        count = torch.as_tensor(count, device=z.device).long().expand(z.shape[:-1])
+        return cls(count, z.double(), torch.zeros_like(z, dtype=torch.double))
+
+    @classmethod
     def prefixes(cls, z: Float[Tensor, "*batch n dim"] | Arrays, *, validate: bool = True) -> Evidence:
         """The evidence *before* each element: position i of batch ``(*batch, n)`` has seen z_1..z_{i−1}.
 
@@ -163,6 +171,11 @@ class Evidence(NumpyResult):
     def remove(self, z: Float[Tensor, "..."] | Arrays) -> Evidence:
         """Remove observations that were added before; shapes as in `add`."""
         return self - Evidence.of(self._as_sets(z))
+
+    def without_each(self, z: Float[Tensor, "*any dim"], inside: Bool[Tensor, "*any"]) -> Evidence:
+        """The evidence without each element that is `inside`, for all at once; batches broadcast."""
+        own = torch.where(inside.unsqueeze(-1), z.double(), self.mean)  # nothing to remove outside
+        return self - Evidence.single(own, inside)
 
     def merge(self, other: Evidence) -> Evidence:
         """The evidence of both sets together (Chan's update); batches broadcast."""

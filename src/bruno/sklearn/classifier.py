@@ -221,8 +221,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         process = self.model_.process
         found = process.log_prob(z.unsqueeze(1), evidence).double()
         if own is not None:
-            single = Evidence(torch.ones_like(own), z.double(), torch.zeros_like(z, dtype=torch.double))
-            alone = process.log_prob(z, evidence[own] - single).double()
+            alone = process.log_prob(z, evidence[own] - Evidence.single(z)).double()
             found[torch.arange(len(z), device=z.device), own] = alone
         return found
 

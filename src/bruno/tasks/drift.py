@@ -60,12 +60,7 @@ class WithinSet:
         if not len(self.sample):
             return WithinPValue(1.0, self._random())
         density = model.process.log_prob(z, self.evidence)
-        one = Evidence(
-            torch.ones(len(self.sample), dtype=torch.long, device=z.device),
-            self.sample.double(),
-            torch.zeros_like(self.sample, dtype=torch.double),
-        )
-        others = self.evidence.add(z).reshape(1) - one
+        others = self.evidence.add(z).reshape(1) - Evidence.single(self.sample)
         densities = model.process.log_prob(self.sample, others)
         alone = model.process.log_prob(torch.cat([self.sample, z.unsqueeze(0)]))
         scores, score = densities - alone[:-1], density - alone[-1]

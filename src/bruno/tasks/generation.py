@@ -200,7 +200,7 @@ def spread_by_repeats(
         for n in repeats:
             drawn.append(
                 draw_samples(
-                    Posterior(model, _copies(z, n)),
+                    Posterior(model, Evidence.single(z, n)),
                     samples,
                     generator=Generator(model.device).manual_seed(seed),
                     temperature=temperature,
@@ -216,8 +216,3 @@ def spread_by_repeats(
         tuple(map(tuple, variance.tolist())),
         Samples(found, sum(part.clamped for part in drawn), model.levels),
     )
-
-
-def _copies(z: Tensor, n: int) -> Evidence:
-    """The evidence of n copies of an element: their mean is the element and their scatter 0."""
-    return Evidence(torch.tensor(n, device=z.device), z, torch.zeros_like(z))

@@ -60,12 +60,10 @@ def scores_within(
 ) -> Float[Tensor, "*batch n"]:
     """log p(z_i | all others that are inside) − log p(z_i): leave-one-out scores of a part of a set.
 
-    An element that is inside is removed from the evidence by `Evidence.remove`, which is exact. `prior` is
-    log p(z_i), if it is known.
+    Elements that are inside are removed by `Evidence.without_each`, which is exact. `prior` is log p(z_i), if
+    it is known.
     """
-    all_inside = evidence_within(z, inside).unsqueeze()
-    own = torch.where(inside.unsqueeze(-1), z.double(), all_inside.mean)  # nothing to remove outside
-    others = all_inside - Evidence(inside.long(), own, torch.zeros_like(own))
+    others = evidence_within(z, inside).unsqueeze().without_each(z, inside)
     given = model.process.log_prob(z, others)
     return given - (model.process.log_prob(z) if prior is None else prior)
 

@@ -158,9 +158,7 @@ class SetScorer:
         self, encoded: Encoded, labels: Int[Tensor, " n"], counts: Bool[Tensor, " n"], evidence: Evidence
     ) -> Float[Tensor, " n"]:
         """Scores of some elements of sets, each given all others; `counts` are in the evidence."""
-        whole = evidence[labels]
-        own = torch.where(counts.unsqueeze(-1), encoded.z.double(), whole.mean)  # nothing to remove
-        return self.scores(encoded, whole - Evidence(counts.long(), own, torch.zeros_like(own)))
+        return self.scores(encoded, evidence[labels].without_each(encoded.z, counts))
 
     def usable(self, encoded: Encoded) -> Bool[Tensor, "*batch"]:
         """Which elements may count: neither out-of-distribution, nor so far away that precision is lost."""

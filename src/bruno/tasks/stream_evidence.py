@@ -142,8 +142,7 @@ class StreamEvidence:
                 return StreamEvidence(
                     evidence_within(first, known if all_count else typical()), position, first, known
                 )
-        own = Evidence(counts.long(), z.double(), torch.zeros_like(z, dtype=torch.double))
-        evidence = self.evidence + own
+        evidence = self.evidence + Evidence.single(z, counts)
         if window is not None:
             return StreamEvidence(evidence, position, first, known)
         # Elements are not reconsidered after the first `START`, nor if the stream began with a posterior.
