@@ -73,7 +73,7 @@ def is_frame(value: object) -> bool:
     return hasattr(value, "column_names") or (hasattr(value, "columns") and hasattr(value, "__getitem__"))
 
 
-def as_real_tensor(x: ArrayLike, name: str = "x", *, device: torch.device | str | None = None) -> Tensor:
+def as_real_tensor(x: ArrayLike, name: str, *, device: torch.device | str | None) -> Tensor:
     """`as_tensor` of real numbers: whole numbers of a list become float64, other integers are rejected."""
     tensor = as_tensor(x, name, device=device)
     if isinstance(x, list | tuple) and _is_whole(tensor):

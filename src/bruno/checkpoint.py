@@ -139,11 +139,9 @@ class Loaded(NamedTuple):
     about: dict[str, Any]
 
 
-def load_with_metadata(
-    path: str | Path, device: torch.device | str = "cpu", *, unchecked: bool = False
-) -> Loaded:
+def load_with_metadata(path: str | Path, device: torch.device | str = "cpu") -> Loaded:
     """Read a model file once: the model as `load` returns it, and the `about` that was saved with it."""
-    return _loaded(path, *read(Path(path), device, unchecked=unchecked), device)
+    return _loaded(path, *read(Path(path), device), device)
 
 
 def _loaded(

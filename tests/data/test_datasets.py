@@ -26,10 +26,9 @@ from bruno.data import (
     dataset_status,
     load_examples,
     load_path,
-    locate,
 )
 from bruno.data.datasets import OMNIGLOT_FIRST, SPLITS, RemoteFile, split_by_class
-from bruno.data.published import fetch
+from bruno.data.published import fetch, locate, locate_compact
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 REAL = Path(os.environ.get("BRUNO_DATA") or SHARED)
@@ -99,7 +98,7 @@ def test_paths_are_strings_or_path_objects(tmp_path, kind):
     np.savez(tmp_path / "mine.npz", images=np.zeros((4, 2, 2), np.uint8), labels=np.arange(4) // 2)
     assert len(bruno.data.load_path(kind(tmp_path / "mine.npz"))) == 4
     assert bruno.data.is_available("mnist", kind(tmp_path))
-    assert bruno.data.locate_compact("mnist", kind(tmp_path)) == file
+    assert locate_compact("mnist", kind(tmp_path)) == file
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -7,11 +7,7 @@ from bruno.data.published import (
     DatasetStatus,
     MissingDataError,
     dataset_status,
-    expected_path,
     is_available,
-    locate,
-    locate_compact,
-    locate_local_form,
 )
 from bruno.data.reader import Element, ElementReader
 from bruno.data.sampling import SetSampler
@@ -26,11 +22,7 @@ __all__ = [
     "SetSampler",
     "check_source",
     "dataset_status",
-    "expected_path",
     "is_available",
     "load_examples",
     "load_path",
-    "locate",
-    "locate_compact",
-    "locate_local_form",
 ]

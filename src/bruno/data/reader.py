@@ -115,12 +115,12 @@ class ElementReader:
             else:
                 raise FileNotFoundError(f"{path}: no such file or folder.")
 
-    def read_lines(self, lines: Iterable[str], origin: str = "") -> Iterator[Element]:
+    def read_lines(self, lines: Iterable[str]) -> Iterator[Element]:
         """Yield elements as lines arrive: paths of images, or rows of numbers with an optional header."""
         if isinstance(lines, io.TextIOBase):
             lines = bounded_lines(lines)
         if isinstance(self._source, RowReader):
-            yield from self._load(self._source.parse_lines(lines, origin))
+            yield from self._load(self._source.parse_lines(lines, ""))
         else:
             for line in filter(None, map(str.strip, lines)):
                 yield from self.read([line])

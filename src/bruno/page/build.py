@@ -21,41 +21,33 @@ from bruno.weights import pretrained
 
 RUNTIME = HERE / "node_modules" / "onnxruntime-web" / "dist"
 FUNCTIONS = ("encode", "decode", "score_latents", "predict", "sample_latents")
-MODELS = {
-    "omniglot-small": "Small and quick",
-    "omniglot": "Large and finer",
-}  # the page starts with the first
+# Pretrained models, with their titles on the page, which starts with the first.
+MODELS = {"omniglot-small": "Small and quick", "omniglot": "Large and finer"}
 _SCRIPT, _WASM = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
 _CANDIDATES = 12  # latent dimensions
 _SEED, _STRANGERS = 116, 100  # number of other characters, which set the threshold of "none of these"
 
 
-def build(folder: Path = BUILT, runtime: Path = RUNTIME, models: dict[str, str] = MODELS) -> Path:
-    """Write the runtime, pretrained models and examples to a folder; returns the folder.
+def build() -> None:
+    """Write the runtime, pretrained models and examples to `BUILT`, which is replaced if it exists.
 
     Files are gzipped, since static hosts may not compress; the page inflates them.
-
-    Args:
-        folder: the folder; replaced if it exists.
-        runtime: the folder of onnxruntime-web's files.
-        models: names of pretrained models, with their titles on the page.
     """
-    if not runtime.is_dir():
-        raise FileNotFoundError(f"{runtime} must hold onnxruntime-web. Install it with: make page")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    shutil.copy(runtime / _SCRIPT, folder)
-    opened = {name: pretrained(name) for name in models}
+    if not RUNTIME.is_dir():
+        raise FileNotFoundError(f"{RUNTIME} must hold onnxruntime-web. Install it with: make page")
+    shutil.rmtree(BUILT, ignore_errors=True)
+    BUILT.mkdir(parents=True)
+    shutil.copy(RUNTIME / _SCRIPT, BUILT)
+    opened = {name: pretrained(name) for name in MODELS}
     contents = {
         "page": [*sorted(path.name for path in STATIC.iterdir()), _SCRIPT],
         "size": next(iter(opened.values())).shape[-1],
         "weights": WEIGHTS,
-        "runtime": _compress(folder / "runtime.wasm.gz", (runtime / _WASM).read_bytes()),
-        "models": {name: describe(name, model, models[name], folder) for name, model in opened.items()},
+        "runtime": _compress(BUILT / "runtime.wasm.gz", (RUNTIME / _WASM).read_bytes()),
+        "models": {name: describe(name, model, MODELS[name], BUILT) for name, model in opened.items()},
         "symbols": as_lists(draw_symbols()),
     }
-    (folder / CONTENTS).write_text(json.dumps(contents))
-    return folder
+    (BUILT / CONTENTS).write_text(json.dumps(contents))
 
 
 def describe(name: str, model: Bruno, title: str, folder: Path) -> dict[str, Any]:

@@ -10,21 +10,19 @@ from torch import Tensor
 from bruno.arrays import ArrayLike, as_real_tensor
 
 
-def check_observations(
-    z: ArrayLike, dim: int | None = None, name: str = "z", *, device: torch.device | None = None
-) -> Tensor:
+def check_observations(z: ArrayLike, dim: int | None = None, *, device: torch.device | None = None) -> Tensor:
     """`z` as a floating-point tensor of shape (*batch, n, dim) with n ≥ 1; arrays go to `device`."""
-    z = as_real_tensor(z, name, device=device)
+    z = as_real_tensor(z, "z", device=device)
     if z.ndim < 2:
         raise ValueError(
-            f"`{name}` must have shape (*batch, n, dim); got {tuple(z.shape)}. "
-            f"A single observation is {name}[..., None, :]."
+            f"`z` must have shape (*batch, n, dim); got {tuple(z.shape)}. "
+            "A single observation is z[..., None, :]."
         )
     if dim is not None and z.shape[-1] != dim:
-        raise ValueError(f"`{name}` must have {dim} dimensions last; got shape {tuple(z.shape)}.")
+        raise ValueError(f"`z` must have {dim} dimensions last; got shape {tuple(z.shape)}.")
     if 0 in z.shape:
         raise ValueError(
-            f"`{name}` must hold at least one observation; got shape {tuple(z.shape)}. "
+            f"`z` must hold at least one observation; got shape {tuple(z.shape)}. "
             "The evidence of no observations is Evidence.empty(dim)."
         )
     return z

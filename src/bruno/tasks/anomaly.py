@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, as_tensor
-from bruno.checks import check_whole
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Encoded, Posterior
 from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_maps
@@ -74,37 +73,31 @@ def density_floor(
     *,
     generator: Generator,
     clean: SetSampler | None = None,
-    elements: int = 1000,
 ) -> float:
     """The log p(x) below which an element is out-of-distribution, such as the output of a broken sensor.
 
-    It is twice as far below the median as the lowest of `elements` training elements. A model fits elements
-    better that it was trained on, and far better if it was trained on few sets. So the floor is as low as for
+    It is twice as far below the median as the lowest of 1000 training elements. A model fits elements better
+    that it was trained on, and far better if it was trained on few sets. So the floor is as low as for
     `clean` elements, too, unless most of them are below it, like those in other units.
     """
-    log_prob = _random_log_probs(model, sampler, generator, elements)
+    log_prob = _random_log_probs(model, sampler, generator)
     floor = 2 * log_prob.min() - log_prob.median()
     if clean is not None:
-        log_prob = _random_log_probs(model, clean, generator, elements)
+        log_prob = _random_log_probs(model, clean, generator)
         if log_prob.median() >= floor:
             floor = torch.minimum(floor, 2 * log_prob.min() - log_prob.median())
     return floor.item()
 
 
 @torch.no_grad()
-def reference_density(
-    model: Bruno, sampler: SetSampler, *, generator: Generator, elements: int = 1000
-) -> float:
+def reference_density(model: Bruno, sampler: SetSampler, *, generator: Generator) -> float:
     """The median log p(x) of clean elements: the reference of `shortfall`."""
-    return _random_log_probs(model, sampler, generator, elements).median().item()
+    return _random_log_probs(model, sampler, generator).median().item()
 
 
-def _random_log_probs(
-    model: Bruno, sampler: SetSampler, generator: Generator, elements: int = 1000
-) -> Float[Tensor, " n"]:
-    """log p(x) of at most `elements` random elements."""
-    check_whole("elements", elements)
-    places = torch.randperm(len(sampler.elements), generator=generator, device=generator.device)[:elements]
+def _random_log_probs(model: Bruno, sampler: SetSampler, generator: Generator) -> Float[Tensor, " n"]:
+    """log p(x) of at most 1000 random elements."""
+    places = torch.randperm(len(sampler.elements), generator=generator, device=generator.device)[:1000]
     z, log_det = model.encode_in_batches(sampler.at(places))
     return model.process.log_prob(z) + log_det
 

@@ -288,10 +288,11 @@ def _no_usable_element(groups: Groups) -> ValueError:
     )
 
 
-def fixed_cutoffs(model: Bruno, groups: Groups, *, rate: float = _EXCLUDED, seed: int = 0) -> Cutoffs:
-    """Cutoffs with a fraction `rate` of the clean elements of groups below them, smooth over positions."""
-    scores = stream_group_scores(model, groups, None, seed, unseen=False)
-    return Cutoffs(tuple(scores.threshold(n, rate) for n in range(1, int(scores.positions[-1]) + 1)), rate)
+def fixed_cutoffs(model: Bruno, groups: Groups) -> Cutoffs:
+    """Cutoffs with 1 % of the clean elements of groups below them, smooth over positions."""
+    scores = stream_group_scores(model, groups, None, unseen=False)
+    counts = range(1, int(scores.positions[-1]) + 1)
+    return Cutoffs(tuple(scores.threshold(n, _EXCLUDED) for n in counts), _EXCLUDED)
 
 
 def _generator(model: Bruno, seed: int) -> Generator:
