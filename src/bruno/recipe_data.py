@@ -96,9 +96,7 @@ class RecipeData:
         Of user data, these are the classes of all held-out splits.
         """
         found = self.split("all" if is_path(self.recipe.data.name) else unseen_split(self.recipe))
-        trained_on = set(self.split(self.recipe.data.split).names)
-        new = [i for i, name in enumerate(found.names) if name not in trained_on]
-        return found.of_classes(new) if new else None
+        return found.without(self.split(self.recipe.data.split).names)
 
     def _read(self, original: bool) -> Examples:
         if original in self._examples:

@@ -108,6 +108,13 @@ def test_classes_are_selected_by_name_in_the_given_order(examples):
         examples.select(["a", "d"])
 
 
+def test_classes_are_left_out_by_name(examples):
+    rest = examples.without(["b", "d"])
+    assert rest.names == ("a", "c")
+    assert rest.elements[:, 0].tolist() == [0, 6, 8, 10]
+    assert examples.without("abc") is None
+
+
 @given(st.lists(st.integers(0, 4), max_size=20), st.permutations(range(5)), st.integers(0, 5))
 def test_a_selection_of_classes_has_exactly_their_elements(labels, order, kept):
     names = "abcde"

@@ -143,6 +143,12 @@ class Examples(NumpyResult):
             raise ValueError(f"`classes` must be among {known}; got {missing[0]!r}.")
         return self.of_classes(self.names.index(name) for name in names)
 
+    def without(self, names: Iterable[str]) -> Examples | None:
+        """Return the examples of all classes but those with these names; None if no class is left."""
+        dropped = set(names)
+        kept = [i for i, name in enumerate(self.names) if name not in dropped]
+        return self.of_classes(kept) if kept else None
+
     def with_at_least(self, count: int) -> Examples:
         """Return the classes with at least `count` elements and add the others to `skipped`.
 

@@ -287,9 +287,8 @@ class CalibrationJobs(TrainedData):
         trained_on = set(self._select(self.recipe.data.split, impute=False).examples.names)
         few = len(clean.names) < _FEW_GROUPS and is_path(self.recipe.data.name)
         if data is not None or few:
-            every = self._select("all", impute=False).examples
-            new = [i for i, name in enumerate(every.names) if name not in trained_on]
-            clean = every.of_classes(new) if new else clean
+            new = self._select("all", impute=False).examples.without(trained_on)
+            clean = clean if new is None else new
         return CleanGroups(clean, trained_on.isdisjoint(clean.names))
 
     def _other_groups(self) -> Examples | None:

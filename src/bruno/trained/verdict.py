@@ -233,9 +233,9 @@ class VerdictJobs(TrainedData):
         found = self._select(split or ("all" if own else self.unseen)).examples
         if train is None:  # characters that take the place of the data
             return HeldOut(found, "unseen classes")
-        unseen = [i for i, name in enumerate(found.names) if name not in train.names]
-        if len(unseen) == len(found.names) or len(unseen) > 1 or (own and unseen):
-            return HeldOut(found.of_classes(unseen), "unseen classes")
+        unseen = found.without(train.names)
+        if unseen is not None and (own or len(unseen.names) > 1 or unseen.names == found.names):
+            return HeldOut(unseen, "unseen classes")
         if own:
             return HeldOut(train, "the training classes")
         return HeldOut(found, "unseen elements of the training classes")
