@@ -375,9 +375,9 @@ def test_a_stream_says_if_patches_would_find_more_in_a_batch(trained, monkeypatc
 
 def test_a_batch_is_judged_given_all_others(trained, unseen):
     found = trained.judge_batch(contaminated(unseen), threshold=0.0).summary
-    assert min(found.latest, key=lambda one: one[1].score)[0] == "6"
+    assert min(found.latest, key=lambda one: one.judgement.score).name == "6"
     everything = trained.judge_batch(contaminated(unseen), threshold=0.0, count_all=True).summary
-    assert all(judgement.seen == 9 for _, judgement in everything.latest)
+    assert all(one.judgement.seen == 9 for one in everything.latest)
     with pytest.raises(ValueError, match=r"`batch` .*got 1"):
         trained.judge_batch(some(unseen, "5", 0, 1), threshold=0.0)
 
@@ -431,7 +431,7 @@ def test_results_of_jobs_convert_to_arrays(trained, unseen):
     assert read.numpy()["names"] == read.names
     judged = trained.judge_batch(x, threshold=0.0)
     found = judged.numpy()["summary"]
-    judgements = [judgement for _, judgement in judged.summary.latest]
+    judgements = [one.judgement for one in judged.summary.latest]
     assert found["names"] == read.names
     assert found["score"].tolist() == [one.score for one in judgements]
     assert found["outlier"].tolist() == [one.outlier for one in judgements]

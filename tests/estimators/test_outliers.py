@@ -193,7 +193,7 @@ def test_rows_with_a_calibration_are_scored_and_judged_as_by_the_library(set_mod
     trained.calibrate(str(tmp_path / "clean.npz"))
     new = sets_of_rows(1, 30, seed=8)[0]
     new[3, 1] += 6
-    judged = [one for _, one in trained.judge_batch(new, rate=0.05).summary.latest]
+    judged = [one.judgement for one in trained.judge_batch(new, rate=0.05).summary.latest]
     detector = SetOutlierDetector(trained, rate=0.05)
     flagged = detector.fit_predict(new) == -1
     np.testing.assert_allclose(detector.scores_, [one.score for one in judged], atol=1e-3)

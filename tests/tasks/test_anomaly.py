@@ -359,7 +359,7 @@ def summary_of(scores: list[float], **settings: int) -> StreamSummary:
 def test_a_summary_counts_all_and_keeps_the_latest():
     summary = summary_of([3.0, -1.0, -10.0, 2.0, 5.0], latest=2)
     assert (summary.count, summary.outliers, summary.out_of_distribution) == (5, 2, 1)
-    assert [(name, j.score) for name, j in summary.latest] == [("number 4", 2.0), ("number 5", 5.0)]
+    assert [(name, j.score) for name, _, j in summary.latest] == [("number 4", 2.0), ("number 5", 5.0)]
     assert summary.latest_positions == [4, 5]
 
 
@@ -367,7 +367,7 @@ def test_a_summary_knows_the_positions_of_the_latest_elements_in_their_sets():
     summary = StreamSummary(latest=3)
     for i, group in enumerate("aabab"):
         summary.add(str(i), torch.zeros(1), Judgement(0.0, 0, None, False, False), group)
-    assert list(zip(summary.latest_groups, summary.latest_positions, strict=True)) == [
+    assert list(zip([one.group for one in summary.latest], summary.latest_positions, strict=True)) == [
         ("b", 1),
         ("a", 3),
         ("b", 2),

@@ -82,8 +82,7 @@ class StreamSummary(NumpyResult):
         outliers: number of outliers, including out-of-distribution elements.
         out_of_distribution: number of out-of-distribution elements.
         groups: the same numbers for each set, by its name.
-        latest: names and judgements of the latest elements.
-        latest_groups: names of the sets of the latest elements.
+        latest: the latest judgements, with names and sets.
 
     Args:
         latest: number of judgements to keep; None for all.
@@ -93,8 +92,7 @@ class StreamSummary(NumpyResult):
     def __init__(self, *, latest: int | None = 100_000, extremes: int = EXTREMES) -> None:
         self.count = self.outliers = self.out_of_distribution = 0
         self.groups: dict[str, GroupSummary] = {}
-        self.latest: deque[tuple[str, Judgement]] = deque(maxlen=latest)
-        self.latest_groups: deque[str] = deque(maxlen=latest)
+        self.latest: deque[NamedJudgement] = deque(maxlen=latest)
         self._extremes = extremes
         self._outliers: list[JudgedElement] = []  # the most unusual first
         self._inliers: list[JudgedElement] = []  # the highest score first
@@ -110,8 +108,7 @@ class StreamSummary(NumpyResult):
         self.count += 1
         self.outliers += judgement.outlier
         self.out_of_distribution += judgement.out_of_distribution
-        self.latest.append((name, judgement))
-        self.latest_groups.append(group)
+        self.latest.append(NamedJudgement(name, group, judgement))
         element = JudgedElement(self.count, name, x, judgement, group, given)
         if judgement.outlier:
             found = sorted([*self._outliers, element], key=lambda one: one.judgement.rank)
@@ -126,23 +123,22 @@ class StreamSummary(NumpyResult):
 
         Also the names and sets of these elements, and the count of all elements.
         """
-        judgements = [judgement for _, judgement in self.latest]
         arrays: dict[str, NDArray[Any]] = {
-            field: np.array([getattr(judgement, field) for judgement in judgements], dtype)
+            field: np.array([getattr(one.judgement, field) for one in self.latest], dtype)
             for field, dtype in _JUDGED.items()
         }
-        names = tuple(name for name, _ in self.latest)
-        return {"count": self.count, "names": names, "groups": tuple(self.latest_groups), **arrays}
+        names, groups = tuple(one.name for one in self.latest), tuple(one.group for one in self.latest)
+        return {"count": self.count, "names": names, "groups": groups, **arrays}
 
     @property
     def latest_positions(self) -> list[int]:
         """Position in its set, from 1, of each of `latest`."""
-        kept = Counter(self.latest_groups)
+        kept = Counter(one.group for one in self.latest)
         position = {group: self.groups[group].elements - count for group, count in kept.items()}
         positions = []
-        for group in self.latest_groups:
-            position[group] += 1
-            positions.append(position[group])
+        for one in self.latest:
+            position[one.group] += 1
+            positions.append(position[one.group])
         return positions
 
     @property

@@ -65,8 +65,7 @@ class BatchJudgement(NumpyResult):
     @property
     def judgements(self) -> list[NamedJudgement]:
         """The judgements of all elements, in the order of the batch, with names and groups."""
-        named = zip(self.summary.latest, self.summary.latest_groups, strict=True)
-        return [NamedJudgement(name, group, judgement) for (name, judgement), group in named]
+        return list(self.summary.latest)
 
     @property
     def outliers(self) -> Outliers:

@@ -151,7 +151,7 @@ def _timeline(
     *,
     in_order: bool = False,
 ) -> Result:
-    judged, sets = [judgement for _, judgement in summary.latest], len(summary.groups)
+    judged, sets = [one.judgement for one in summary.latest], len(summary.groups)
     drawn = [f"the last {len(judged):,} elements"] * (len(judged) < summary.count)
     if sets > 1:
         some = f"{MAX_SETS} of {sets:,} sets, those with most outliers"
@@ -167,8 +167,8 @@ def _timeline(
             "elements": summary.count,
             "outliers": summary.outliers,
             "out_of_distribution_count": summary.out_of_distribution,
-            "names": [name for name, _ in summary.latest],
-            "sets": list(summary.latest_groups) if sets > 1 else None,
+            "names": [one.name for one in summary.latest],
+            "sets": [one.group for one in summary.latest] if sets > 1 else None,
             "scores": [one.score for one in judged],
             "thresholds": [one.threshold for one in judged],
             "p": [one.p for one in judged],
@@ -192,7 +192,7 @@ def _found(summary: StreamSummary) -> str:
 def _timeline_picture(
     summary: StreamSummary, kind: Kind, what: str, unit: str = "(nats)", *, in_order: bool = False
 ) -> bytes:
-    judged, several = [judgement for _, judgement in summary.latest], len(summary.groups) > 1
+    judged, several = [one.judgement for one in summary.latest], len(summary.groups) > 1
     images = {
         group: {
             one.position: to_uint8(one.x, kind.levels)
@@ -206,7 +206,7 @@ def _timeline_picture(
         [one.threshold for one in judged],
         [one.outlier for one in judged],
         [one.out_of_distribution for one in judged],
-        groups=summary.latest_groups,
+        groups=[one.group for one in summary.latest],
         positions=summary.latest_positions,
         xlabel="element of its set" if several else f"element of the {what}",
         unit=unit,

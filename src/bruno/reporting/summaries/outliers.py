@@ -94,7 +94,7 @@ def _in_words(unusual: UnusualColumn, kind: Kind) -> str:
 
 def _nearest(summary: StreamSummary) -> str:
     """A sentence about the element that is nearest to being an outlier; empty if none was judged."""
-    judged = [(name, one) for name, one in summary.latest if one.seen]
+    judged = [(name, one) for name, _, one in summary.latest if one.seen]
     if not judged:
         return ""
     name, one = min(judged, key=lambda named: (1.0 if named[1].p is None else named[1].p, named[1].score))
