@@ -25,6 +25,16 @@ class First(NamedTuple):
     flags: NDArray[np.uint8]
 
 
+class _Before(NamedTuple):
+    """The states of the sets of a step as they were before it; arrays are copies."""
+
+    slots: Slots
+    arrays: list[NDArray[Any]]
+    first: dict[int, tuple[First, NDArray[np.uint8]]]
+    ranks: dict[int, Ranks | None]
+    incomplete: set[int]
+
+
 class HotSets:
     """A cache of the states of the sets in use; each set has a slot, an index into arrays.
 
@@ -46,7 +56,7 @@ class HotSets:
         self._slots: OrderedDict[str, int] = OrderedDict()
         self._names: list[str] = []
         self._free: list[int] = []
-        self._undo: list[Any] | None = None
+        self._before: _Before | None = None  # to undo the last step
         self._allocate(_INITIAL_SLOTS)
 
     def __len__(self) -> int:
@@ -179,14 +189,15 @@ class HotSets:
         first = {slot: (self.first[slot], self.first[slot].flags.copy()) for slot in young}
         ranks = {slot: self.ranks.get(slot) for slot in slots.tolist()} if self.ranks else {}
         incomplete = self.incomplete.intersection(slots.tolist()) if self.incomplete else set()
-        self._undo = [slots, [array.take(slots, 0) for array in arrays], first, ranks, incomplete]
+        copies = [array.take(slots, 0) for array in arrays]
+        self._before = _Before(slots, copies, first, ranks, incomplete)
         self._dirty[slots] = True
 
     def undo(self) -> None:
         """Restore the states before the last step; without one, do nothing."""
-        if self._undo is None:
+        if self._before is None:
             return
-        slots, copies, first, ranks, incomplete = self._undo
+        slots, copies, first, ranks, incomplete = self._before
         arrays = (self.count, self.mean, self.scatter, self.position, self.counted, self.offset)
         for array, copy in zip(arrays, copies, strict=True):
             array[slots] = copy
@@ -199,11 +210,11 @@ class HotSets:
             one.flags[:] = flags
             self.first[slot] = one
         self.ranks |= {slot: one for slot, one in ranks.items() if one is not None}
-        self._undo = None
+        self._before = None
 
     def end_step(self) -> None:
         """Forget how to undo the last step."""
-        self._undo = None
+        self._before = None
 
     def flush(self) -> None:
         """Write all changed states to the store."""

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,15 @@ from bruno.trained.watch import check_ranks
 COMMIT_ROWS, COMMIT_SECONDS = 10_000, 1.0
 WAIT = 5.0  # seconds to wait for another process that uses the store
 _CANDIDATES = 10  # elements of which an error names some
+
+
+class _Uncommitted(NamedTuple):
+    """Numbers of uncommitted rows, excluded elements and elements put back, and how far sources were read."""
+
+    rows: int
+    excluded: int
+    put_back: int
+    sources: dict[str, Mark]
 
 
 class KeyedDetector:
@@ -118,7 +127,7 @@ class KeyedDetector:
         self._interrupted = False
         self._sources: dict[str, Mark] = {}
         self._excluded: list[Excluded] = []
-        self._before: tuple[int, int, int, dict[str, Mark]] = (0, 0, 0, {})  # to undo the last step
+        self._before = _Uncommitted(0, 0, 0, {})  # to undo the last step
         self._rows, self._committed = 0, time.monotonic()
 
     # --- judging -----------------------------------------------------------------------------------------
@@ -258,16 +267,17 @@ class KeyedDetector:
     def reported(self) -> None:
         """Make the last step final: its result has been reported."""
         put_back = len(self._updates.put_back)
-        self._before = self._rows, len(self._excluded), put_back, dict(self._sources)
+        self._before = _Uncommitted(self._rows, len(self._excluded), put_back, dict(self._sources))
         self._sets.end_step()
         if self._window is not None:
             self._window.begin_step()
 
     def undo(self) -> int:
         """Undo the last step, unless it is final; returns the number of rows that were undone."""
-        undone = self._rows - self._before[0]
-        self._rows, excluded, put_back, self._sources = self._before
-        del self._excluded[excluded:], self._updates.put_back[put_back:]
+        before = self._before
+        undone = self._rows - before.rows
+        self._rows, self._sources = before.rows, before.sources
+        del self._excluded[before.excluded :], self._updates.put_back[before.put_back :]
         self._sets.undo()
         if self._window is not None:
             self._window.undo()
@@ -298,7 +308,7 @@ class KeyedDetector:
             self._sources = {}
         self.store.commit()
         self._rows, self._committed = 0, time.monotonic()
-        self._before = 0, 0, 0, {}
+        self._before = _Uncommitted(0, 0, 0, {})
 
     @property
     def uncommitted(self) -> int:
@@ -340,7 +350,8 @@ class KeyedDetector:
             check_one_set(name, sets)
             found = store.excluded(name)
             assert found is not None
-        decode_latents(found[1].z, self._model.dim, found[1].name)  # raises before anything changes
+        _, element = found
+        decode_latents(element.z, self._model.dim, element.name)  # raises before anything changes
         return found
 
     def close(self) -> None:
