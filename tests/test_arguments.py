@@ -10,7 +10,14 @@ from bruno import Bruno, Evidence, FlowConfig, GaussianProcess, ModelConfig, Pos
 from bruno.checks import check_count, check_rate, check_whole, check_whole_numbers
 from bruno.config import DataConfig, ProcessConfig
 from bruno.data import Examples, SetSampler, load_examples
-from bruno.tasks import FewShotProtocol, classify
+from bruno.tasks import (
+    FewShotProtocol,
+    Index,
+    classify,
+    log_prob_by_position,
+    measure_bits_per_dim,
+    prior_samples,
+)
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")  # they would reject these calls first
 
@@ -65,6 +72,25 @@ EXAMPLES = Examples(torch.zeros(4, 3), torch.tensor([0, 0, 1, 1]), ("a", "b"), l
 def test_a_wrong_argument_is_named(call, argument):
     with pytest.raises((ValueError, TypeError), match=f"`{argument}`"):
         call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda size: measure_bits_per_dim(
+            MODEL, SetSampler(EXAMPLES), sets=None, set_size=2, generator=torch.Generator(), batch_size=size
+        ),
+        lambda size: log_prob_by_position(
+            MODEL, SetSampler(EXAMPLES), sets=2, set_size=2, generator=torch.Generator(), batch_size=size
+        ),
+        lambda size: prior_samples(MODEL, 2, batch_size=size),
+        lambda size: Index.of(MODEL, EXAMPLES, batch_size=size),
+    ],
+)
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_of_no_elements_is_an_error(call, size):
+    with pytest.raises(ValueError, match=rf"`batch_size` .*at least 1; got {size}"):
+        call(size)
 
 
 def test_whole_numbers_of_numpy_and_torch_are_whole():

@@ -189,6 +189,7 @@ def log_prob_by_position(
     Draws the same sets as `measure_bits_per_dim` from the same generator. `progress` counts sets.
     """
     check_count("sets", sets, 2)  # to estimate a standard error
+    check_count("batch_size", batch_size)
     log_probs, gains = [], []
     for begin in range(0, sets, batch_size):
         count = min(batch_size, sets - begin)

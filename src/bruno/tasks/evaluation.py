@@ -88,6 +88,7 @@ def measure_bits_per_dim(
     if sets is not None:
         check_count("sets", sets, 2)  # to estimate a standard error
     check_count("sets_per_class", sets_per_class)
+    check_count("batch_size", batch_size)
     number = sets_per_class * sampler.classes if sets is None else sets
     parts = []
     for begin in range(0, number, batch_size):

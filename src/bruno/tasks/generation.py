@@ -105,6 +105,7 @@ def draw_in_parts(
     The memory does not depend on the number of samples.
     """
     check_whole("samples", samples)
+    check_count("batch_size", batch_size)
     sets = posterior.evidence.reshape(-1)
     total = len(sets.count) * samples
     for begin in range(0, total, batch_size):

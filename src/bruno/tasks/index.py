@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bruno.arrays import ArrayLike, as_tensor
 from bruno.checkpoint import read, write
+from bruno.checks import check_count
 from bruno.data import Element, ElementReader, Examples
 from bruno.data.archives import file_stamp
 from bruno.data.reader import collected
@@ -71,6 +72,7 @@ class Index:
         Without names, an example is named class/position and an element of a tensor by its position.
         `progress` is called as progress(done, total), in elements.
         """
+        check_count("batch_size", batch_size)
         given = collection.elements if isinstance(collection, Examples) else collection
         x = as_tensor(given, "collection", kind=model.kind)
         if tuple(x.shape[1:]) != model.shape or not len(x):
