@@ -65,6 +65,11 @@ def test_posteriors_of_other_models_are_not_stacked(model):
         Posterior.stack([])
 
 
+def test_an_element_that_was_not_added_cannot_be_removed(model):
+    with pytest.raises(ValueError, match=r"`x` .*at most the 0 observations that were added; got 1"):
+        model.prior().remove(SETS[0, 0])
+
+
 def test_a_posterior_moves_with_its_model(model):
     posterior = model.condition(SETS[0])
     assert posterior.to("cpu").model is model

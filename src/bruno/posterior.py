@@ -18,6 +18,7 @@ from bruno.checks import check_at_least, check_count
 from bruno.flow.preprocessing import quantise
 from bruno.process import Evidence
 from bruno.process.checks import check_type
+from bruno.text import arguments_renamed
 
 if TYPE_CHECKING:
     from bruno.model import Bruno
@@ -135,7 +136,9 @@ class Posterior:
 
     def remove(self, x: ArrayLike) -> Posterior:
         """Remove elements that were added before; they must have been added without a generator."""
-        return Posterior(self.model, self.evidence.remove(self.model.encode(x).z))
+        z = self.model.encode(x).z
+        with arguments_renamed({"z": "x"}):
+            return Posterior(self.model, self.evidence.remove(z))
 
     def detach(self) -> Posterior:
         """The same posterior, detached from the graph."""

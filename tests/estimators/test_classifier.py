@@ -86,7 +86,7 @@ def test_a_class_without_examples_is_removed(set_model):
 @pytest.mark.parametrize(
     ("rows", "labels", "message"),
     [
-        (ROWS[:1] + 30, LABELS[:1], "added before"),
+        (ROWS[:1] + 30, LABELS[:1], "`X` .*added before"),
         (ROWS[:1], ["elm"], "`y` .*got .*elm"),
         (ROWS, LABELS, "at least one example"),
         (np.where([True, False, False], math.nan, ROWS[:1]), LABELS[:1], "`X` must be complete"),

@@ -42,7 +42,9 @@ def test_images_are_removed_too(client):
 def test_elements_that_were_not_added_are_not_removed(client):
     put(client, "a", X[:2])
     before = scores(client, "a")
-    assert remove(client, "a", [[9.0] * 4]).status_code == 409
+    unknown = remove(client, "a", [[9.0] * 4])
+    assert unknown.status_code == 409
+    assert "`elements`" in unknown.text
     assert remove(client, "a", X).status_code == 409
     assert scores(client, "a") == before
 

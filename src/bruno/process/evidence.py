@@ -15,6 +15,7 @@ from bruno.arrays import Arrays, NumpyResult, as_real_tensor, as_tensor
 from bruno.checks import check_whole
 from bruno.kinds import Rows
 from bruno.process.checks import check_devices, check_finite, check_observations, check_type, widened
+from bruno.text import arguments_renamed
 
 # Tolerance between removed and added observations: an element that is encoded again, in another batch,
 # differs in the last digits of a float32.
@@ -125,6 +126,8 @@ class Evidence(NumpyResult):
     @classmethod
     def stack(cls, sets: Sequence[Evidence]) -> Evidence:
         """Several batches of the same shape as one batch, with a new first axis."""
+        if not sets:
+            raise ValueError("`sets` must have the evidence of at least one set; got none.")
         for one in sets:
             check_type("sets", one, Evidence)
         counts, means, scatters = zip(*((one.count, one.mean, one.scatter) for one in sets), strict=True)
@@ -170,7 +173,9 @@ class Evidence(NumpyResult):
 
     def remove(self, z: Float[Tensor, "..."] | Arrays) -> Evidence:
         """Remove observations that were added before; shapes as in `add`."""
-        return self - Evidence.of(self._as_sets(z))
+        removed = Evidence.of(self._as_sets(z))
+        with arguments_renamed({"other": "z"}):
+            return self - removed
 
     def without_each(self, z: Float[Tensor, "*any dim"], inside: Bool[Tensor, "*any"]) -> Evidence:
         """The evidence without each element that is `inside`, for all at once; batches broadcast."""
@@ -180,7 +185,7 @@ class Evidence(NumpyResult):
     def merge(self, other: Evidence) -> Evidence:
         """The evidence of both sets together (Chan's update); batches broadcast."""
         check_type("other", other, Evidence)
-        check_devices(self.mean, evidence=other.mean)
+        check_devices(self.mean, other=other.mean)
         self._check_dim(other)
         n_a, n_b = self.count, other.count
         n = n_a + n_b
@@ -204,12 +209,12 @@ class Evidence(NumpyResult):
         """
         if not isinstance(other, Evidence):
             return NotImplemented
-        check_devices(self.mean, evidence=other.mean)
+        check_devices(self.mean, other=other.mean)
         self._check_dim(other)
         rest = self.count - other.count
         if (rest < 0).any():
             most, asked = _first_where(rest < 0, self.count, other.count)
-            raise ValueError(f"`remove` takes at most the {most} observations that were added; got {asked}.")
+            raise ValueError(f"`other` takes at most the {most} observations that were added; got {asked}.")
         share = _ratio(other.count, rest)
         gap = self.mean - other.mean
         mean = self.mean + gap * share
@@ -224,7 +229,7 @@ class Evidence(NumpyResult):
         wrong |= (rest == 0).unsqueeze(-1) & (gap.square() > _TOLERANCE**2 * scale)
         if wrong.any():
             raise ValueError(
-                "`remove` takes observations that were added before; got some that were not: they leave "
+                "`other` must be of observations that were added before; got some that were not: they leave "
                 f"{_first_where(wrong.any(-1), rest)[0]} observations with a scatter of "
                 f"{scatter[wrong][0].item():.6g}."
             )
@@ -234,7 +239,7 @@ class Evidence(NumpyResult):
         left = (1 + mean.square() + scatter / rest.clamp(min=1).unsqueeze(-1)).amax(-1, keepdim=True)
         if (lost > _TOLERANCE * left).any():
             warnings.warn(
-                "`remove` lost significant digits of the other observations: their scatter is off by about "
+                "removing observations lost significant digits of the others: their scatter is off by about "
                 f"{lost.max().item():.1g}, since the removed ones are larger by orders of magnitude. Compute "
                 "the evidence of the others again.",
                 stacklevel=3,
@@ -273,6 +278,7 @@ class Evidence(NumpyResult):
     def _as_sets(self, z: Tensor | Arrays) -> Tensor:
         """Observations as sets; one observation becomes a set of one. Batch axes must match this evidence."""
         z, axes = as_real_tensor(z, "z", device=self.mean.device), self.mean.ndim
+        check_devices(self.mean, z=z)
         if z.ndim == axes:
             z = z.unsqueeze(-2)
         if z.ndim != axes + 1 or z.shape[-1] != self.dim or z.shape[:-2] != self.batch_shape:
@@ -285,7 +291,7 @@ class Evidence(NumpyResult):
 
     def _check_dim(self, other: Evidence) -> None:
         if self.dim != other.dim:
-            raise ValueError(f"`evidence` must have {self.dim} dimensions like this one; got {other.dim}.")
+            raise ValueError(f"`other` must have {self.dim} dimensions like this evidence; got {other.dim}.")
 
 
 def _as_tensors(

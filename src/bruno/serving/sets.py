@@ -18,6 +18,7 @@ from bruno.serving.settings import RequestError
 from bruno.streams.codec import SetRecord, decode, encode
 from bruno.streams.sets import capacity_for
 from bruno.streams.store import Answer, Store
+from bruno.text import rename_arguments
 
 # The default settings of `KeyedDetector`, so that it and the service can open each other's stores.
 _SETTINGS = {"window": None, "half_life": None, "within": False}
@@ -83,7 +84,7 @@ class Sets:
         try:
             after = _evidence(before).remove(torch.from_numpy(z))
         except ValueError as error:
-            raise RequestError(409, str(error)) from error
+            raise RequestError(409, rename_arguments(error, {"z": "elements"})) from error
         return self._put(id, after, before, 0)
 
     def delete(self, id: str) -> None:

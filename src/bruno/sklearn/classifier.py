@@ -22,6 +22,7 @@ from bruno.sklearn.base import Array, SetEstimator
 from bruno.sklearn.sample import RowSample, extended
 from bruno.tasks.set_scores import SetScorer, grouped_evidence
 from bruno.tasks.temperature import best_temperature
+from bruno.text import arguments_renamed
 from bruno.trained import Trained
 
 
@@ -129,7 +130,8 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         _, which = self._numbered(self.labels_, y, None)
         encoded = self._encoded(x, self.evidence_[which])
         gone = torch.ones_like(which, dtype=torch.bool)
-        evidence = self.evidence_ - grouped_evidence(encoded.z, which, len(self.labels_), gone)
+        with arguments_renamed({"other": "X"}):
+            evidence = self.evidence_ - grouped_evidence(encoded.z, which, len(self.labels_), gone)
         kept = (evidence.count > 0) | (self.evidence_.count == 0)
         if not bool(kept.any()):
             raise ValueError(f"`X` must leave at least one example; got all {len(x)}.")
