@@ -54,6 +54,34 @@ def test_a_row_without_any_number_is_an_error():
         fit_rows(rows, steps=2)
 
 
+def test_an_infinite_number_is_an_error():
+    rows = correlated(12, 0)
+    rows[3, 2] = math.inf
+    with pytest.raises(ValueError, match=r"`rows` must be finite; got inf at index \(3, 2\)"):
+        fit_rows(rows, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "message"),
+    [
+        ([0, 0, 1], ValueError, "12 elements; got 3"),
+        (np.linspace(0, 1, 12), TypeError, "integers.*float64"),
+    ],
+)
+@pytest.mark.usefixtures("without_shape_checks")
+def test_labels_are_an_integer_for_each_row(labels, error, message):
+    with pytest.raises(error, match=f"`labels` .*{message}"):
+        fit_rows(correlated(12, 0), labels, steps=2)
+
+
+def test_any_integers_label_sets():
+    rows = correlated(12, 0)
+    fingerprints = [
+        fit_rows(rows, [a] * 6 + [b] * 6, steps=2).fingerprint() for a, b in ((0, 1), (-(10**12), 7))
+    ]
+    assert fingerprints[0] == fingerprints[1]
+
+
 def test_progress_counts_steps():
     calls = []
     fit_rows(correlated(10, 0), steps=3, progress=lambda *call: calls.append(call))

@@ -14,8 +14,10 @@ from bruno.checks import check_count
 from bruno.config import FlowConfig, ModelConfig, ProcessConfig, load_recipe
 from bruno.data import Examples, SetSampler
 from bruno.data.columns import check_not_all_missing
+from bruno.data.examples import check_labels
 from bruno.model import Bruno
 from bruno.process import StudentTProcess
+from bruno.process.checks import check_finite
 from bruno.recipe_data import learn_columns
 from bruno.training import Trainer
 
@@ -49,7 +51,7 @@ def fit_rows(
 
     Args:
         rows: at least two rows of real numbers.
-        labels: the set of each row, 0, 1, …; by default all are one set.
+        labels: for each row an integer, the same for all rows of a set; by default all are one set.
         steps: optimiser steps; by default a fifth of the number of rows, from 10 to 1000.
         seed: seed of all random numbers.
         impute: learn to impute missing numbers, even if these rows have none.
@@ -63,6 +65,7 @@ def fit_rows(
     x = as_tensor(rows, "rows").double()
     if x.ndim != 2 or len(x) < 2 or not x.shape[1]:
         raise ValueError(f"`rows` must have at least 2 rows, (n, dim); got shape {tuple(x.shape)}.")
+    check_finite(x.masked_fill(x.isnan(), 0.0), "rows")
     check_not_all_missing(x.isnan().cpu().numpy(), "rows")
     steps = default_steps(len(x)) if steps is None else steps
     check_count("steps", steps)
@@ -107,8 +110,10 @@ def _trained(
 def _sets(rows: Float[Tensor, "n dim"], labels: Int[Tensor, " n"] | None) -> Examples:
     """The sets with at least two rows; if there are none, all rows as one set."""
     one_set = torch.zeros(len(rows), dtype=torch.long)
-    labels = one_set if labels is None else labels.long()
-    large = labels.bincount()[labels] > 1
+    labels = one_set if labels is None else labels
+    check_labels(labels, len(rows))
+    _, own, count = labels.unique(return_inverse=True, return_counts=True)
+    large = count[own] > 1
     if not bool(large.any()):
         labels, large = one_set, torch.ones_like(large)
     known, labels = labels[large].unique(return_inverse=True)

@@ -67,7 +67,8 @@ class Examples(NumpyResult):
         table_format: str = "",
     ) -> None:
         x, y = _as_tensor(elements, "elements"), _as_tensor(labels, "labels")
-        _check_labels(y, len(x), len(names))
+        check_labels(y, len(x))
+        _check_classes(y, len(names))
         values = {
             "elements": x,
             "labels": y.long(),
@@ -217,7 +218,8 @@ def concatenate(parts: Sequence[Examples]) -> Examples:
     )
 
 
-def _check_labels(labels: Tensor, elements: int, classes: int) -> None:
+def check_labels(labels: Tensor, elements: int) -> None:
+    """Raise unless labels are integers, one for each element."""
     if labels.is_floating_point() or labels.ndim != 1:
         raise TypeError(
             f"`labels` must be integers, one for each element; got {labels.dtype} of shape "
@@ -225,7 +227,10 @@ def _check_labels(labels: Tensor, elements: int, classes: int) -> None:
         )
     if len(labels) != elements:
         raise ValueError(f"`labels` must have one entry for each of {elements} elements; got {len(labels)}.")
-    if elements and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+
+
+def _check_classes(labels: Tensor, classes: int) -> None:
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         lowest, highest = int(labels.min()), int(labels.max())
         raise ValueError(
             f"`labels` must be from 0 to {classes - 1}, one for each of {classes} names; "
