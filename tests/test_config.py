@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import attrs
 import pytest
@@ -140,6 +141,15 @@ def test_every_setting_is_described():
 def test_every_preset_is_a_recipe_with_a_title(name):
     assert isinstance(load_recipe(name), Recipe)
     assert presets()[name]
+
+
+def test_a_recipe_is_loaded_by_any_kind_of_path(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text('data.name = "digits"\ntrain.steps = 7\n')
+    for name in (path, str(path)):
+        assert load_recipe(name, ["train.seed=3"]).train == TrainConfig(steps=7, seed=3)
+    with pytest.raises(ValueError, match=r"`preset` .*got 'nowhere'"):
+        load_recipe(Path("nowhere"))
 
 
 def test_settings_of_version_0_1_keep_their_meaning():

@@ -285,8 +285,9 @@ def presets() -> dict[str, str]:
     return {file.stem: file.read_text("utf-8").splitlines()[0].lstrip("# ") for file in files}
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A preset by name or a TOML file by path, changed by ``section.key=value`` settings."""
+    name = str(name)
     path = Path(name) if name.endswith(".toml") else _PRESETS / f"{name}.toml"
     if not path.is_file():
         hint = nearest(name, presets(), "the presets are")
@@ -295,7 +296,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         values = tomllib.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:  # also of undecodable text, numbers and nesting
         raise ValueError(f"{path}: is not TOML: {error}.") from error
-    for name, value in parse_settings(overrides).items():
-        before = values.get(name, {})
-        values[name] = before | value if isinstance(value, dict) and isinstance(before, dict) else value
+    for section, value in parse_settings(overrides).items():
+        before = values.get(section, {})
+        values[section] = before | value if isinstance(value, dict) and isinstance(before, dict) else value
     return from_dict(Recipe, values)

@@ -138,7 +138,7 @@ def _named_recipe(recipe: Recipe | str | Path) -> tuple[str, Recipe]:
         raise TypeError(
             f"`recipe` must be a Recipe, a preset or the path of a TOML file; got {type(recipe).__name__}."
         )
-    return Path(recipe).stem, load_recipe(str(recipe))
+    return Path(recipe).stem, load_recipe(recipe)
 
 
 def _log_user_data(recipe: Recipe, data: RecipeData, examples: Examples, explicit: set[str]) -> None:
