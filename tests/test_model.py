@@ -10,7 +10,7 @@ from attrs import evolve
 from PIL import Image
 
 from bruno import Bruno, FlowConfig, ModelConfig, ProcessConfig, StudentTProcess
-from bruno.flow import Bijection, DenseRealNVP
+from bruno.flow import Bijection, DenseRealNVP, Flatten
 from bruno.flow.preprocessing import Logit, Standardise
 from bruno.kinds import Images, Rows
 
@@ -511,6 +511,8 @@ class TestMistakes:
     def test_a_flow_that_does_not_return_vectors_is_rejected(self):
         with pytest.raises(ValueError, match=r"`flow` .*got \(1, 2, 2\). Put Flatten"):
             Bruno((1, 2, 2), Bijection(), StudentTProcess(4), Logit())
+        with pytest.raises(ValueError, match=r"`shape` .*\(1, 4, 1\).*got \(1, 2, 2\)"):
+            Bruno((1, 2, 2), Flatten((1, 4, 1)), StudentTProcess(4), Logit())
 
     def test_a_process_of_another_size_is_rejected(self):
         flow = Bruno.from_config(MODELS["8×8"]).flow

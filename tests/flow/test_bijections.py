@@ -295,6 +295,11 @@ def test_checkerboard_is_a_choice_of_channels_after_a_squeeze():
         (lambda: FactorOut(Cube(), (3, 2, 2)), "even number of channels.*got 3"),
         (lambda: Channels(1, 0), "`channels` must be at least 2"),
         (lambda: Logit(alpha=0.7), "`alpha` must be between 0 and 0.5; got 0.7"),
+        (lambda: Flatten((1, 2, 8)).output_shape((1, 4, 4)), r"`shape` .*\(1, 2, 8\).*got \(1, 4, 4\)"),
+        (
+            lambda: FactorOut(Cube(), (4, 2, 2)).output_shape((2, 4, 2)),
+            r"`shape` .*\(4, 2, 2\).*got \(2, 4, 2\)",
+        ),
         (lambda: Squeeze()(torch.zeros(2, 1, 3, 4)), r"even height and width.*got \(1, 3, 4\)"),
     ],
 )

@@ -111,7 +111,7 @@ class FactorOut(Bijection):
             raise ValueError(
                 f"`shape` must have an even number of channels to factor out half; got {channels}."
             )
-        self.inner = inner
+        self.inner, self.shape = inner, tuple(shape)
         self.rest_shape = (channels // 2, height, width)
         self.inner_shape = inner.output_shape(self.rest_shape)
 
@@ -126,7 +126,7 @@ class FactorOut(Bijection):
         return torch.cat([x, out.reshape(-1, *self.rest_shape)], 1), log_det
 
     def output_shape(self, shape: Shape) -> Shape:  # noqa: D102
-        return (math.prod(shape),)
+        return _flat(shape, self.shape)
 
 
 class Flatten(Bijection):
@@ -143,4 +143,11 @@ class Flatten(Bijection):
         return z.reshape(-1, *self.shape), z.new_zeros(z.shape[0])
 
     def output_shape(self, shape: Shape) -> Shape:  # noqa: D102
-        return (math.prod(shape),)
+        return _flat(shape, self.shape)
+
+
+def _flat(shape: Shape, expected: Shape) -> Shape:
+    """The shape of a flattened sample; raises ValueError unless the sample has the expected shape."""
+    if tuple(shape) != expected:
+        raise ValueError(f"`shape` must be {expected}, for which the bijection was made; got {tuple(shape)}.")
+    return (math.prod(shape),)
