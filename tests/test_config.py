@@ -33,7 +33,7 @@ TRAINING = st.fixed_dictionaries(
 )
 
 
-@given(TRAINING, st.floats(1e-6, 0.4), st.lists(st.text()))
+@given(TRAINING, st.floats(1e-6, 0.4), st.lists(st.text(), unique=True))
 def test_a_config_survives_its_dictionary(training, alpha, classes):
     data = DataConfig("digits", classes=tuple(classes))
     recipe = Recipe(data, alpha=alpha, train=TrainConfig(**training))
@@ -103,6 +103,7 @@ def test_mistakes_name_the_setting_and_the_way_out(values, message):
         (lambda: ModelConfig((1, 8.0, 8)), "`shape` must be int; got 8.0"),
         (lambda: ModelConfig((1,), flow=ProcessConfig()), "`flow` must be a section of settings; got Proc"),
         (lambda: DataConfig("x", columns=("a", "a")), "`data.columns` must all differ; got 'a' twice"),
+        (lambda: DataConfig("x", classes=("b", "b")), "`data.classes` must all differ; got 'b' twice"),
         (lambda: DataConfig(3), "`data.name` must be a string; got 3"),
         (
             lambda: Recipe(DataConfig("x"), pixels="no"),

@@ -3,6 +3,7 @@
 import math
 import operator
 import sys
+from collections import Counter
 from collections.abc import Iterable
 
 from bruno import limits
@@ -74,6 +75,13 @@ def check_whole_numbers(name: str, values: object) -> None:
         raise TypeError(f"`{name}` must be a list of whole numbers; got {values!r}.")
     for value in values:
         check_whole(name, value, -sys.maxsize)
+
+
+def check_all_differ(name: str, values: Iterable[object]) -> None:
+    """Raise if a value occurs twice."""
+    for value, count in Counter(values).items():
+        if count > 1:
+            raise ValueError(f"`{name}` must all differ; got {value!r} twice.")
 
 
 def check_levels(levels: int) -> None:

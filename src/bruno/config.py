@@ -14,7 +14,7 @@ from typing import ClassVar
 import attrs
 
 from bruno import limits
-from bruno.checks import check_between, check_levels
+from bruno.checks import check_all_differ, check_between, check_levels
 from bruno.settings import Check, choice, from_dict, nearest, parse_settings, setting, to_dict, typed
 
 __all__ = [
@@ -251,12 +251,11 @@ class DataConfig:
     skip_bad: bool = setting(False, "skip files and rows that cannot be read")
 
     def __attrs_post_init__(self) -> None:
-        """Check that the data are named, and no column twice."""
+        """Check that the data are named, and no class or column twice."""
         if not self.name.strip():
             raise ValueError(f"`data.name` must be a dataset or a path; got {self.name!r}.")
-        for name in self.columns:
-            if self.columns.count(name) > 1:
-                raise ValueError(f"`data.columns` must all differ; got {name!r} twice.")
+        check_all_differ("data.classes", self.classes)
+        check_all_differ("data.columns", self.columns)
 
 
 @attrs.frozen(slots=False, field_transformer=typed)

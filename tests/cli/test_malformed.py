@@ -80,6 +80,7 @@ BAD_DATA = [
     "--data LONG",
     "--split most",
     "--classes nine",
+    "--classes 2,2",
     "--invert",
     "--data images --split test",
 ]

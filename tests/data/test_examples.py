@@ -193,6 +193,13 @@ def test_classes_that_do_not_exist_are_named(keep):
         examples.of_classes(keep)
 
 
+def test_a_class_is_selected_only_once(examples):
+    with pytest.raises(ValueError, match=r"`classes` must all differ; got 'a' twice"):
+        examples.select(["a", "b", "a"])
+    with pytest.raises(ValueError, match=r"`keep` must all differ; got 1 twice"):
+        examples.of_classes(iter([1, 1]))
+
+
 def test_examples_convert_to_arrays():
     examples = Examples([[1.0, 2.0], [3.0, 4.0]], [1, 0], ("a", "b"))
     found = to_numpy(examples)

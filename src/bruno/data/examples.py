@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from bruno.arrays import ArrayLike, NumpyResult, as_tensor, image_to_array
+from bruno.checks import check_all_differ
 from bruno.data.archives import read_arrays, reason
 from bruno.files import atomic_write
 from bruno.kinds import rescale_levels
@@ -127,6 +128,7 @@ class Examples(NumpyResult):
     def of_classes(self, keep: Iterable[int]) -> Examples:
         """Return the examples of some classes, which are renumbered in the given order."""
         order = list(keep)
+        check_all_differ("keep", order)
         for index in order:
             if not 0 <= index < len(self.names):
                 raise ValueError(f"`keep` must be from 0 to {len(self.names) - 1}; got {index}.")
@@ -138,6 +140,7 @@ class Examples(NumpyResult):
 
     def select(self, names: Sequence[str]) -> Examples:
         """Return the examples of the classes with these names, in this order."""
+        check_all_differ("classes", names)
         missing = sorted(set(names) - set(self.names))
         if missing:
             known = ", ".join(self.names[:8]) + (", …" if len(self.names) > 8 else "")
