@@ -145,6 +145,13 @@ class TestMistakes:
         with pytest.raises(ValueError, match="`model` must be omitted"):
             bruno.load(tmp_path / "model", model=model)
 
+    @pytest.mark.parametrize("settings", [{"half": True}, {"int8": True}, {"about": {"a": 1}}])
+    def test_settings_of_models_are_rejected_for_posteriors(self, tmp_path, settings):
+        posterior = trained(MODELS["dense image"]).prior()
+        with pytest.raises(ValueError, match=rf"posterior.* omit `{next(iter(settings))}`"):
+            bruno.save(posterior, tmp_path / "posterior", **settings)
+        assert not list(tmp_path.iterdir())
+
     def test_a_model_with_a_custom_flow_cannot_be_saved(self, tmp_path):
         model = trained(MODELS["dense image"])
         model.config = None

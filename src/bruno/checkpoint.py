@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from bruno import known_models
+from bruno.checks import check_omitted
 from bruno.config import ModelConfig, from_dict, to_dict
 from bruno.data.archives import reason
 from bruno.files import atomic_write, check_regular, parse_json, raw_bytes
@@ -47,6 +48,7 @@ def save(
         about: metadata of a model, ready for JSON; `load_with_metadata` returns it.
     """
     if isinstance(thing, Posterior):
+        check_omitted("`thing` is a posterior, not a model;", half=half, int8=int8, about=about)
         evidence = thing.evidence
         tensors = {name: getattr(evidence, name) for name in _EVIDENCE}
         header: dict[str, Any] = {

@@ -84,6 +84,13 @@ def check_all_differ(name: str, values: Iterable[object]) -> None:
             raise ValueError(f"`{name}` must all differ; got {value!r} twice.")
 
 
+def check_omitted(reason: str, **arguments: object) -> None:
+    """Raise if any of these arguments is given: neither None nor False. `reason` says why it has no use."""
+    given = [f"`{name}`" for name, value in arguments.items() if value is not None and value is not False]
+    if given:
+        raise ValueError(f"{reason} omit {' and '.join(given)}.")
+
+
 def check_levels(levels: int) -> None:
     """Raise unless images can have this number of grey values; 0 means rows of real numbers."""
     if levels == 1 or not 0 <= levels <= _MAX_LEVELS:
