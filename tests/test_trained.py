@@ -420,7 +420,7 @@ def test_support_may_be_a_list_of_classes(trained, unseen, form, tmp_path):
     listed = [FORMS[form](x, tmp_path / name) for name, x in support.items()]
     for given in (listed, tuple(listed)):
         found = trained.classify(queries, given)
-        assert found.classes == ("0", "1", "2")
+        assert found.classes == ("1", "2", "3")
         torch.testing.assert_close(found.probabilities, expected.probabilities)
 
 

@@ -28,6 +28,15 @@ def shortened(text: str, most: int = 2000) -> str:
     return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
 
 
+def numbered(count: int) -> tuple[str, ...]:
+    """The names of elements, columns or classes that have none: their numbers, from 1.
+
+    >>> numbered(3)
+    ('1', '2', '3')
+    """
+    return tuple(map(str, range(1, count + 1)))
+
+
 def rename_arguments(message: object, names: Mapping[str, str]) -> str:
     """A message in which the arguments in backticks, such as `set_size` or `invert=False`, have these names.
 

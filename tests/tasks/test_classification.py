@@ -73,7 +73,7 @@ def test_a_classification_carries_the_names_of_classes_and_queries(digits_model,
     assert (found.support, found.temperature) == ((2, 3, 4), 2.0)
     unnamed = classify(digits_model, list(support.values()), queries, temperature=2.0)
     assert torch.equal(unnamed.probabilities, found.probabilities)
-    assert (unnamed.classes, unnamed.names) == (("0", "1", "2"), ("0", "1"))
+    assert (unnamed.classes, unnamed.names) == (("1", "2", "3"), ("1", "2"))
 
 
 def test_the_most_probable_classes_come_first(digits_model, unseen_digits):

@@ -91,11 +91,11 @@ def test_elements_are_encoded_in_batches(digits_model, unseen_digits, monkeypatc
     assert sizes == [300, 200]
 
 
-def test_elements_are_named_as_given_or_by_class_and_position(digits_model, unseen_digits, index):
+def test_elements_are_named_as_given_or_by_class_and_number(digits_model, unseen_digits, index):
     few = unseen_digits.elements[:2]
     assert Index.of(digits_model, few, ["naïve.png", "b/c.png"]).names == ("naïve.png", "b/c.png")
-    assert Index.of(digits_model, few).names == ("0", "1")
-    assert index.names[0] == "0/0"
+    assert Index.of(digits_model, few).names == ("1", "2")
+    assert index.names[0] == "0/1"
     assert len(set(index.names)) == len(index)
 
 

@@ -27,6 +27,7 @@ from bruno.tasks.classification import (
     with_p_values,
 )
 from bruno.tasks.temperature import fit_temperature_to_groups
+from bruno.text import numbered
 from bruno.trained import Trained
 
 _MAX_WAYS, _MAX_SHOTS = 20, 20  # limits of the episodes that a temperature is fitted to
@@ -124,7 +125,7 @@ class ServedModel:
             log_prob,
             probabilities.argmax(1),
             classes=tuple(support),
-            names=tuple(map(str, range(len(x)))),
+            names=numbered(len(x)),
             support=shots,
             temperature=temperature,
             queries=x,

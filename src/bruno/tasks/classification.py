@@ -19,6 +19,7 @@ from bruno.process import Evidence
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.robust_evidence import shortfall
 from bruno.tasks.scorers import check_views, dimensions_above, part_size, square_views
+from bruno.text import numbered
 
 MAX_EXAMPLES = 9  # support elements of a class that are kept with a classification
 
@@ -90,7 +91,7 @@ def classify(
         queries: elements to classify, (queries, *shape). Missing numbers of rows, NaN, are imputed given each
             class. The density of the imputed means is about the same in every class, so that log p(query |
             support) ranks classes like log p(observed numbers | support).
-        names: names of the queries; by default positions. Classes of a sequence are also named by position.
+        names: names of the queries; their numbers from 1 by default, as those of the classes of a sequence.
         prior: probability of each class before the query is seen, in any unit; uniform by default.
         temperature: T, see `fit_temperature`; at 1 a model of many pixels is overconfident.
         threshold: use only latent dimensions whose correlation exceeds this.
@@ -99,17 +100,17 @@ def classify(
         generator: source of the dequantisation noise; without one ½ is added and the result is deterministic.
         batch_size: elements to encode at a time.
     """
-    kind, items = model.kind, support.items() if isinstance(support, Mapping) else enumerate(support)
-    named = {str(name): as_tensor(x, f"support[{name}]", kind=kind) for name, x in items}
+    kind, keyed = model.kind, support if isinstance(support, Mapping) else dict(enumerate(support))
+    given = {f"support[{key}]": as_tensor(x, f"support[{key}]", kind=kind) for key, x in keyed.items()}
     queries = as_tensor(queries, "queries", kind=kind)
-    _check_arguments(model, named, queries, temperature)
-    names, log_prior = _names(names, len(queries)), log_prior_of(prior, len(named))
+    _check_arguments(model, given, queries, temperature)
+    names, log_prior = _names(names, len(queries)), log_prior_of(prior, len(given))
     scored = partial(_scores, model, dimensions_above(model, threshold), generator, batch_size)
-    log_scores, before, log_prob = scored(queries, *named.values())
+    log_scores, before, log_prob = scored(queries, *given.values())
     scores = log_scores - before
     if views:
         check_views(model)
-        _, *turned = zip(*map(square_views, (queries, *named.values())), strict=True)
+        _, *turned = zip(*map(square_views, (queries, *given.values())), strict=True)
         log_scores = torch.stack([log_scores, *(scored(*view)[0] for view in turned)]).mean(0)
     probabilities = class_probabilities(log_scores, log_prior, temperature)
     return Classification(
@@ -118,13 +119,13 @@ def classify(
         scores,
         log_prob,
         probabilities.argmax(1),
-        classes=tuple(named),
+        classes=tuple(map(str, support)) if isinstance(support, Mapping) else numbered(len(given)),
         names=names,
-        support=tuple(map(len, named.values())),
+        support=tuple(map(len, given.values())),
         temperature=temperature,
         queries=queries,
         kind=kind,
-        examples=tuple(x[:MAX_EXAMPLES].cpu() for x in named.values()),
+        examples=tuple(x[:MAX_EXAMPLES].cpu() for x in given.values()),
     )
 
 
@@ -208,10 +209,10 @@ def log_prior_of(prior: Sequence[float] | None, classes: int) -> Float[Tensor, "
 
 
 def _names(names: Sequence[str] | None, queries: int) -> tuple[str, ...]:
-    """The names of the queries; their positions by default."""
+    """The names of the queries; their numbers by default."""
     if names is not None and len(names) != queries:
         raise ValueError(f"`names` must have one for each of {queries} queries; got {len(names)}.")
-    return tuple(map(str, range(queries))) if names is None else tuple(names)
+    return numbered(queries) if names is None else tuple(names)
 
 
 def _check_arguments(
@@ -225,7 +226,7 @@ def _check_arguments(
             f"`support` must have at least two classes to choose from; got {len(support)}. "
             "To score elements against a single set, use Posterior.score."
         )
-    for name, x in [*((f"support[{name}]", x) for name, x in support.items()), ("queries", queries)]:
+    for name, x in [*support.items(), ("queries", queries)]:
         if tuple(x.shape[1:]) != model.shape:
             raise ValueError(
                 f"`{name}` must be elements of the model's shape, (n, {', '.join(map(str, model.shape))}); "

@@ -18,6 +18,7 @@ from bruno.model import Posterior
 from bruno.process import Evidence
 from bruno.tasks.progress import Progress
 from bruno.tasks.set_scores import Criterion, SetScorer
+from bruno.text import numbered
 
 _WALKS = 128  # permutations, half of them the reverse of the others
 _PATCHES = 7  # along each side of an image
@@ -186,7 +187,7 @@ def explain_scores(
     model = scorer.model
     if x.ndim != len(model.shape) + 1:
         raise ValueError(f"`x` must be elements (n, *{model.shape}); got shape {tuple(x.shape)}.")
-    names = tuple(names) or tuple(map(str, range(1, len(x) + 1)))
+    names = tuple(names) or numbered(len(x))
     if len(names) != len(x):
         raise ValueError(f"`names` must have one for each of {len(x)} elements; got {len(names)}.")
     owner, known, grid = _features(model.kind, features, patch)
@@ -255,7 +256,7 @@ def _features(
         count = kind.shape[0]
         if names and len(names) != count:
             raise ValueError(f"`features` must be names of {count} columns; got {len(names)}.")
-        return torch.arange(count), tuple(names) or tuple(map(str, range(1, count + 1))), ()
+        return torch.arange(count), tuple(names) or numbered(count), ()
     height, width = kind.size
     side = math.ceil(max(height, width) / _PATCHES) if patch is None else patch
     check_count("patch", side)

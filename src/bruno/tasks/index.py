@@ -25,6 +25,7 @@ from bruno.files import check_regular
 from bruno.model import Bruno
 from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
 from bruno.tasks.progress import Progress
+from bruno.text import numbered
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Index:
     ) -> Index:
         """Encode elements (n, *shape), `batch_size` at a time.
 
-        Without names, an example is named class/position and an element of a tensor by its position.
+        Without names, an example is named class/number and an element of a tensor by its number, from 1.
         `progress` is called as progress(done, total), in elements.
         """
         check_count("batch_size", batch_size)
@@ -81,10 +82,10 @@ class Index:
                 f"got shape {tuple(x.shape)}."
             )
         if names is None:
-            names = [str(place) for place in range(len(x))]
+            names = numbered(len(x))
             if isinstance(collection, Examples):
                 classes = [collection.names[label] for label in collection.labels.tolist()]
-                names = [f"{name}/{place}" for name, place in zip(classes, names, strict=True)]
+                names = [f"{name}/{number}" for name, number in zip(classes, names, strict=True)]
         _check_names(names, len(x))  # before encoding, which may take hours
         latents: list[Tensor] = []
         for some in x.split(batch_size):

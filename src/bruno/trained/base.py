@@ -32,6 +32,7 @@ from bruno.kinds import Images, Kind, kind_of, rescale_levels
 from bruno.model import Bruno
 from bruno.recipe_data import RecipeData, has_consecutive_sets, unseen_split
 from bruno.tasks.familiarity import Familiarity, UnfamiliarDataWarning
+from bruno.text import numbered
 
 Source = str | Path | Sequence[str | Path] | ArrayLike  # paths of files and folders, a frame, or elements
 
@@ -213,7 +214,7 @@ class TrainedModel:
             read = source
         else:
             x = self.convert(cast(ArrayLike, source), invert=invert, name=name)
-            return Elements(x, tuple(map(str, range(1, len(x) + 1))), ("",) * len(x))
+            return Elements(x, numbered(len(x)), ("",) * len(x))
         names, xs, groups = zip(*read, strict=True)
         return Elements(torch.stack(xs).cpu(), names, groups)
 

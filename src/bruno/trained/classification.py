@@ -20,6 +20,7 @@ from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.classification import Classification, classify, with_p_values
 from bruno.tasks.episodes import FewShotProtocol
 from bruno.tasks.temperature import FittedTemperature, fit_temperature, fit_temperature_to_groups
+from bruno.text import numbered
 from bruno.trained.base import Source
 from bruno.trained.calibration import CalibrationJobs
 from bruno.trained.data import Data, is_own
@@ -52,7 +53,7 @@ class ClassificationJobs(CalibrationJobs):
 
         Args:
             queries: elements to classify: files, folders, arrays.
-            support: examples of each class by its name, or in a list, which names classes by position from 0;
+            support: examples of each class by its name, or in a list, which numbers the classes from 1;
                 or a folder of class folders; or a table with the group column: a CSV, Parquet or a frame.
             prior: probability of each class, in any unit; uniform by default.
             temperature: divides the log-probabilities. By default, it is fitted to the groups of the model's
@@ -88,14 +89,11 @@ class ClassificationJobs(CalibrationJobs):
     def _support(
         self, support: Source | Mapping[str, Source] | Sequence[Source], reading: dict[str, Any]
     ) -> dict[str, Tensor]:
-        if isinstance(support, list | tuple):
-            support = dict(zip(map(str, range(len(support))), support, strict=True))
-        if isinstance(support, Mapping):
-            sets = {
-                str(name): self._read(some, name=f"support[{name}]", **reading).x
-                for name, some in support.items()
-            }
-            return {name: self.model.impute(x) for name, x in sets.items()}
+        keyed = dict(enumerate(support)) if isinstance(support, list | tuple) else support
+        if isinstance(keyed, Mapping):
+            sets = [self._read(some, name=f"support[{key}]", **reading).x for key, some in keyed.items()]
+            names = numbered(len(sets)) if isinstance(support, list | tuple) else tuple(map(str, keyed))
+            return dict(zip(names, map(self.model.impute, sets), strict=True))
         if is_frame(support):
             examples = self._frame_examples(support, reading["skip_bad"], "support")
             return _by_class(imputed(examples, self.model))

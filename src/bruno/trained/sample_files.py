@@ -22,6 +22,7 @@ from bruno.data.archives import ArrayWriter
 from bruno.files import atomic_write
 from bruno.model import Samples
 from bruno.tasks import Progress
+from bruno.text import numbered
 
 _PIXELS_SHOWN = 4_000_000  # of all samples in a picture
 _NUMBERS_SHOWN = 10_000  # in rows that are kept for a table, which shows some of them
@@ -60,7 +61,7 @@ def write_parts(
             paths.append(folder / f"{name}.csv")
             beside = stack.enter_context(atomic_write(paths[1]))
             file = stack.enter_context(beside.open("w", newline="", encoding="utf-8"))
-            columns = columns or tuple(map(str, range(1, shape[-1] + 1)))
+            columns = columns or numbered(shape[-1])
             table = _RowWriter(csv.writer(file), arrays["seen"], shape[-2], columns)
         for part in chain([first], parts):
             write(_values(part))

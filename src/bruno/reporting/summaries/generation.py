@@ -15,6 +15,7 @@ from bruno.reporting.images import BACKGROUND, grid, png, prefix_sheet, to_uint8
 from bruno.reporting.results import Result
 from bruno.reporting.summaries.base import summarise
 from bruno.tasks.generation import SetSamples, SpreadByRepeats
+from bruno.text import numbered
 from bruno.trained.generation import SpeckEvaluation, WrittenSamples
 
 _ROWS = 10  # of a table of samples
@@ -135,6 +136,6 @@ def _with_rows(result: Result, x: Tensor, seen: Sequence[int], names: Sequence[s
         for n, some in zip(seen, prefixes, strict=True)
         for row in some
     ]
-    columns = ("set", "seen", *(names or map(str, range(1, x.shape[-1] + 1))))
+    columns = ("set", "seen", *(names or numbered(x.shape[-1])))
     note = f"The last {_ROWS} of {len(rows)} samples." * (len(rows) > _ROWS)
     return replace(result, columns=columns, rows=tuple(rows[-_ROWS:]), note=note)
