@@ -200,11 +200,11 @@ def test_a_synthetic_stream_is_judged_by_calibrated_thresholds(in_digits):
     [
         (["nowhere"], r"nowhere: "),
         (["queries/2", "-"], r"`-` .*got queries/2 -"),
-        (["queries/2", "--rate", "5"], r"`--rate` .*between 0 and 1.*got 5"),
+        (["queries/2", "--rate", "5"], r"`rate` .*between 0 and 1.*got 5"),
         (["queries/2", "--threshold", "nan"], r"`--threshold` .*finite.*got nan"),
-        (["queries/2", "--threshold", "0", "--data", "digits"], r"`--threshold` .*omit --data"),
-        (["--threshold", "0", "--rate", "0.1"], r"`--threshold` .*omit --rate"),
-        (["--within"], r"`--within` .*--count-all"),
+        (["queries/2", "--threshold", "0", "--data", "digits"], r"`threshold` .*omit `data`"),
+        (["--threshold", "0", "--rate", "0.1"], r"`threshold` .*omit `rate`"),
+        (["--within"], r"`within` .*`count_all`"),
         (["queries/2", "--state", "."], r"`state` .*got \."),
         (["queries/2", "--state", "no/state"], r"`state` .*existing folder; no "),
         (["queries/2", "--typical", "no"], r"no: "),
@@ -216,7 +216,7 @@ def test_a_mistake_names_the_option_and_its_value_before_calibration(
     def calibrated(*arguments, **options):
         raise AssertionError("calibrated")
 
-    monkeypatch.setattr("bruno.trained.Trained.detector", calibrated)
+    monkeypatch.setattr("bruno.trained.Trained.calibration", calibrated)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run(*WATCH, *arguments)
 

@@ -20,7 +20,7 @@ from bruno.cli.anomaly_options import (
     StreamDecisionOptions,
     SyntheticOptions,
 )
-from bruno.cli.options import DataOptions, ModelOptions, ReadingOptions, Rotations, check_number, reject
+from bruno.cli.options import DataOptions, ModelOptions, ReadingOptions, Rotations, check_number
 from bruno.cli.output import console, progress_bar, show, show_all, to_stderr
 
 if TYPE_CHECKING:
@@ -147,9 +147,6 @@ def batch(
     ] = None,
 ) -> None:
     """Flag outliers in a complete batch: each element is scored given all others of its set."""
-    if false_discovery_rate is not None:
-        given = {"--rate": decisions.rate, "--threshold": decisions.threshold}
-        reject("`--false-discovery-rate` decides what is flagged;", given)
     with to_stderr(report.as_json):
         trained = model.open()
         with progress_bar("elements to calibrate on") as progress:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from bruno.checks import check_rate
-from bruno.cli.options import Group, check_number, reject
+from bruno.checks import check_omitted
+from bruno.cli.options import Group, check_number
 
 _RATE = 0.01
 
@@ -37,15 +37,12 @@ class DecisionOptions:
     def __post_init__(self) -> None:
         if self.threshold is not None:
             check_number("--threshold", self.threshold)
-            reject("`--threshold` leaves nothing to calibrate;", {"--rate": self.rate, "--data": self.data})
-        if self.rate is not None:
-            check_rate("--rate", self.rate)
 
     @property
     def decision(self) -> dict[str, Any]:
         """The arguments of a detector."""
         return {
-            "rate": _RATE if self.rate is None else self.rate,
+            "rate": self.rate,
             "threshold": self.threshold,
             "count_all": self.count_all,
             "data": self.data,
@@ -59,16 +56,6 @@ class StreamDecisionOptions(DecisionOptions):
     within: Annotated[
         bool, typer.Option("--within", help="Judge by ranks within the set; needs --count-all.")
     ] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.within:
-            given = {"--threshold": self.threshold, "--data": self.data}
-            reject("`--within` needs no calibration;", given)
-            if not self.count_all:
-                raise ValueError(
-                    "`--within` needs --count-all: ranks are exact only if no element is excluded."
-                )
 
     @property
     def stream_decision(self) -> dict[str, Any]:
@@ -113,8 +100,8 @@ class SyntheticOptions:
 
     def reject(self) -> None:
         """Raise if classes are given, as there are files."""
-        given = {"--classes": self.classes, "--set-class": self.set_class}
-        reject("`--classes` and `--set-class` are for synthetic data, not for files;", given)
+        reason = "`classes` and `set_class` are for synthetic data, not for files;"
+        check_omitted(reason, classes=self.classes, set_class=self.set_class)
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,6 @@ def classify(
     """Classify your own elements into your own classes, given a few examples of each."""
     if temperature is not None:
         check_number("--temperature", temperature, 1e-6)
-    if calibrate and temperature is not None:
-        raise ValueError(f"`--calibrate` fits the temperature; omit --temperature {temperature}.")
-    if data and not calibrate:
-        raise ValueError("`--data` is for calibration; omit it, or add --calibrate.")
     trained = model.open()
     outcome = trained.classify(
         queries,

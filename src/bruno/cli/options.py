@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -272,13 +272,6 @@ def parse_numbers(option: str, text: str) -> tuple[int, ...]:
     if sum(part[-1] - part[0] for part in ranges) > _MOST_NUMBERS:
         raise ValueError(f"`{option}` takes at most {_MOST_NUMBERS:,} numbers; got {text!r}.")
     return tuple(n for part in ranges for n in range(part[0], part[-1] + 1))
-
-
-def reject(reason: str, others: Mapping[str, Any]) -> None:
-    """Raise if any of these options is given; `reason` explains why."""
-    given = [name for name, value in others.items() if not (value in (None, "", []) or value is False)]
-    if given:
-        raise ValueError(f"{reason} omit {' and '.join(given)}.")
 
 
 def check_number(

@@ -14,7 +14,6 @@ from bruno.cli.options import (
     Temperature,
     check_number,
     parse_numbers,
-    reject,
 )
 from bruno.cli.output import show
 
@@ -34,11 +33,6 @@ def repeat(
     skip_bad: SkipBad = False,
 ) -> None:
     """Sample given the same element several times: the more repeats, the smaller the spread."""
-    if given:
-        reject(
-            "`--given` names the elements to repeat;",
-            {"--data": data.data, "--split": data.split, "--set-size": set_size},
-        )
     check_number("--samples", samples, 1)
     check_number("--temperature", temperature, 0)
     trained = model.open()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,7 +14,6 @@ from bruno.cli.options import (
     Temperature,
     check_number,
     parse_numbers,
-    reject,
 )
 from bruno.cli.output import print_samples, progress_bar, show
 
@@ -37,16 +36,6 @@ def sample(
     skip_bad: SkipBad = False,
 ) -> None:
     """Sample more of the same: given each prefix of a set (from the data or your own), or from the prior."""
-    drawn: dict[str, Any] = {
-        "--sets": sets,
-        "--set-size": set_size,
-        "--data": data.data,
-        "--split": data.split,
-    }
-    if prior:
-        reject("`--prior` conditions on nothing;", {"--given": given, "--prefixes": prefixes, **drawn})
-    if given:
-        reject("`--given` names the set to condition on;", drawn)
     check_number("--samples", samples, 1, limited=False)
     for option, number in (("--sets", sets), ("--set-size", set_size)):
         check_number(option, 1 if number is None else number, 1)
@@ -57,7 +46,7 @@ def sample(
             given,
             prior=prior,
             samples=samples,
-            sets=sets or 1,
+            sets=sets,
             set_size=set_size,
             prefixes=parse_numbers("--prefixes", prefixes) if prefixes else None,
             temperature=temperature,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from bruno.arrays import NumpyResult
-from bruno.checks import check_rate, check_real
+from bruno.checks import check_omitted, check_rate, check_real
 from bruno.data import Element
 from bruno.data.columns import consecutive_sets
 from bruno.data.reader import collected
@@ -101,7 +101,7 @@ class BatchJobs(CalibrationJobs):
         self,
         batch: Source | Iterable[Element],
         *,
-        rate: float = RATE,
+        rate: float | None = None,
         threshold: float | None = None,
         count_all: bool = False,
         false_discovery_rate: float | None = None,
@@ -122,7 +122,7 @@ class BatchJobs(CalibrationJobs):
 
         Args:
             batch: files, folders, arrays or elements; at least two elements.
-            rate: false-alarm rate.
+            rate: false-alarm rate; 0.01 by default.
             threshold: flag scores below this instead of calibrating.
             count_all: condition on every other element; by default, outliers are excluded from the evidence.
             false_discovery_rate: flag by Benjamini–Hochberg at this rate, in each set, instead of `rate`.
@@ -135,10 +135,7 @@ class BatchJobs(CalibrationJobs):
             seed: seed of the random orders of the groups.
             progress: called as progress(done, total).
         """
-        check_rate("rate", rate)
-        check_real("threshold", threshold or 0.0)
-        if false_discovery_rate is not None:
-            check_rate("false_discovery_rate", false_discovery_rate)
+        rate = checked_rate(rate, threshold, data, false_discovery_rate)
         read = self._read_batch(batch, one_set, group, invert, skip_bad)
         elements, found = read.elements, None
         if threshold is None:
@@ -241,6 +238,24 @@ class BatchJobs(CalibrationJobs):
             return PatchExplanation(torch.stack(maps), x, kind, names, summary.outliers)
         reference = found.reference if found else -math.inf
         return OutlierExplainer(self.columns, reference, seed).explain(summary)
+
+
+def checked_rate(
+    rate: float | None,
+    threshold: float | None,
+    data: Data | None,
+    false_discovery_rate: float | None = None,
+) -> float:
+    """The rate of false alarms; raises ValueError for arguments that contradict each other."""
+    if false_discovery_rate is not None:
+        check_rate("false_discovery_rate", false_discovery_rate)
+        check_omitted("`false_discovery_rate` decides what is flagged;", rate=rate, threshold=threshold)
+    if threshold is not None:
+        check_real("threshold", threshold)
+        check_omitted("`threshold` leaves nothing to calibrate;", rate=rate, data=data)
+    rate = RATE if rate is None else rate
+    check_rate("rate", rate)
+    return rate
 
 
 def _summary(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bruno.arrays import is_frame
-from bruno.checks import check_rate
+from bruno.checks import check_omitted, check_rate
 from bruno.data import Examples
 from bruno.data.archives import is_hidden
 from bruno.recipe_data import imputed
@@ -72,6 +72,10 @@ class ClassificationJobs(CalibrationJobs):
             seed: seed of the episodes that the temperature is fitted to.
         """
         check_rate("none_rate", _NONE_RATE if none_rate is None else none_rate)
+        if calibrate:
+            check_omitted("`calibrate` fits the temperature;", temperature=temperature)
+        elif data is not None:
+            raise ValueError("`data` is for calibration; omit it, or add `calibrate`.")
         reading: dict[str, Any] = {"invert": invert, "skip_bad": skip_bad}
         sets = self._support(support, reading)
         if len(sets) < 2:
@@ -79,7 +83,7 @@ class ClassificationJobs(CalibrationJobs):
         x, names, _ = self._read(queries, name="queries", **reading)
         self.warn_if_unfamiliar(torch.cat(list(sets.values())), x)
         calibration = self.ready_calibration() if none_rate is None else self.calibration(seed=seed)
-        if temperature is None and calibrate:
+        if calibrate:
             temperature = self._fitted_temperature(sets, data, invert, views, seed)
         elif temperature is None:
             temperature = 1.0 if calibration is None else self._kept_temperature(calibration, sets, seed)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bruno.arrays import NumpyResult
-from bruno.checks import check_rate
+from bruno.checks import check_omitted
 from bruno.data import Element, SetSampler
 from bruno.tasks.anomaly_benchmark import DetectionComparison, measure_anomaly
 from bruno.tasks.detector import Detector
 from bruno.tasks.progress import Progress
 from bruno.trained.base import Source
-from bruno.trained.batch import RATE, BatchJobs
+from bruno.trained.batch import BatchJobs, checked_rate
 from bruno.trained.calibration import report_basis
 from bruno.trained.data import Data, available_set_size
 from bruno.trained.states import WatchState
@@ -46,7 +46,7 @@ class DetectionJobs(BatchJobs):
     def detector(
         self,
         *,
-        rate: float = RATE,
+        rate: float | None = None,
         threshold: float | None = None,
         count_all: bool = False,
         within: bool = False,
@@ -58,7 +58,7 @@ class DetectionJobs(BatchJobs):
         """A detector of outliers in a stream, calibrated on held-out groups.
 
         Args:
-            rate: false-alarm rate, the fraction of clean elements that are flagged.
+            rate: false-alarm rate, the fraction of clean elements that are flagged; 0.01 by default.
             threshold: flag scores below this instead of calibrating.
             count_all: keep outliers in the evidence; by default, they are excluded.
             within: prepare for `watch` with `within`, which needs `count_all` but no calibration.
@@ -67,7 +67,9 @@ class DetectionJobs(BatchJobs):
             seed: seed of the random orders of the groups.
             progress: called as progress(done, total).
         """
-        check_rate("rate", rate)
+        if within:
+            check_omitted("`within` needs no calibration;", threshold=threshold, data=data)
+        rate = checked_rate(rate, threshold, data)
         if within and not count_all:
             raise ValueError("`within` needs `count_all`: ranks are exact only if no element is excluded.")
         if threshold is not None or within:

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from bruno.arrays import NumpyResult
-from bruno.checks import check_count, check_whole_numbers
+from bruno.checks import check_count, check_omitted, check_whole_numbers
 from bruno.data import Examples, SetSampler
 from bruno.files import inside
 from bruno.model import Samples
@@ -72,7 +72,7 @@ class GenerationJobs(TrainedData):
         *,
         samples: int = 8,
         prefixes: Sequence[int] | None = None,
-        sets: int = 1,
+        sets: int | None = None,
         set_size: int | None = None,
         temperature: float = 1.0,
         split: str | None = None,
@@ -89,7 +89,7 @@ class GenerationJobs(TrainedData):
             samples: number of samples given each prefix.
             prefixes: numbers of elements to condition on; 0, the prior, can only be the first. By default,
                 all numbers from 0 to the set size.
-            sets: number of sets to draw from the data, each of a different class.
+            sets: number of sets to draw from the data, each of a different class; 1 by default.
             set_size: number of elements in each of these sets; 8 by default, or the smallest class size.
             temperature: below 1, samples are closer to the mean of the latents.
             split: split of the data; test by default.
@@ -139,7 +139,7 @@ class GenerationJobs(TrainedData):
         """
         check_count("samples", samples)
         generator = self._generator(seed)
-        (x,) = self._sets(given, 1, set_size, split, data, classes, invert, skip_bad, generator)
+        (x,) = self._sets(given, None, set_size, split, data, classes, invert, skip_bad, generator)
         enough = -(-_SAMPLES_FOR_VARIANCE // len(x))
         found = spread_by_repeats(
             self.model,
@@ -217,7 +217,7 @@ class GenerationJobs(TrainedData):
     def _sets(
         self,
         given: Source | None,
-        sets: int,
+        sets: int | None,
         set_size: int | None,
         split: str | None,
         data: Data | None,
@@ -228,9 +228,12 @@ class GenerationJobs(TrainedData):
     ) -> Tensor:
         """(sets, set_size, *shape): the given set, or sets of different classes of the data."""
         if given is not None:
+            of_data = {"sets": sets, "set_size": set_size, "split": split, "data": data, "classes": classes}
+            check_omitted("`given` names the set to condition on;", **of_data)
             x = self.read(given, invert=invert, skip_bad=skip_bad, name="given").x
             return x.to(self.device).unsqueeze(0)
         examples = self._select(split, data, classes, invert).examples
+        sets = 1 if sets is None else sets
         if not 1 <= sets <= len(examples.names):
             most = len(examples.names)
             raise ValueError(f"`sets` must be from 1 to {most}, the number of classes; got {sets}.")
@@ -250,7 +253,7 @@ class GenerationJobs(TrainedData):
         prior: bool = False,
         samples: int = 8,
         prefixes: Sequence[int] | None = None,
-        sets: int = 1,
+        sets: int | None = None,
         set_size: int | None = None,
         temperature: float = 1.0,
         split: str | None = None,
@@ -268,8 +271,11 @@ class GenerationJobs(TrainedData):
         this machine. `progress` is called as progress(done, total), in samples.
         """
         generator = self._generator(seed)
-        set_arguments = (given, prefixes, set_size, split, data, classes)
-        describes_set = sets > 1 or any(argument is not None for argument in set_arguments)
+        described = {"given": given, "prefixes": prefixes, "sets": sets, "set_size": set_size}
+        described |= {"split": split, "data": data, "classes": classes}
+        if prior:
+            check_omitted("`prior` conditions on nothing;", **described)
+        describes_set = any(argument is not None for argument in described.values())
         if not (prior or describes_set) and self.has_no_sets and self.recipe:
             _log.info(
                 "%s is not on this machine; sampling from the prior. To sample given its images, name its "

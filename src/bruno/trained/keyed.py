@@ -27,7 +27,6 @@ from bruno.streams.store import IN_MEMORY, Excluded, Mark, Store
 from bruno.streams.updates import Updates
 from bruno.streams.window import Window
 from bruno.tasks.detector import Detector
-from bruno.trained.batch import RATE
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.states import SET_SEPARATOR, check_one_set, only_name
 from bruno.trained.watch import check_ranks
@@ -104,7 +103,7 @@ class KeyedDetector:
         settings = {"window": window, "half_life": half_life, "within": within}
         self.store = Store(store, fingerprint, settings, wait=WAIT if wait is None else wait)
         try:
-            made = trained.detector(rate=rate or RATE) if detector is None else detector
+            made = trained.detector(rate=rate) if detector is None else detector
             self.detector = made if isinstance(made, Detector) else made()
             if not self._model.is_same(self.detector.model):
                 raise ValueError("`detector` must be of the model of `trained`; got one of another model.")
