@@ -490,7 +490,7 @@ def test_ranks_within_a_set_need_no_calibration(machines):
     values = values_of("runs/machines", "anomaly")
     assert values["basis"][1:] == ["exact"] * 29
     assert values["p"][25] == min(p for p in values["p"] if p is not None)
-    with pytest.raises(ValueError, match="--count-all"):
+    with pytest.raises(ValueError, match="`count_all`"):
         run(*WATCH, "stream.csv", "--within")
 
 

@@ -28,6 +28,7 @@ from bruno.tasks.detector import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
 from bruno.tasks.stream_evidence import START
 from bruno.trained import KeyedDetector, Trained
+from bruno.trained.batch import checked_rate
 
 KEYS, X = stream(6, 40)
 SETTINGS = [{}, {"window": 25}, {"half_life": 10.0}, {"count_all": True}, {"count_all": True, "window": 20}]
@@ -220,7 +221,7 @@ def test_ranks_that_cannot_reach_the_rate_are_reported(caplog):
 
 
 def test_the_rate_of_the_default_detector_can_be_set(monkeypatch):
-    monkeypatch.setattr(Trained, "detector", lambda self, rate: detector(rate=rate))
+    monkeypatch.setattr(Trained, "detector", lambda self, rate: detector(rate=checked_rate(rate, None, None)))
     assert KeyedDetector(trained(), rate=0.05).detector.rate == 0.05
     assert KeyedDetector(trained()).detector.rate == 0.01
     for settings in ({"rate": 0.0}, {"rate": 0.05, "detector": detector()}):
