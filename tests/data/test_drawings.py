@@ -119,3 +119,13 @@ def test_a_blurred_photograph_of_a_thick_marker_is_a_thin_line():
     )
     thin = normalise_drawing(255 - line(28, 600, ((120, 150), (480, 450))))
     assert difference(normalise_drawing(np.asarray(marker)), thin) < 0.35
+
+
+@pytest.mark.parametrize(("side", "width"), [(210, 1), (400, 1), (640, 2), (1000, 2)])
+def test_thin_strokes_of_a_large_image_are_kept(side, width):
+    image = Image.new("L", (side, side), 255)
+    points = [(0.3, 0.2), (0.7, 0.25), (0.35, 0.8), (0.7, 0.75), (0.3, 0.5)]  # strokes that cross
+    ImageDraw.Draw(image).line([(side * x, side * y) for x, y in points], fill=0, width=width)
+    small = Image.new("L", (105, 105), 255)
+    ImageDraw.Draw(small).line([(105 * x, 105 * y) for x, y in points], fill=0, width=3)
+    assert difference(normalise_drawing(np.asarray(image)), normalise_drawing(np.asarray(small))) < 0.5

@@ -27,6 +27,7 @@ _SIMILAR = 0.2  # relative difference from the redrawn image; it is smaller for 
 _LARGEST = 2 * _SIDE  # images are reduced to this side before anything else
 _MIN_CONTRAST = 16  # grey values between ink and paper; an image with less is blank
 _CUTOFF = 0.55  # brightness of the edge of a stroke, as a fraction of that of its core
+_COVERED = 0.3  # fraction of a pixel that a thin stroke covers at least
 _WIDEST = 1 / 3  # widest stroke, as a fraction of the side: wider structures are shadows on the paper
 
 Grey = NDArray[np.uint8]  # (height, width)
@@ -56,10 +57,15 @@ def normalise_drawing(
         invert: whether ink is darker than paper; detected by default.
     """
     ink = _ink(_at_most(image, _LARGEST), invert)
-    cutoff = _CUTOFF * _ink_brightness(ink)
-    if cutoff < _CUTOFF * _MIN_CONTRAST:
+    brightness = _ink_brightness(ink)
+    if brightness < _MIN_CONTRAST:
         return _resized(ink, size, Image.Resampling.BILINEAR)
-    drawing = _framed(ink, ink > cutoff) > cutoff
+    strokes = ink > _CUTOFF * brightness
+    framed = _framed(ink, strokes)
+    if len(ink) > _SIDE:  # reducing makes thin strokes darker, except where they cross
+        covered = framed[_framed(_as_grey(strokes), strokes) > 255 * _COVERED]
+        brightness = min(brightness, float(np.median(covered))) if len(covered) else brightness
+    drawing = framed > _CUTOFF * brightness
     redrawn = _dilate(_skeleton(drawing))
     as_drawn, with_pen = (_resized(_as_grey(x), size, Image.Resampling.BILINEAR) for x in (drawing, redrawn))
     difference = np.abs(as_drawn.astype(int) - with_pen).sum()
