@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from bruno.reporting.figure import text_width
 from bruno.reporting.plots import (
     Measured,
     accuracy_bars,
@@ -191,3 +192,8 @@ def test_a_ranking_has_a_bar_for_each_element_best_first(scores, figures):
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels[0] == "1.  $x_1$ first"
     assert all(len(label) < 50 for label in labels)
+
+
+def test_east_asian_characters_are_at_least_as_wide_as_high():
+    assert text_width("漢字", 10) == pytest.approx(2 * 10 / 72)
+    assert text_width("漢字 ab", 10) == pytest.approx(2 * 10 / 72 + text_width(" ab", 10))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from unicodedata import east_asian_width
 
 import numpy as np
 from jaxtyping import UInt8
@@ -179,8 +180,13 @@ class Canvas:
 
 
 def text_width(text: str, size: float) -> float:
-    """Width in inches of text in the font of plots; `size` in points."""
-    return plot_font(_MEASURED).getlength(text) / _MEASURED * size / 72
+    """Width in inches of text in the font of plots; `size` in points.
+
+    The font lacks East Asian characters; those of another font are as wide as they are high.
+    """
+    narrow = "".join(character for character in text if east_asian_width(character) not in "FW")
+    pixels = plot_font(_MEASURED).getlength(narrow) + (len(text) - len(narrow)) * _MEASURED
+    return pixels / _MEASURED * size / 72
 
 
 @cache
