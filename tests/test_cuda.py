@@ -83,7 +83,7 @@ def test_elements_may_be_on_the_cpu():
 def trainer(size: int = 28, coupling: str = "affine", **settings) -> Trainer:
     torch.manual_seed(0)
     flow = FlowConfig(filters=8, blocks=1, units=32, squeeze_first=True, coupling=coupling)
-    config = ModelConfig((1, 28, 28), pixels="gaussianise", flow=flow)
+    config = ModelConfig((1, 28, 28), pixels="mixture", flow=flow)
     images = torch.randint(0, 256, (200, 1, size, size), dtype=torch.uint8)
     examples = Examples(images, torch.arange(200) // 20, tuple(map(str, range(10))))
     plan = TrainConfig(steps=20, batch=4, set_size=5, episodes=2, way=3, precision="float32", ema=0.9)
