@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -142,17 +143,9 @@ def load_path(
     path = Path(path)
     check_source(path, group, columns, table_format, "path")
     kind = path.suffix.lower()
+    images: dict[str, Any] = {"size": size, "grey": grey, "drawings": drawings, "invert": invert}
     if kind == ".npz":
-        return read_npz(
-            path,
-            size=size,
-            grey=grey,
-            columns=columns,
-            missing=missing,
-            skip_bad=skip_bad,
-            drawings=drawings,
-            invert=invert,
-        )
+        return read_npz(path, columns=columns, missing=missing, skip_bad=skip_bad, **images)
     if is_table(path) and not path.is_dir():
         return _cached(
             f"{path.resolve()} {group!r} {tuple(columns)} {skip_bad} {table_format} {prefer} {missing}",
@@ -172,15 +165,7 @@ def load_path(
         + f" drawings {invert}" * drawings
         + f" on {backdrop}" * bool(backdrop),
         file_stamp(path),
-        lambda: read_images(
-            path,
-            size=size,
-            grey=grey,
-            skip_bad=skip_bad,
-            drawings=drawings,
-            invert=invert,
-            backdrop=backdrop,
-        ),
+        lambda: read_images(path, skip_bad=skip_bad, backdrop=backdrop, **images),
     )
 
 
