@@ -24,7 +24,7 @@ def model() -> Bruno:
 def states() -> WatchState:
     z = torch.arange(3.0)
     state = SetState(StreamEvidence.empty(3).including(z), WithinSet.empty(3).add(z))
-    return WatchState({"a": state, "b": state}, (Excluded("line 3", "a", z),))
+    return WatchState({"a": state, "b": state}, (Excluded("line 3", "a", z, 0),))
 
 
 def test_states_survive_a_file(tmp_path):
@@ -41,7 +41,7 @@ def test_a_single_name_is_accepted_in_a_file(tmp_path):
 
 
 def test_elements_of_one_name_in_several_sets_are_named_by_their_sets():
-    several = states().with_excluded(Excluded("line 3", "b", torch.ones(3)))
+    several = WatchState(states().sets, (*states().excluded, Excluded("line 3", "b", torch.ones(3), 0)))
     with pytest.raises(ValueError, match=r"`names` .*'a, line 3', 'b, line 3'"):
         several.accepting(["line 3"])
     after = several.accepting(["b, line 3"])
@@ -58,7 +58,8 @@ def test_elements_of_one_name_in_several_sets_are_named_by_their_sets():
         ("excluded.0", torch.full((3,), math.inf), "`excluded`"),
         ("groups", ["a", "a"], "`groups`"),
         ("groups", [], "`groups`"),
-        ("excluded", [["line 3", "c"]], "`excluded`"),
+        ("excluded", [["line 3", "c", 0]], "`excluded`"),
+        ("excluded", [["line 3", "a", "0"]], "`excluded`"),
     ],
 )
 def test_a_damaged_state_is_a_value_error_that_names_the_part(tmp_path, part, value, name):

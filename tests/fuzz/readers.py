@@ -395,7 +395,7 @@ def watched() -> WatchState:
         stream = stream.add(model(), one, torch.tensor(0.0), Cutoffs((-9.0,)), torch.tensor(True))
         within = within.add(one)
     state = SetState(stream, within)
-    return WatchState({"a": state, "b": state}, (Excluded("line 3", "a", z[0]),))
+    return WatchState({"a": state, "b": state}, (Excluded("line 3", "a", z[0], 0),))
 
 
 def parts_of(thing: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

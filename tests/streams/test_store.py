@@ -62,8 +62,17 @@ def test_what_is_not_committed_is_not_kept(path):
 
 def test_elements_that_count_again_are_no_longer_excluded(path):
     store = filled(path)
-    store.drop_put_back([("b", b"new")])
+    store.drop_put_back([Excluded("line 1", "b", b"new")])
     assert store.excluded("line 1") == (1, Excluded("line 1", "a", b"old"))
+
+
+def test_of_equal_elements_the_one_that_counts_again_is_no_longer_excluded(path):
+    store = opened(path)
+    store.put_excluded([Excluded(id, "a", b"same") for id in ("line 1", "line 2", "line 3")])
+    store.drop_put_back([Excluded("line 2", "a", b"same")])
+    assert store.latest_excluded(3) == ["line 1", "line 3"]
+    store.drop_put_back([Excluded("a/1", "a", b"same")])  # in an older store, whose states have no ids
+    assert len(store.latest_excluded(3)) == 1
 
 
 def test_only_the_latest_elements_that_did_not_count_stay(path, monkeypatch):

@@ -4,11 +4,12 @@ A record contains the version of its format, the fingerprint of the model, and t
 ends with a checksum, which covers the name of the set if there is one. The layout, little-endian:
 
     "BRS" version · type of latents · fingerprint · dimensions · first elements · sample · marks
-    position · counted · offset · count · mean · scatter · first · flags
+    position · counted · offset · count · mean · scatter · first · flags · ids of the first elements
     of ranks: count · mean · scatter · drift test · sample
     checksum
 
-Ranks are present if they are marked. Evidence is float64. Latents have the dtype that the encoder returns.
+Ids and ranks are present if they are marked. Evidence is float64. Latents have the dtype that the encoder
+returns.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ _MAGIC = b"BRS"
 _HEADER = struct.Struct("<3sBB8sIBHB")
 _NUMBERS = struct.Struct("<qqqd")  # position, counted, offset, count
 _DRIFT = struct.Struct("<qdqq3d")  # position, gain, since, detected, wealth
+_LENGTH = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<I")
 _TYPES: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
 _DOUBLE = np.dtype("<f8")
 _LARGEST = 2**53  # count that float64 resolves
 
-_RANKS, _INCOMPLETE = 1, 2  # marks: has ranks, has had an element with missing numbers
+_RANKS, _INCOMPLETE, _IDS = 1, 2, 4  # marks: has ranks, has had an element with missing numbers, has ids
 USABLE, INSIDE, EXCLUDED = 1, 2, 4  # flags of first elements: may count, counts, did not count at first
 
 
@@ -66,6 +68,7 @@ class SetRecord:
         flags: `USABLE`, `INSIDE` and `EXCLUDED` of each first element.
         ranks: state of p-values within the set; None without them.
         incomplete: whether an element so far had missing numbers.
+        ids: name of each first element; empty if they have none.
     """
 
     count: float
@@ -78,6 +81,7 @@ class SetRecord:
     flags: UInt8[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0, np.uint8))
     ranks: Ranks | None = None
     incomplete: bool = False
+    ids: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, evidence: Evidence) -> SetRecord:
@@ -104,7 +108,7 @@ def encode(record: SetRecord, fingerprint: str, name: str = "") -> bytes:
     sample = np.zeros((0, 0)) if record.ranks is None else record.ranks.within.sample.cpu().numpy()
     latents = record.first if len(record.first) else sample
     size = latents.dtype.itemsize if len(latents) else 8
-    first, dim = len(record.first), len(record.mean)
+    first, dim, has_ids = len(record.first), len(record.mean), any(record.ids)
     parts = [
         _HEADER.pack(
             _MAGIC,
@@ -114,7 +118,7 @@ def encode(record: SetRecord, fingerprint: str, name: str = "") -> bytes:
             dim,
             first,
             len(sample),
-            _RANKS * (record.ranks is not None) + _INCOMPLETE * record.incomplete,
+            _RANKS * (record.ranks is not None) + _INCOMPLETE * record.incomplete + _IDS * has_ids,
         ),
         _NUMBERS.pack(record.position, record.counted, record.offset, record.count),
         record.mean.astype(_DOUBLE, copy=False).tobytes(),
@@ -122,6 +126,9 @@ def encode(record: SetRecord, fingerprint: str, name: str = "") -> bytes:
     ]
     if first:
         parts += [record.first.astype(_TYPES[size], copy=False).tobytes(), record.flags.tobytes()]
+    for id in record.ids if has_ids else ():
+        text = id.encode("utf-8", "surrogateescape")
+        parts += [_LENGTH.pack(len(text)), text]
     if record.ranks is not None:
         parts += _encoded_ranks(record.ranks, sample.astype(_TYPES[size], copy=False))
     body = b"".join(parts)
@@ -170,8 +177,9 @@ def decode(data: bytes, fingerprint: str, dim: int, name: str = "") -> SetRecord
         offset,
         reader.array(latents, first * dim).reshape(first, dim),
         reader.array(np.dtype("u1"), first),
-        _decoded_ranks(reader, dim, sample, latents) if marks & _RANKS else None,
-        bool(marks & _INCOMPLETE),
+        ids=[reader.text() for _ in range(first)] if marks & _IDS else [],
+        ranks=_decoded_ranks(reader, dim, sample, latents) if marks & _RANKS else None,
+        incomplete=bool(marks & _INCOMPLETE),
     )
     reader.end()
     _check(record, name)
@@ -301,6 +309,10 @@ class _Reader:
 
     def array(self, kind: np.dtype[Any], count: int) -> NDArray[Any]:
         return np.frombuffer(self._take(kind.itemsize * count), kind).copy()
+
+    def text(self) -> str:
+        (size,) = self.unpack(_LENGTH)
+        return self._take(size).decode("utf-8", "surrogateescape")
 
     def end(self) -> None:
         if self._place != len(self._body):

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from bruno.streams.codec import Ranks, SetRecord, decode, encode
-from bruno.streams.store import Store
+from bruno.streams.codec import Ranks, SetRecord, decode, encode, encode_latents
+from bruno.streams.store import Excluded, Store
 from bruno.tasks.stream_evidence import START
 
 Slots = NDArray[np.intp]
@@ -19,10 +19,14 @@ _INITIAL_SLOTS = 64
 
 
 class First(NamedTuple):
-    """Latents and flags of the first elements of a set, while they may be reconsidered; preallocated."""
+    """Latents, flags and ids of the first elements of a set, while they may be reconsidered; preallocated.
+
+    The id "" is the default one.
+    """
 
     z: NDArray[np.float64]
     flags: NDArray[np.uint8]
+    ids: list[str]
 
 
 class _Before(NamedTuple):
@@ -160,6 +164,7 @@ class HotSets:
         )
         if first is not None:
             record.first, record.flags = first.z[:position], first.flags[:position]
+            record.ids = first.ids[:position]
         return record
 
     def _set(self, slot: int, record: SetRecord) -> None:
@@ -169,6 +174,7 @@ class HotSets:
         if m := len(record.first):
             first = self.begin(slot)
             first.z[:m], first.flags[:m] = record.first, record.flags
+            first.ids[: len(record.ids)] = record.ids
         if record.ranks is not None:
             self.ranks[slot] = record.ranks
         if record.incomplete:
@@ -176,8 +182,19 @@ class HotSets:
 
     def begin(self, slot: int) -> First:
         """Begin to keep the first elements of a set."""
-        first = self.first[slot] = First(np.zeros((START, self._dim)), np.zeros(START, np.uint8))
+        z, flags = np.zeros((START, self._dim)), np.zeros(START, np.uint8)
+        first = self.first[slot] = First(z, flags, [""] * START)
         return first
+
+    def name_first(self, slot: int, place: int, id: str) -> None:
+        """Keep the id of an element while it may be reconsidered."""
+        if (first := self.first.get(slot)) is not None:
+            first.ids[place] = id
+
+    def first_element(self, slot: int, place: int) -> Excluded:
+        """One of the first elements of a set, as the store remembers it if it is excluded."""
+        first, name = self.first[slot], self._names[slot]
+        return Excluded(first.ids[place] or default_id(name, place), name, encode_latents(first.z[place]))
 
     # --- steps -------------------------------------------------------------------------------------------
 
@@ -225,6 +242,11 @@ class HotSets:
                 for slot in changed
             )
             self._dirty[:] = False
+
+
+def default_id(name: str, place: int) -> str:
+    """The id of an element without one, given how many elements of its set were before it."""
+    return f"{name}/{place + 1}"
 
 
 def capacity_for(dim: int) -> int:

@@ -303,10 +303,11 @@ class Store:
         """Remove an excluded element, by its number."""
         self._write("DELETE FROM excluded WHERE number = ?", [(number,)])
 
-    def drop_put_back(self, elements: Iterable[tuple[str, bytes]]) -> None:
-        """Remove elements that were excluded at first and now count, by set and latents."""
-        rows = ((_blob(name), z) for name, z in elements)
-        self._write("DELETE FROM excluded WHERE name = ? AND z = ?", rows)
+    def drop_put_back(self, elements: Iterable[Excluded]) -> None:
+        """Remove excluded elements that count again: one for each, of another id if its own is not there."""
+        rows = ((_blob(name), z, _blob(id)) for id, name, z in elements)
+        query = "SELECT number FROM excluded WHERE name = ? AND z = ? ORDER BY id = ? DESC LIMIT 1"
+        self._write(f"DELETE FROM excluded WHERE number = ({query})", rows)
 
     def put_sources(self, marks: Mapping[str, Mark]) -> None:
         """Set how far sources have been read."""

@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from bruno.model import Bruno
-from bruno.streams.codec import EXCLUDED, INSIDE, USABLE, Ranks, encode_latents
+from bruno.streams.codec import EXCLUDED, INSIDE, USABLE, Ranks
 from bruno.streams.densities import RowDensities
 from bruno.streams.evidence import Numbers, SetEvidence, evidence_inside, with_element
 from bruno.streams.sets import First, HotSets
+from bruno.streams.store import Excluded
 from bruno.streams.window import Window
 from bruno.tasks.detector import Detector
 from bruno.tasks.drift import DriftTest, WithinSet
@@ -43,8 +44,9 @@ class Updates:
     The first elements of a set are reconsidered together several times. Until then, they have full weight.
 
     Attributes:
-        put_back: sets and latents of elements that were excluded at first and now count; cleared by the
-            caller.
+        excluded: elements that do not count any more after a reconsideration. The caller adds those that
+            did not count when they arrived, and clears the list.
+        put_back: excluded elements that count again; cleared by the caller.
 
     Args:
         detector: the model, with the cutoffs and the floor.
@@ -66,7 +68,8 @@ class Updates:
     ) -> None:
         self._sets, self._window, self._within, self._drifted = sets, window, within, drifted
         self._model = _with_process_in_double(detector.model)
-        self.put_back: list[tuple[str, bytes]] = []
+        self.excluded: list[Excluded] = []
+        self.put_back: list[Excluded] = []
         self._densities = RowDensities(detector.model.process)
         self._keeps = 1.0 if half_life is None else 2.0 ** (-1 / half_life)
         self._floor, self._reference = detector.floor, detector.reference
@@ -191,7 +194,7 @@ class Updates:
         for least, most in itertools.pairwise(_SIZES):
             chosen = due & (sizes > least) & (sizes <= most)
             if chosen.any():
-                self._reconsider_all(slots[chosen], most)
+                self._reconsider_all(slots[chosen], sizes[chosen], most)
         latest = np.zeros(len(slots), np.bool_)
         for i, (slot, size) in enumerate(zip(slots.tolist(), sizes.tolist(), strict=True)):
             flags = self._sets.first[slot].flags
@@ -201,16 +204,19 @@ class Updates:
                 self.end_of_start(slot)
         return latest
 
-    def _reconsider_all(self, slots: Int[np.ndarray, " k"], size: int) -> None:
+    def _reconsider_all(self, slots: Int[np.ndarray, " k"], sizes: Int[np.ndarray, " k"], size: int) -> None:
         """Decide which of the first elements of sets, at most `size`, count, and make them the evidence."""
         firsts = [self._sets.first[slot] for slot in slots.tolist()]
         z = np.stack([first.z[:size] for first in firsts])
         flags = np.stack([first.flags[:size] for first in firsts])  # 0 for elements that are still to come
         inside = self._typical(z, (flags & USABLE) > 0)
         self._replace(slots, z, inside)
-        for set_, element in zip(*np.nonzero(inside & (flags & EXCLUDED > 0)), strict=True):
-            self.put_back.append((self._sets.name(int(slots[set_])), encode_latents(z[set_, element])))
-        marks = np.where(inside, (flags & USABLE) | INSIDE, flags & (USABLE | EXCLUDED)).astype(np.uint8)
+        known, is_earlier = (flags & EXCLUDED) > 0, np.arange(size) < sizes[:, None] - 1
+        excluded = ~inside & is_earlier  # whether the latest element counts is in the `Update`
+        for changed, elements in ((inside & known, self.put_back), (excluded & ~known, self.excluded)):
+            for set_, place in np.argwhere(changed).tolist():
+                elements.append(self._sets.first_element(int(slots[set_]), place))
+        marks = ((flags & USABLE) | INSIDE * inside | EXCLUDED * excluded).astype(np.uint8)
         for first, own in zip(firsts, marks, strict=True):
             first.flags[:size] = own
 

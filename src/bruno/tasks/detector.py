@@ -138,13 +138,8 @@ class Detector:
         after = state.add(self.model, z, score, cutoffs, usable, self.window, by.scores_of)
         if state.incomplete:
             after = replace(after, incomplete=True)
-        if self.window is None:
-            counts = int(after.evidence.count) > int(state.evidence.count)
-        else:  # another one may have left the window
-            limit = -math.inf if cutoffs is None else cutoffs.at(state.evidence.count).item()
-            counts = bool(usable) and score.item() >= limit
         score = score - shortfall(prior + log_det, self.reference)
-        return Step(self._judge(score.item(), bool(beyond), state), after, z, counts)
+        return Step(self._judge(score.item(), bool(beyond), state), after, z, bool(after.decided[-1]))
 
     def _judge(self, score: float, beyond: bool, state: StreamEvidence) -> Judgement:
         seen, given = int(state.evidence.count), -math.inf if beyond else score

@@ -64,6 +64,8 @@ class StreamEvidence:
         first: latents of the first elements while they may be reconsidered, empty afterwards; or, in a
             window, of the latest elements.
         usable: which of the elements in `first` may count.
+        decided: which elements count, of those that the last step decided about: the latest one or, if the
+            first elements or those of the window were reconsidered, all of these.
         incomplete: whether an element so far had missing numbers.
     """
 
@@ -71,6 +73,7 @@ class StreamEvidence:
     position: int
     first: Float[Tensor, "*batch first dim"]
     usable: Bool[Tensor, "*batch first"]
+    decided: Bool[Tensor, "*batch decided"]
     incomplete: bool = False
 
     @classmethod
@@ -88,12 +91,8 @@ class StreamEvidence:
         """
         shape, device = evidence.batch_shape, evidence.mean.device
         position = int(evidence.count.max()) if evidence.count.numel() else 0
-        return cls(
-            evidence,
-            position,
-            torch.zeros((*shape, 0, evidence.dim), device=device),
-            torch.zeros((*shape, 0), dtype=torch.bool, device=device),
-        )
+        none = torch.zeros((*shape, 0), dtype=torch.bool, device=device)
+        return cls(evidence, position, torch.zeros((*shape, 0, evidence.dim), device=device), none, none)
 
     def including(self, z: Float[Tensor, "*batch dim"]) -> StreamEvidence:
         """The state after an earlier element, which was excluded, is added; the position stays the same."""
@@ -126,7 +125,7 @@ class StreamEvidence:
         them faster.
         """
         counts = usable if cutoffs is None else usable & (score >= cutoffs.at(self.evidence.count))
-        position = self.position + 1
+        position, decided = self.position + 1, counts.unsqueeze(-1)
         first, known = self.first, self.usable
 
         def typical() -> Bool[Tensor, "*batch first"]:
@@ -139,22 +138,22 @@ class StreamEvidence:
             if first.shape[-2] == min(position, window):  # else the stream began with a posterior
                 before = self.evidence.count == self.usable.sum(-1)
                 all_count = cutoffs is None or bool((before & (counts == usable)).all())
-                return StreamEvidence(
-                    evidence_within(first, known if all_count else typical()), position, first, known
-                )
+                decided = known if all_count else typical()
+                return StreamEvidence(evidence_within(first, decided), position, first, known, decided)
         evidence = self.evidence + Evidence.single(z, counts)
         if window is not None:
-            return StreamEvidence(evidence, position, first, known)
+            return StreamEvidence(evidence, position, first, known, decided)
         # Elements are not reconsidered after the first `START`, nor if the stream began with a posterior.
         if cutoffs is None or first.shape[-2] < self.position:
-            return StreamEvidence(evidence, position, first[..., :0, :], known[..., :0])
+            return StreamEvidence(evidence, position, first[..., :0, :], known[..., :0], decided)
         first = torch.cat([first, z.unsqueeze(-2)], -2)
         known = torch.cat([known, usable.unsqueeze(-1)], -1)
         if position in RECONSIDERED:
-            evidence = evidence_within(first, typical())
+            decided = typical()
+            evidence = evidence_within(first, decided)
         if position >= START:
             first, known = first[..., :0, :], known[..., :0]
-        return StreamEvidence(evidence, position, first, known)
+        return StreamEvidence(evidence, position, first, known, decided)
 
 
 @torch.no_grad()

@@ -22,11 +22,12 @@ from bruno.streams.codec import decode_latents, encode_latents
 from bruno.streams.encoder import Latents, encoder_of
 from bruno.streams.judgements import Judgements, Rule
 from bruno.streams.rows import check_forgetting, checked_elements, checked_keys, checked_offsets, rounds_of
-from bruno.streams.sets import HotSets, capacity_for
+from bruno.streams.sets import HotSets, capacity_for, default_id
 from bruno.streams.store import IN_MEMORY, Excluded, Mark, Store
 from bruno.streams.updates import Updates
 from bruno.streams.window import Window
 from bruno.tasks.detector import Detector
+from bruno.tasks.stream_evidence import START
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.states import SET_SEPARATOR, check_one_set, only_name
 from bruno.trained.watch import check_ranks
@@ -125,7 +126,6 @@ class KeyedDetector:
         self._within = within
         self._interrupted = False
         self._sources: dict[str, Mark] = {}
-        self._excluded: list[Excluded] = []
         self._before = _Uncommitted(0, 0, 0, {})  # to undo the last step
         self._rows, self._committed = 0, time.monotonic()
 
@@ -163,13 +163,13 @@ class KeyedDetector:
             slots = self._sets.slots(names)
             self._sets.begin_step(slots)
             try:
-                found, excluded = self._judged(slots, x, complete, given, evidence)
+                found, excluded = self._judged(slots, x, complete, ids, given, evidence)
             except Exception:
                 self.undo()
                 raise
         for i in sorted(excluded):
-            id = f"{names[i]}/{found.position[i] + 1}" if ids is None else str(ids[i])
-            self._excluded.append(Excluded(id, names[i], encode_latents(excluded[i])))
+            id = default_id(names[i], int(found.position[i])) if ids is None else str(ids[i])
+            self._updates.excluded.append(Excluded(id, names[i], encode_latents(excluded[i])))
         self._rows += len(names)
         self._sources |= sources or {}
         return found
@@ -179,6 +179,7 @@ class KeyedDetector:
         slots: NDArray[np.intp],
         x: Any,
         complete: NDArray[np.bool_] | None,
+        ids: Sequence[str] | None,
         offsets: NDArray[np.int64] | None,
         evidence: bool,
     ) -> tuple[Judgements, dict[int, NDArray[np.float64]]]:
@@ -211,6 +212,9 @@ class KeyedDetector:
             if update.p_within is not None:
                 found.p_within[rows] = update.p_within
             excluded |= {i: latents.z[i] for i in rows[~update.counts].tolist()}
+            if ids is not None and self._sets.first:
+                for i in rows[update.position < START].tolist():
+                    self._sets.name_first(int(slots[i]), int(found.position[i]), str(ids[i]))
         if before is not None:
             on_cpu = Evidence(torch.from_numpy(found.seen).round().long(), *torch.from_numpy(before))
             found.evidence = on_cpu.to(self._model.device)
@@ -265,8 +269,8 @@ class KeyedDetector:
 
     def reported(self) -> None:
         """Make the last step final: its result has been reported."""
-        put_back = len(self._updates.put_back)
-        self._before = _Uncommitted(self._rows, len(self._excluded), put_back, dict(self._sources))
+        excluded, put_back = len(self._updates.excluded), len(self._updates.put_back)
+        self._before = _Uncommitted(self._rows, excluded, put_back, dict(self._sources))
         self._sets.end_step()
         if self._window is not None:
             self._window.begin_step()
@@ -276,7 +280,7 @@ class KeyedDetector:
         before = self._before
         undone = self._rows - before.rows
         self._rows, self._sources = before.rows, before.sources
-        del self._excluded[before.excluded :], self._updates.put_back[before.put_back :]
+        del self._updates.excluded[before.excluded :], self._updates.put_back[before.put_back :]
         self._sets.undo()
         if self._window is not None:
             self._window.undo()
@@ -296,9 +300,9 @@ class KeyedDetector:
         self._sets.flush()
         if self._window is not None:
             self._window.flush()
-        if self._excluded:
-            self.store.put_excluded(self._excluded)
-            self._excluded.clear()
+        if self._updates.excluded:  # before those that are put back, which may be among them
+            self.store.put_excluded(self._updates.excluded)
+            self._updates.excluded.clear()
         if self._updates.put_back:
             self.store.drop_put_back(self._updates.put_back)
             self._updates.put_back.clear()

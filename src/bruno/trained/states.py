@@ -25,20 +25,28 @@ _CANDIDATES = 5  # elements that an error names
 
 
 class Excluded(NamedTuple):
-    """An element that was excluded from the evidence of its set: its name, its set and its latents."""
+    """An element that was excluded from the evidence of its set: its name, its set and its latents.
+
+    `number` is the number of elements of the set before it.
+    """
 
     name: str
     group: str
     z: Tensor
+    number: int
 
 
 @dataclass(frozen=True, eq=False)
 class SetState:
-    """The state of one set: its evidence, the sample for ranks within the set, and the test for drift."""
+    """The state of one set: its evidence, the sample for ranks within the set, and the test for drift.
+
+    `names` are those of the elements that may be reconsidered, `stream.first`.
+    """
 
     stream: StreamEvidence
     within: WithinSet
     drift: DriftTest = field(default_factory=DriftTest)
+    names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, stream: StreamEvidence) -> SetState:
@@ -60,9 +68,21 @@ class WatchState:
         """A copy with the state of one set replaced."""
         return WatchState({**self.sets, group: state}, self.excluded)
 
-    def with_excluded(self, element: Excluded) -> WatchState:
-        """A copy that also remembers this element, which was excluded from its set."""
-        return WatchState(self.sets, (*self.excluded, element)[-_MAX_EXCLUDED:])
+    def with_decided(self, group: str, latest: Sequence[tuple[str, Tensor]]) -> WatchState:
+        """A copy that remembers those elements that do not count, of all that the last step decided about.
+
+        `latest` are the names and latents of the latest elements of the set, at least of the decided ones.
+        """
+        stream = self.sets[group].stream
+        counts = stream.decided.tolist()
+        begin = stream.position - len(counts)
+        kept = (one for one in self.excluded if one.group != group or one.number < begin)
+        new = (
+            Excluded(name, group, z, begin + i)
+            for i, (name, z) in enumerate(latest[-len(counts) :])
+            if not counts[i]
+        )
+        return WatchState(self.sets, (*kept, *new)[-_MAX_EXCLUDED:])
 
     def accepting(self, names: Sequence[str]) -> WatchState:
         """A copy in which elements that were excluded by mistake are added to their sets.
@@ -109,7 +129,7 @@ class WatchState:
             tensors[f"excluded.{i}"] = element.z
         about = {
             "groups": list(self.sets),
-            "excluded": [(one.name, one.group) for one in self.excluded],
+            "excluded": [(one.name, one.group, one.number) for one in self.excluded],
         }
         write(path, tensors, {"kind": "posterior", "model": fingerprint, "watch": about})
 
@@ -141,15 +161,18 @@ class WatchState:
         groups = about["groups"]
         require(_are_names(groups) and len(set(groups)) == len(groups) > 0, "groups", "different names")
         require(len(about["excluded"]) <= _MAX_EXCLUDED, "excluded", f"at most {_MAX_EXCLUDED}")
-        excluded = []
-        for i, (name, group) in enumerate(about["excluded"]):
-            require(_are_names([name, group]) and group in groups, "excluded", "names of elements and sets")
-            z = checked_tensor("excluded", tensors[f"excluded.{i}"], (model.dim,))
-            excluded.append(Excluded(name, group, z.to(model.device)))
-        sets = {}
+        records = {}
         for i, group in enumerate(groups):
-            record = decode(tensors[f"set.{i}"].numpy().tobytes(), fingerprint, model.dim, group)
-            sets[group] = _state_of(record, model.device)
+            records[group] = decode(tensors[f"set.{i}"].numpy().tobytes(), fingerprint, model.dim, group)
+        excluded = []
+        for i, (name, group, *number) in enumerate(about["excluded"]):
+            require(_are_names([name, group]) and group in groups, "excluded", "names of elements and sets")
+            z = checked_tensor("excluded", tensors[f"excluded.{i}"], (model.dim,)).to(model.device)
+            # In older files without numbers, the next reconsideration decides about all of a set.
+            (place,) = number or (records[group].position - 1,)
+            require(isinstance(place, int), "excluded", "numbers of elements")
+            excluded.append(Excluded(name, group, z, place))
+        sets = {group: _state_of(record, group, excluded, model.device) for group, record in records.items()}
         return cls(sets, tuple(excluded))
 
 
@@ -195,19 +218,26 @@ def _record_of(state: SetState) -> SetRecord:
     record.first = stream.first.cpu().numpy()
     record.flags = USABLE * stream.usable.cpu().numpy().astype(np.uint8)
     record.ranks, record.incomplete = Ranks(state.within, state.drift), stream.incomplete
+    record.ids = list(state.names)
     return record
 
 
-def _state_of(record: SetRecord, device: torch.device) -> SetState:
-    """The state that a record describes, on a device."""
+def _state_of(record: SetRecord, group: str, excluded: Sequence[Excluded], device: torch.device) -> SetState:
+    """The state of a set that a record describes, on a device.
+
+    Records of older files have no names; those of excluded elements are found by their latents.
+    """
+    known = {one.z.cpu().numpy().tobytes(): one.name for one in excluded if one.group == group}
+    begin = record.position - len(record.first) + 1
+    names = record.ids or [
+        known.get(z.tobytes(), f"element {number}") for number, z in enumerate(record.first, begin)
+    ]
     if record.ranks is None:
         raise ValueError("a set has no ranks")
+    usable = torch.from_numpy((record.flags & USABLE) > 0).to(device)
+    first = torch.from_numpy(record.first).to(device)
     stream = StreamEvidence(
-        record.evidence.to(device),
-        record.position,
-        torch.from_numpy(record.first).to(device),
-        torch.from_numpy((record.flags & USABLE) > 0).to(device),
-        record.incomplete,
+        record.evidence.to(device), record.position, first, usable, usable[:0], record.incomplete
     )
     within = WithinSet(record.ranks.within.evidence.to(device), record.ranks.within.sample.to(device))
-    return SetState(stream, within, record.ranks.drift)
+    return SetState(stream, within, record.ranks.drift, tuple(names))

@@ -31,7 +31,7 @@ from bruno.trained.base import Source, warn_of_unreadable
 from bruno.trained.data import TrainedData
 from bruno.trained.explanation import OutlierExplainer
 from bruno.trained.outliers import Outliers
-from bruno.trained.states import Excluded, SetState, WatchState
+from bruno.trained.states import SetState, WatchState
 from bruno.trained.stream_elements import grouped_elements
 
 _log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Watch(WatchedStream):
         """Judge an element and update the state of its set."""
         group, model = self._set_of(element), self._trained.model
         own = self.state.sets.get(group) or SetState.of(self.detector.begin())
-        judgement, stream, z, counts = self.detector.step(own.stream, model.as_elements(element.x))
+        judgement, stream, z, _ = self.detector.step(own.stream, model.as_elements(element.x))
         within, drift = own.within, own.drift
         # Ranks take as long as the judgement. With a window, they are only reported if every element counts.
         ranks = self.detector.window is None or self.detector.count_all
@@ -194,9 +194,10 @@ class Watch(WatchedStream):
             if self.detector.window is None:  # with a window, sets are expected to change
                 drift = drift.add(ranked.uniform, own.stream.position + 1)
             judgement = self._with_rank(judgement, ranked.p, stream.incomplete)
-        self.state = self.state.with_set(group, SetState(stream, within, drift))
-        if not counts:
-            self.state = self.state.with_excluded(Excluded(element.name, group, z))
+        latest = [*zip(own.names, own.stream.first, strict=True), (element.name, z)]
+        names = tuple(name for name, _ in latest)[len(latest) - len(stream.first) :]
+        state = self.state.with_set(group, SetState(stream, within, drift, names))
+        self.state = state.with_decided(group, latest)
         if drift.changed_at is not None and not own.drift.detected:
             self._report_drift(element, group, drift.changed_at)
         return judgement
