@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from PIL import Image
 
 import bruno
@@ -520,6 +521,20 @@ def test_grey_images_need_no_channel_axis(trained, unseen):
     for given in (x[:, 0].numpy(), x[0, 0].numpy()):
         read = trained.read(given).x
         assert torch.equal(read, x[: len(read)])
+
+
+@pytest.mark.parametrize("drawings", [False, True])
+@pytest.mark.parametrize("invert", [False, True])
+def test_images_and_arrays_in_one_list_are_read_as_if_alone(trained, unseen, drawings, invert):
+    recipe = evolve(trained.recipe, data=evolve(trained.recipe.data, invert=invert))
+    reader = replace(trained, recipe=recipe, drawings=drawings)
+    x = some(unseen, "2", 0, 2)
+    image, array = as_pil(x)[0], x[1, 0].numpy()
+    alone = torch.cat([reader.convert(image), reader.convert(array)])
+    assert torch.equal(reader.convert([image, array]), alone)
+    assert torch.equal(reader.convert([array, image]), alone.flip(0))
+    with pytest.raises(TypeError, match=r"`source` .*got str"):
+        reader.read([image, "a.png"])
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -231,9 +231,10 @@ class TrainedModel:
         Like `read`, but without the comparison with the training images. Errors call the argument `name`.
         """
         shape, kind = self.model.shape, self.model.kind
-        first = source[0] if isinstance(source, list | tuple) and source else source
-        if is_pil_image(first) and self.normalises:
-            return self._normalised(source if isinstance(source, list | tuple) else [source], invert, name)
+        if isinstance(source, list | tuple) and any(map(is_pil_image, source)):
+            return torch.cat([self.convert(part, invert=invert, name=name) for part in source])
+        if is_pil_image(source) and self.normalises:
+            return self._normalised(source, invert, name)
         x = as_tensor(self._on_backdrop(source, name), name, kind=kind).cpu()
         if kind.is_images and shape[0] == 1 and x.ndim in (2, 3) and x.shape[-2:] == shape[1:]:
             x = x if tuple(x.shape) == shape else x.unsqueeze(-3)  # grey images without a channel axis
@@ -248,29 +249,22 @@ class TrainedModel:
         else:
             check_not_all_missing(x.isnan().numpy(), name)
             kind.check(x.masked_fill(x.isnan(), 0.0), name)
-        inverted = invert or (is_pil_image(first) and self._inverts(invert))
+        inverted = invert or (is_pil_image(source) and self._inverts(invert))
         return kind.levels - 1 - x if inverted and kind.is_images else x
 
     def _on_backdrop(self, source: ArrayLike, name: str) -> ArrayLike:
-        """The source, with PIL images as tensors if transparent pixels have one colour in all images."""
+        """The source; a PIL image as a tensor if transparent pixels have one colour in all images."""
         kind = self.model.kind
-        if not (self.backdrop and isinstance(kind, Images)):
+        if not (self.backdrop and isinstance(kind, Images) and is_pil_image(source)):
             return source
-        parts = source if isinstance(source, list | tuple) else [source]
-        read = [
-            image_as_tensor(part, kind.size, kind.is_grey, kind.levels, name, self.backdrop)
-            if is_pil_image(part)
-            else part
-            for part in parts
-        ]
-        return read if parts is source else read[0]
+        return image_as_tensor(source, kind.size, kind.is_grey, kind.levels, name, self.backdrop)
 
-    def _normalised(self, images: Sequence[Any], invert: bool | None, name: str) -> Tensor:
-        """PIL images as drawings (n, *shape)."""
-        kind, polarity = cast(Images, self.model.kind), self._polarity(invert)
-        read = (named_image_to_array(image, None, True, name) for image in images)
-        arrays = [normalise_drawings(pixels[None], kind.size, invert=polarity) for pixels in read]
-        return rescale_levels(torch.from_numpy(np.concatenate(arrays)), 256, kind.levels)
+    def _normalised(self, image: Any, invert: bool | None, name: str) -> Tensor:
+        """A PIL image as a drawing (1, *shape)."""
+        kind = cast(Images, self.model.kind)
+        pixels = named_image_to_array(image, None, True, name)
+        drawing = normalise_drawings(pixels[None], kind.size, invert=self._polarity(invert))
+        return rescale_levels(torch.from_numpy(drawing), 256, kind.levels)
 
     @cached_property
     def familiarity(self) -> Familiarity:
