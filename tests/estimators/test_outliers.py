@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import warnings
 
 import numpy as np
 import pandas
@@ -10,9 +11,11 @@ import torch
 from set_rows import sets_of_rows
 
 import bruno
+from bruno.config import load_recipe
 from bruno.sklearn import SetOutlierDetector
 from bruno.tasks.references import Reference
 from bruno.tasks.set_scores import SetScorer
+from bruno.trained import Trained
 
 NORMAL = np.random.default_rng(1).normal(size=(200, 4))
 
@@ -46,7 +49,9 @@ def test_outliers_of_a_set_are_found(set_model):
 def test_a_cluster_of_outliers_does_not_hide_itself(set_model):
     rows = clean_set()
     rows[:20] += 6.0
-    robust, counted = (SetOutlierDetector(set_model, count_all=c).fit_predict(rows) for c in (False, True))
+    with pytest.warns(UserWarning, match="33 % are flagged, but 5 % was requested"):
+        robust = SetOutlierDetector(set_model).fit_predict(rows)
+    counted = SetOutlierDetector(set_model, count_all=True).fit_predict(rows)
     assert (robust[:20] == -1).all()
     assert (robust[20:] == 1).mean() > 0.9
     assert (counted[:20] == 1).any()
@@ -98,6 +103,18 @@ def test_each_row_is_judged_within_its_group(set_model):
     found = SetOutlierDetector(set_model, rate=0.01).fit_predict(rows, groups=groups)
     assert (found[[0, 40]] == -1).all()
     assert (np.delete(found, [0, 40]) == 1).mean() > 0.95
+
+
+def test_groups_that_are_missing_are_a_warning_if_far_too_many_rows_are_flagged(set_model, tmp_path):
+    rows, groups = sets_of_rows(4, 30, seed=2)
+    frame = pandas.DataFrame(rows, columns=["a", "b", "c"]).assign(machine=groups)
+    recipe = load_recipe("table", ["data.group=machine", 'data.columns=["a", "b", "c"]'])
+    detector = SetOutlierDetector(Trained(set_model, recipe, tmp_path), rate=0.01)
+    with pytest.warns(UserWarning, match=r"% are flagged, but 1 % .*`groups` is missing.*X\['machine'\]"):
+        detector.fit(frame)
+    with warnings.catch_warnings(action="error"):
+        detector.fit(frame, groups=frame["machine"])
+        detector.set_params(contamination=0.4).fit(frame)
 
 
 def test_groups_of_any_size_are_judged_as_if_alone(set_model):

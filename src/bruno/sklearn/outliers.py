@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from numbers import Real
 from pathlib import Path
@@ -20,6 +21,7 @@ from bruno.sklearn.base import Array, SetEstimator, group_labels
 from bruno.sklearn.sample import RowSample, extended
 from bruno.tasks.explanation import Explanation, explain_scores
 from bruno.tasks.set_scores import SetScorer, grouped_evidence, positions_by_label
+from bruno.tasks.stream_summary import far_more_flagged
 from bruno.trained import Trained
 
 _NARROW_SMALL_MODEL, _NARROW_GIVEN_MODEL = 0.1, 0.5  # smallest exponents of p-values
@@ -142,6 +144,8 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         self._thresholds = [reference.threshold(self.rate) for reference in self._references]
         self.offset_ = self._fitted_offset(lambda: self.scores_)
         self.p_values_ = self._p_values(self.scores_, labels)
+        if given is not None and self.contamination == "auto":
+            self._warn_of_misfit(given, labels, getattr(X, "columns", ()))
         return self
 
     @available_if(_for_new_rows)  # type: ignore[untyped-decorator]
@@ -252,6 +256,19 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
             criterion = "density" if given is None and not len(self.groups_) else "score"
         calibration = given.kept_calibration() if isinstance(given, Trained) else None
         return SetScorer.of(self.model_, criterion, calibration, self._seed())  # type: ignore[arg-type]
+
+    def _warn_of_misfit(self, given: Trained | Bruno, labels: Array, columns: Sequence[Any]) -> None:
+        """Warn if far more rows are flagged than requested; `columns` are those of the frame."""
+        outliers = int((self.scores_ < self._offsets(labels)).sum())
+        found = far_more_flagged(outliers, len(labels), self.rate)
+        if not found:
+            return
+        reason = "the model or its calibration does not fit these sets, or they are faulty"
+        remedy = "Check the data and `groups`"
+        if isinstance(given, Trained) and given.group in columns and not len(self.groups_):
+            reason = "`groups` is missing, so all rows are one set"
+            remedy = f"Use groups=X[{given.group!r}]"
+        warnings.warn(f"{found}: {reason}. {remedy}.", stacklevel=3)
 
     def _rows_and_labels(self, X: Any, groups: Any) -> tuple[Array, Array]:
         """New rows, validated, and the index of the set of each."""

@@ -14,6 +14,8 @@ from bruno.model import Posterior
 from bruno.tasks.anomaly import Judgement
 
 EXTREMES = 24  # of the most unusual outliers, and of the most typical inliers, are kept
+_FAR_MORE = (5, 0.15)  # times the requested rate, and fraction of elements; true faults are rarely so many
+_ENOUGH = 10  # fewer outliers do not show that a model does not fit
 
 # The fields of a judgement that have an array, and its type.
 _JUDGED: dict[str, type] = {
@@ -150,3 +152,12 @@ class StreamSummary(NumpyResult):
     def most_typical(self) -> tuple[JudgedElement, ...]:
         """Inliers, those with the highest scores first."""
         return tuple(self._inliers)
+
+
+def far_more_flagged(outliers: int, count: int, rate: float) -> str:
+    """A clause if far more of `count` elements are flagged than requested by a rate, otherwise ""."""
+    times, fraction = _FAR_MORE
+    flagged = outliers / max(1, count)
+    if outliers < _ENOUGH or flagged <= max(times * rate, fraction):
+        return ""
+    return f"{100 * flagged:.0f} % are flagged, but {100 * rate:g} % was requested"

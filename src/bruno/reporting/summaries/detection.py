@@ -15,7 +15,7 @@ from bruno.reporting.timelines import MAX_SETS, STRIP, score_timeline
 from bruno.tasks.anomaly import Judgement
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.detector import Detector
-from bruno.tasks.stream_summary import StreamSummary
+from bruno.tasks.stream_summary import StreamSummary, far_more_flagged
 from bruno.trained.batch import BatchJudgement
 from bruno.trained.calibration import CalibrationReport
 from bruno.trained.detection import AnomalyEvaluation
@@ -26,13 +26,11 @@ TITLES = {"anomaly": "Outliers in a stream", "anomaly-batch": "Outliers in a bat
 _LOWEST = 20  # sets in a table
 _RATES = (0.01, 0.05, 0.1)  # thresholds are reported for these rates
 _POSITIONS = (1, 5, 20, 50, 100)  # thresholds are reported at these positions
-_FAR_MORE = (5, 0.15)  # times the requested rate, and fraction of elements; true faults are rarely so many
 _PATCHES = (
     "Distances between patches of pixels find outliers better than this model. The score of an image is "
     "minus the distance of its most unusual patch to the second-nearest image, divided by the median."
 )
 _MOST = 0.5  # if a larger fraction is out-of-distribution, the data are probably of another kind
-_ENOUGH = 10  # fewer outliers do not show that a model does not fit
 
 
 @summarise.register
@@ -105,16 +103,14 @@ def _with_misfit(result: Result, outcome: WatchedStream | BatchJudgement, rate: 
 
 def _misfit(summary: StreamSummary, rate: float | None, advice: str, rows: bool) -> str:
     """A sentence if far more elements are flagged than requested, otherwise ""."""
-    times, fraction = _FAR_MORE
-    flagged = summary.outliers / max(1, summary.count)
-    if rate is None or summary.outliers < _ENOUGH or flagged <= max(times * rate, fraction):
+    found = "" if rate is None else far_more_flagged(summary.outliers, summary.count, rate)
+    if not found:
         return ""
     strange = ", and most are out-of-distribution" * (summary.out_of_distribution > _MOST * summary.count)
     check = "Check units and columns. If they are" if rows else "If the data are"
     return (
-        f"{100 * flagged:.0f} % are flagged, but {100 * rate:g} % was requested{strange}: the model or its "
-        f"calibration does not fit these data, or they are faulty. {check} right, calibrate on clean sets "
-        f"of this kind: {advice}"
+        f"{found}{strange}: the model or its calibration does not fit these data, or they are faulty. "
+        f"{check} right, calibrate on clean sets of this kind: {advice}"
     )
 
 
