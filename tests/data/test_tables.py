@@ -297,6 +297,21 @@ def test_group_names_are_the_same_in_a_csv_and_in_a_frame(tmp_path):
         tables.read_frame(frame, "machine")
 
 
+@pytest.mark.parametrize("least", [0, sys.maxsize])  # with pyarrow and without it
+def test_booleans_are_text_in_all_tables(tmp_path, monkeypatch, least):
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.setattr(tables, "_MIN_FAST_BYTES", least)
+    frame = pandas.DataFrame({"heat": [1.0, 2.5], "alarm": [True, False]})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    for source in (frame, tmp_path / "t.parquet", tmp_path / "t.csv"):
+        read = tables.read_frame if source is frame else read_table
+        examples = read(source)
+        assert (examples.columns, examples.ignored) == (("heat",), ("alarm (text)",))
+        with pytest.raises(ValueError, match=r"'alarm' must be a number; got 'True'"):
+            read(source, columns=("alarm",))
+
+
 @pytest.mark.parametrize("kind", ["pandas", "pyarrow", "parquet"])
 def test_frames_and_parquet_are_tables(tmp_path, kind):
     frame = frame_of(kind)

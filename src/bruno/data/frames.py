@@ -72,7 +72,7 @@ def _numbers(
 
 
 def _column_kind(array: NDArray[Any]) -> str:
-    if array.dtype.kind in "fiub":
+    if array.dtype.kind in "fiu":
         return "empty" if array.dtype.kind == "f" and np.isnan(array).all() else "number"
     if array.dtype.kind in "Mm":
         return "date"
@@ -82,7 +82,7 @@ def _column_kind(array: NDArray[Any]) -> str:
 
 def _as_numbers(name: str, array: NDArray[Any]) -> NDArray[np.float64]:
     """A column as float64, NaN where a cell is missing."""
-    if array.dtype.kind in "fiub":
+    if array.dtype.kind in "fiu":
         return array.astype(np.float64)
     form, numbers = TableFormat(), np.full(len(array), math.nan)
     for i, cell in enumerate(map(_text, array)):
