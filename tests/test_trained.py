@@ -461,6 +461,13 @@ def test_an_inspection_shows_the_gain_from_conditioning(trained):
 # --- results ---------------------------------------------------------------------------------------------
 
 
+def test_results_on_a_file_have_another_name_than_those_on_a_split(trained, unseen, tmp_path):
+    for i, x in enumerate(unseen.elements[:6].split(3)):
+        written(x, tmp_path / "test" / str(i))
+    outcome = trained.evaluate(data=tmp_path / "test", sets=2, set_size=3)
+    assert (outcome.data, trained.evaluate(sets=2, set_size=3).data) == ("data-test", "test")
+
+
 def test_results_are_saved_beside_the_model(trained):
     outcome = trained.evaluate(sets=4, set_size=3)
     path = trained.save_result(summarise(outcome), seed=0)

@@ -238,7 +238,8 @@ def _data_name(data: Data | None, split: str, classes: Sequence[str]) -> str:
     if is_frame(data):
         name = "frame"
     elif data is not None and (is_own(data) or data == "drawn"):
-        name = Path(str(data)).stem
+        stem = Path(str(data)).stem
+        name = f"data-{stem}" if stem in SPLITS else stem  # not the name of results on the model's own data
     else:
         name = split if data is None else f"{data}-{split}"
     return "-".join([name, *(re.sub(r"\W", "_", label) for label in classes[:_NAMED_CLASSES])])
