@@ -147,7 +147,7 @@ def test_too_few_elements_for_a_job_leave_the_densities(digits, monkeypatch):
     )
     verdict = digits.verdict(elements=600)
     assert verdict.few_shot is None
-    assert "at least two classes" in verdict.unmeasured
+    assert verdict.unmeasured.startswith("`data` must have at least two classes")
     assert verdict.held_out is not None
     assert verdict.beats_baseline is None
     assert verdict.unmeasured in summarise(verdict).note

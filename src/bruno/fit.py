@@ -25,6 +25,7 @@ from bruno.data.quality import (
     log_scales,
     warn_of_counters,
     warn_of_far_numbers,
+    warn_of_one_class,
     warn_of_related_columns,
 )
 from bruno.devices import process_group, resolve_device
@@ -151,6 +152,7 @@ def _log_user_data(recipe: Recipe, data: RecipeData, examples: Examples, explici
 def _fitted_to_user_data(recipe: Recipe, examples: Examples, explicit: set[str]) -> Recipe:
     """The recipe with settings that suit the data, and with the columns and format that were found."""
     check_enough_rows(examples, recipe.data)
+    warn_of_one_class(examples)
     recipe = fitted_to(recipe, examples, explicit)
     warn_of_far_numbers(examples)
     warn_of_counters(examples)

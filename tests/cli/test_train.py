@@ -194,6 +194,13 @@ def test_colours_that_are_not_used_are_reported(workplace):
     assert bruno.load("kept/model.safetensors").shape == (3, 8, 8)
 
 
+def test_training_on_one_class_of_images_warns(workplace):
+    make_images({"screws": 4}, 8)
+    settings = ["--set", "data.rotations=false", "--set", "train.set_size=3", "--steps", "1"]
+    words = " ".join(run(*TRAIN, "--data", "images", *settings, "--out", "one").split())
+    assert "Only one training class, 'screws'" in words
+
+
 def test_skipped_files_and_classes_are_reported_once(workplace):
     make_images({**{f"class{i}": 6 for i in range(5)}, "small": 2}, 8)
     Path("images/class0/0.png").write_bytes(b"no image")

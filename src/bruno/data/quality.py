@@ -86,6 +86,17 @@ def warn_of_skipped(examples: Examples, data: str | Path) -> None:
 # --- whether data are enough -----------------------------------------------------------------------------
 
 
+def warn_of_one_class(images: Examples) -> None:
+    """Warn if all images to train on are of one class."""
+    if images.is_images and len(images.names) == 1:
+        warnings.warn(
+            f"Only one training class, {images.names[0]!r}: the model cannot learn how classes differ, so it "
+            "cannot tell others apart, and its scores may be far off. Add classes. log p(x), how unlikely an "
+            "image is among all, is still useful.",
+            stacklevel=2,
+        )
+
+
 def check_enough_rows(rows: Examples, data: DataConfig) -> None:
     """Raise if a table is too small to learn anything from; warn if it has few sets."""
     if rows.is_images:

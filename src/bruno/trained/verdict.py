@@ -273,6 +273,10 @@ class VerdictJobs(TrainedData):
 
     def _few_shot_check(self, examples: Examples, images: int, seed: int) -> FewShotComparison:
         """Few-shot accuracy on at most this many images; without noise, each image is encoded only once."""
+        if len(examples.names) < 2:
+            raise ValueError(
+                f"`data` must have at least two classes to tell apart; got one, {examples.names[0]!r}."
+            )
         generator = torch.Generator().manual_seed(seed)
         sampler = SetSampler(examples)
         each = min(_IMAGES, sampler.min_count)
