@@ -91,6 +91,17 @@ def test_a_frame_is_trained_on_and_kept_in_the_run_folder(tmp_path):
     assert (names[1], groups[1]) == ("row 2", "m1")
 
 
+@pytest.mark.parametrize(
+    ("preset", "rows", "message"), [("table", 0, "at least one row"), ("images", 9, "dense")]
+)
+def test_nothing_is_kept_of_a_frame_that_cannot_be_trained_on(tmp_path, preset, rows, message):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"of": ["m1"] * 9, "a": range(9)})[:rows]
+    with pytest.raises(ValueError, match=message):
+        bruno.train(preset, tmp_path / "run", data={"name": frame, "group": "of"})
+    assert not (tmp_path / "run").exists()
+
+
 def test_data_are_named_by_a_path_or_a_frame_alone(tmp_path):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(np.random.default_rng(0).normal(size=(300, 2)).round(3), columns=["a", "b"])

@@ -7,7 +7,7 @@ import math
 import torch
 
 from bruno import limits
-from bruno.config import ModelConfig
+from bruno.config import FlowConfig, ModelConfig
 from bruno.flow import Bijection, ConvRealNVP, DenseRealNVP, Splines
 from bruno.flow.preprocessing import ColumnScales, Gaussianise, GaussianMixture, Logit, Pixels, Standardise
 from bruno.process import ExchangeableProcess, GaussianProcess, StudentTProcess
@@ -21,6 +21,12 @@ def check_size(config: ModelConfig) -> None:
     networks = 2 * flow.depth * flow.scales if flow.kind == "conv" else 0
     convolutions = networks * (2 * flow.blocks + 1) * 9 * flow.filters**2
     limits.MEMORY.check_argument("flow", f"{flow.kind} couplings", 4 * (dense + convolutions))
+
+
+def check_takes_rows(flow: FlowConfig) -> None:
+    """Raise unless a flow takes rows."""
+    if flow.kind != "dense":
+        raise ValueError(f"`flow.kind` must be dense for rows, as in the preset table; got {flow.kind}.")
 
 
 def build_preprocessing(config: ModelConfig) -> Pixels | Standardise:
@@ -45,7 +51,7 @@ def build_flow(config: ModelConfig) -> Bijection:
             splines=splines,
         )
     if len(config.shape) == 1:
-        raise ValueError("`flow.kind` must be dense for rows, as in the preset table; got conv.")
+        check_takes_rows(config.flow)
     return ConvRealNVP(
         config.shape,
         scales=flow.scales,

@@ -16,6 +16,7 @@ import torch
 from attrs import evolve
 
 from bruno.checks import check_choice
+from bruno.components import check_takes_rows
 from bruno.config import Recipe
 from bruno.data import DATASETS, Examples, check_source, load_examples
 from bruno.data.datasets import SPLITS, split_by_class, split_dataset
@@ -106,6 +107,8 @@ class RecipeData:
         group = "" if _is_kept_frame(data.name) else data.group  # its labels are the groups
         with arguments_renamed(_SETTINGS):
             check_source(data.name, group, data.columns, data.format)
+            if is_path(data.name) and is_table(data.name) and not Path(data.name).is_dir():
+                check_takes_rows(self.recipe.flow)
             examples = load_examples(
                 data.name,
                 "all",
@@ -159,6 +162,7 @@ def keep_frame(frame: Any, recipe: Recipe, folder: Path) -> Recipe:
     """
     data = recipe.data
     missing = recipe.missing == "impute"
+    check_takes_rows(recipe.flow)
     with arguments_renamed(_SETTINGS):
         examples = read_frame(frame, data.group, data.columns, data.skip_bad, missing)
     warn_of_skipped(examples, "the frame")

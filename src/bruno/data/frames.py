@@ -31,6 +31,8 @@ def read_frame(
 ) -> Examples:
     """Examples from a frame of pandas, polars or pyarrow; for the arguments see `read_table`."""
     arrays = _frame_columns(frame)
+    if not all(map(len, arrays.values())):
+        raise ValueError("data must contain at least one row of numbers; got none.")
     found, values = _numbers(arrays, group, columns)
     groups = None if found.group is None else [_group_name(cell) for cell in arrays[group]]
     bad = ~usable_rows(values, missing)

@@ -32,6 +32,7 @@ from bruno.data.tables import is_table, read_table
 from bruno.files import check_regular
 
 _FORMAT = 7  # version of the cached files and of how files are parsed: increase it to ignore older caches
+_PLACEHOLDERS = ("FILE.csv", "FOLDER")  # in presets, for user data
 
 
 def load_examples(
@@ -184,7 +185,8 @@ def check_source(
     if data not in DATASETS:
         if not path.exists():
             known = f"one of {', '.join(DATASETS)}, or " * isinstance(data, str)
-            raise ValueError(f"`{argument}` must be {known}an existing path; got {str(data)!r}.")
+            hint = ", a placeholder. Name your own data" * (path.name in _PLACEHOLDERS)
+            raise ValueError(f"`{argument}` must be {known}an existing path; got {str(data)!r}{hint}.")
         if not path.is_dir():
             check_regular(path)
         if path.suffix.lower() == ".npz":

@@ -17,6 +17,7 @@ from bruno.data import Examples, check_source, is_available, load_examples, load
 from bruno.data.datasets import SPLITS
 from bruno.data.frames import read_frame
 from bruno.data.quality import warn_of_skipped
+from bruno.data.tables import is_table
 from bruno.kinds import Images
 from bruno.recipe_data import RecipeData, imputed, is_path
 from bruno.trained.base import TrainedModel
@@ -194,6 +195,8 @@ class TrainedData(TrainedModel):
         self, path: Path, invert: bool | None, group: str | None, skip_bad: bool | None
     ) -> Examples:
         kind, drawings = self.model.kind, self.normalises
+        if kind.is_images and is_table(path) and not path.is_dir():
+            raise ValueError(f"`data` must be images for this model; got {path}, a table.")
         if group is None:
             group = "" if path.suffix.lower() == ".npz" else self.group  # an npz has labels
         examples = load_path(
