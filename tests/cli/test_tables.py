@@ -483,6 +483,10 @@ def test_a_stream_that_changes_is_reported_with_its_position(machines):
     assert 55 <= int(since[1]) <= 65
     assert output.count(f"changed near element {since[1]}.") == 2
     assert values_of("runs/machines", "anomaly")["changed_since"] == {"": int(since[1])}
+    located = [f"{line.strip()},north\n" for line in lines]
+    Path("located.csv").write_text("heat,speed,weight,site\n" + "".join(located))
+    watch = ["anomaly", "watch", "runs/machines", "located.csv", "--group", "site", "--threshold", "-3"]
+    assert "distribution of site north changed near" in words(run(*watch))
 
 
 def test_ranks_within_a_set_need_no_calibration(machines):

@@ -217,7 +217,7 @@ class Watch(WatchedStream):
         return replace(judgement, p=p, basis=basis, p_within=p, outlier=outlier, threshold=None)
 
     def _report_drift(self, element: Element, group: str, changed_at: int) -> None:
-        what = f"{self._trained.group} {group}" if group else "the stream"
+        what = f"{self._reader.group or 'set'} {group}" if group else "the stream"
         warnings.warn(
             f"{element.name}: the distribution of {what} changed near element {changed_at}. If the change "
             "is permanent, start a new set.",
