@@ -61,6 +61,13 @@ def test_a_bad_line_raises_or_is_skipped(tmp_path, line):
     assert examples.elements.tolist() == [[1, 2]]
 
 
+@pytest.mark.parametrize(("line", "argument"), [("m1,x,2", "columns"), (",1,2", "group")])
+def test_an_error_in_a_line_names_the_argument_that_selects_other_columns(tmp_path, line, argument):
+    path = write(tmp_path, f"machine,a,b\nm1,1,2\n{line}\n")
+    with pytest.raises(ValueError, match=rf"line 3 cannot be used: .*, or select [\w ]+ \(`{argument}`\)\.$"):
+        read_table(path, "machine")
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "cp1252", "latin-1"])
 @pytest.mark.parametrize("least", [0, 2**20])  # parsed by pyarrow, and in Python
 def test_encodings_are_detected(tmp_path, monkeypatch, encoding, least):

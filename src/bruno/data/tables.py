@@ -177,17 +177,19 @@ def _parse(text: str, columns: Columns, form: TableFormat, skip_bad: bool, missi
     """Parse a text in Python."""
     numbers, groups, skipped = array("d"), [], []
     for line, cells, problem in islice(split_rows(lines_of(text), form.delimiter), int(form.header), None):
+        other = "the columns that are numbers (`columns`)"
         try:
             if problem:
                 raise ValueError(problem)
             row = parse_numbers(cells, columns, form, missing=missing)
+            other = "another group column (`group`)"
             if columns.group is not None and not cells[columns.group].strip():
                 raise ValueError(f"{columns.header[columns.group]!r} must name a group; got an empty cell")
         except ValueError as error:
             if not skip_bad:
                 raise ValueError(
                     f"line {line} cannot be used: {error}. Correct it, skip such lines (`skip_bad`), or "
-                    "select the columns that are numbers (`columns`)."
+                    f"select {other}."
                 ) from error
             skipped.append(f"line {line}")
             continue
