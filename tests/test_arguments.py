@@ -10,6 +10,7 @@ from bruno import Bruno, Evidence, FlowConfig, GaussianProcess, ModelConfig, Pos
 from bruno.checks import check_count, check_rate, check_whole, check_whole_numbers
 from bruno.config import DataConfig, ProcessConfig
 from bruno.data import Examples, SetSampler, load_examples
+from bruno.data.sampling import seeded_generator
 from bruno.tasks import (
     FewShotProtocol,
     Index,
@@ -57,6 +58,9 @@ EXAMPLES = Examples(torch.zeros(4, 3), torch.tensor([0, 0, 1, 1]), ("a", "b"), l
         (lambda: SetSampler(EXAMPLES).at([0.5]), "indices"),
         (lambda: SetSampler(EXAMPLES).at([math.inf]), "indices"),
         (lambda: check_count("sets", 2.5), "sets"),
+        (lambda: seeded_generator("a"), "seed"),
+        (lambda: seeded_generator(-1), "seed"),
+        (lambda: seeded_generator(2**63), "seed"),
         (lambda: check_whole("sets", "three"), "sets"),
         (lambda: check_whole_numbers("prefixes", "5"), "prefixes"),
         (lambda: check_whole_numbers("prefixes", 5), "prefixes"),

@@ -11,10 +11,18 @@ from torch import Generator, Tensor
 
 from bruno import limits
 from bruno.arrays import Arrays, as_tensor, fields_to_numpy
-from bruno.checks import check_whole
+from bruno.checks import check_between, check_whole
 from bruno.data.examples import Examples
 
+_MAX_SEED = 2**63 - 1  # of torch
 _MAX_KEYS = 2**13  # largest class that is sampled with a random key for each element
+
+
+def seeded_generator(seed: int, device: torch.device | str = "cpu") -> Generator:
+    """A generator of random numbers on a device, with a seed."""
+    check_whole("seed", seed, 0)
+    check_between("seed", seed, 0, _MAX_SEED)
+    return Generator(device).manual_seed(seed)
 
 
 class Episodes(NamedTuple):

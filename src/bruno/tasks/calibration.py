@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from bruno.checkpoint import checked_whole, parsing, read, require, write
 from bruno.checks import check_choice, check_count
+from bruno.data.sampling import seeded_generator
 from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BATCH_CRITERIA, BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import GroupScores
@@ -94,7 +95,7 @@ class GroupCalibration:
         return replace(self, criterion="score")
 
     def _batch_scores(self, size: int, cutoffs: Cutoffs | None) -> GroupScores:
-        groups, generator = self.groups, _generator(self.model, self.seed)
+        groups, generator = self.groups, seeded_generator(self.seed, self.model.device)
         if not bool(groups.usable.any()):
             raise _no_usable_element(groups)
         large = (groups.counts >= size).nonzero().flatten()
@@ -256,7 +257,7 @@ def stream_group_scores(
         )
     every = torch.arange(len(groups.names))
     orders = 1 if groups.ordered else groups.number_of_orders(len(every), length)
-    index = groups.orders(every, length, orders, _generator(model, seed))
+    index = groups.orders(every, length, orders, seeded_generator(seed, model.device))
 
     def function(sets: EncodedSets) -> Tensor:
         return scores_of_the_rest(model, sets, cutoffs)
@@ -293,7 +294,3 @@ def fixed_cutoffs(model: Bruno, groups: Groups) -> Cutoffs:
     scores = stream_group_scores(model, groups, None, unseen=False)
     counts = range(1, int(scores.positions[-1]) + 1)
     return Cutoffs(tuple(scores.threshold(n, _EXCLUDED) for n in counts), _EXCLUDED)
-
-
-def _generator(model: Bruno, seed: int) -> Generator:
-    return torch.Generator(model.device).manual_seed(seed)

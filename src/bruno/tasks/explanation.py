@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, NumpyResult
 from bruno.checks import check_count
+from bruno.data.sampling import seeded_generator
 from bruno.flow.preprocessing import dequantise
 from bruno.kinds import Images, Kind
 from bruno.model import Posterior
@@ -193,7 +194,7 @@ def explain_scores(
     owner, known, grid = _features(model.kind, features, patch)
     owner = owner.to(model.device)
     pixels = x.to(model.device) if x.is_floating_point() else dequantise(x.to(model.device))
-    generator = torch.Generator(model.device).manual_seed(seed)
+    generator = seeded_generator(seed, model.device)
     ranks = _random_ranks(len(known), permutations, generator)
     parts = []
     for i, element in enumerate(pixels):

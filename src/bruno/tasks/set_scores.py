@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Tensor
 
 from bruno.arrays import ArrayLike
 from bruno.checks import check_choice
+from bruno.data.sampling import seeded_generator
 from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
 from bruno.tasks.batch_criteria import SetScale
@@ -109,7 +110,9 @@ class SetScorer:
             return cls(model, criterion, floor, reference, calibration, seed=seed)
         with torch.no_grad():
             prior = Evidence.empty(model.dim, device=model.device)
-            z = model.process.predictive(prior).sample((_DRAWS,), generator=_generator(model, seed))
+            z = model.process.predictive(prior).sample(
+                (_DRAWS,), generator=seeded_generator(seed, model.device)
+            )
             log_prob = model.process.log_prob(z) + _log_det(model, z)
         lowest, median = log_prob.min().item(), log_prob.median().item()
         return cls(model, criterion, 2 * lowest - median, median, seed=seed)
@@ -204,7 +207,7 @@ class SetScorer:
         """
         model, sets, parts = self.model, evidence.reshape(-1), []
         for some in torch.arange(len(sets.count)).split(max(1, _NUMBERS_AT_A_TIME // (count * model.dim))):
-            generator = _generator(model, self.seed)
+            generator = seeded_generator(self.seed, model.device)
             z = model.process.predictive(sets[some]).sample((count,), generator=generator, common=True)
             needed = self.criterion == "density" or self.reference > -math.inf
             log_det = _log_det(model, z) if needed else z.new_zeros(z.shape[:-1])
@@ -319,7 +322,3 @@ def _log_det(model: Bruno, z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*ba
     """The log-det of the map from elements to these latents."""
     y, first = model.flow.inverse(z.reshape(-1, model.dim).to(model.process.mean.dtype))
     return -(first + model.preprocessing.inverse(y)[1].to(first.dtype)).view(z.shape[:-1])
-
-
-def _generator(model: Bruno, seed: int) -> Generator:
-    return torch.Generator(model.device).manual_seed(seed)

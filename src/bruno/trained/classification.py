@@ -15,6 +15,7 @@ from bruno.arrays import is_frame
 from bruno.checks import check_omitted, check_rate
 from bruno.data import Examples
 from bruno.data.archives import is_hidden
+from bruno.data.sampling import seeded_generator
 from bruno.recipe_data import imputed
 from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.classification import Classification, classify, with_p_values
@@ -125,7 +126,7 @@ class ClassificationJobs(CalibrationJobs):
             calibration.groups,
             way=len(sets),
             shot=min(map(len, sets.values())),
-            generator=torch.Generator().manual_seed(seed),
+            generator=seeded_generator(seed),
         )
         if found is None:
             return 1.0
@@ -146,7 +147,7 @@ class ClassificationJobs(CalibrationJobs):
             rotations=self.rotations,
             views=views,
         ).limited_to(examples)
-        found = fit_temperature(self.model, examples, protocol, generator=torch.Generator().manual_seed(seed))
+        found = fit_temperature(self.model, examples, protocol, generator=seeded_generator(seed))
         if not found.mistakes:
             warnings.warn(
                 f"no mistakes in {found.episodes} episodes: no temperature is fitted, and probabilities may "

@@ -17,6 +17,7 @@ from bruno.data import Examples, check_source, is_available, load_examples, load
 from bruno.data.datasets import SPLITS
 from bruno.data.frames import read_frame
 from bruno.data.quality import warn_of_skipped
+from bruno.data.sampling import seeded_generator
 from bruno.data.tables import is_table
 from bruno.kinds import Images
 from bruno.recipe_data import RecipeData, imputed, is_path
@@ -221,7 +222,7 @@ class TrainedData(TrainedModel):
         return self.recipe is not None and self.recipe.data.skip_bad
 
     def _generator(self, seed: int) -> torch.Generator:
-        return torch.Generator(self.device).manual_seed(seed)
+        return seeded_generator(seed, self.device)
 
 
 def is_own(data: Data | None) -> bool:

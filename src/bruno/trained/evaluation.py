@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from bruno.arrays import NumpyResult
 from bruno.checks import check_whole_numbers
 from bruno.data import SetSampler
+from bruno.data.sampling import seeded_generator
 from bruno.tasks import Progress
 from bruno.tasks.analysis import Inspection, inspect_model
 from bruno.tasks.episodes import FewShotProtocol
@@ -131,7 +130,7 @@ class EvaluationJobs(TrainedData):
             self.model,
             selected.examples,
             protocol,
-            generator=torch.Generator().manual_seed(seed),
+            generator=seeded_generator(seed),
             progress=progress,
         )
         return FewShotEvaluation(selected.name, found)

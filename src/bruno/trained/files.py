@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from bruno.checkpoint import load_with_metadata
@@ -127,6 +128,8 @@ def _is_for_results(folder: Path) -> bool:
 
 def _checked_name(path: str | Path) -> str:
     """The path or name of a model as a string; raises if it is empty, as Path("") is "."."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"`path` must be a run folder, a model file or a pretrained model; got {path!r}.")
     if not str(path):
         raise ValueError(
             "`path` must be a run folder, a model file or a pretrained model; got ''. The current folder is "

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bruno.arrays import NumpyResult
 from bruno.checks import check_whole
+from bruno.data.sampling import seeded_generator
 from bruno.kinds import Kind
 from bruno.tasks import Progress
 from bruno.tasks.index import Index, open_index
@@ -123,7 +124,7 @@ class RetrievalJobs(TrainedData):
             queries=queries,
             shots=shots,
             rotations=self.rotations,
-            generator=torch.Generator().manual_seed(seed),
+            generator=seeded_generator(seed),
             progress=progress,
         )
         return RetrievalEvaluation(selected.name, found)

@@ -10,6 +10,7 @@ import torch
 
 from bruno.checks import check_count
 from bruno.data import Examples, SetSampler
+from bruno.data.sampling import seeded_generator
 from bruno.recipe_data import is_path
 from bruno.tasks.calibration import fixed_cutoffs
 from bruno.tasks.contamination import Contamination, measure_contamination
@@ -277,7 +278,7 @@ class VerdictJobs(TrainedData):
             raise ValueError(
                 f"`data` must have at least two classes to tell apart; got one, {examples.names[0]!r}."
             )
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded_generator(seed)
         sampler = SetSampler(examples)
         each = min(_IMAGES, sampler.min_count)
         number = min(sampler.classes, max(_WAY, images // each))
