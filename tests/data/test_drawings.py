@@ -121,11 +121,23 @@ def test_a_blurred_photograph_of_a_thick_marker_is_a_thin_line():
     assert difference(normalise_drawing(np.asarray(marker)), thin) < 0.35
 
 
-@pytest.mark.parametrize(("side", "width"), [(210, 1), (400, 1), (640, 2), (1000, 2)])
-def test_thin_strokes_of_a_large_image_are_kept(side, width):
+@pytest.mark.parametrize(
+    ("side", "width", "noise", "most"),
+    [
+        (210, 1, 0, 0.5),
+        (400, 1, 0, 0.5),
+        (640, 2, 0, 0.5),
+        (1000, 2, 0, 0.5),
+        (200, 3, 20, 0.2),
+        (200, 3, 30, 0.7),
+    ],
+)
+def test_thin_strokes_of_a_large_image_are_kept(side, width, noise, most):
     image = Image.new("L", (side, side), 255)
     points = [(0.3, 0.2), (0.7, 0.25), (0.35, 0.8), (0.7, 0.75), (0.3, 0.5)]  # strokes that cross
     ImageDraw.Draw(image).line([(side * x, side * y) for x, y in points], fill=0, width=width)
     small = Image.new("L", (105, 105), 255)
     ImageDraw.Draw(small).line([(105 * x, 105 * y) for x, y in points], fill=0, width=3)
-    assert difference(normalise_drawing(np.asarray(image)), normalise_drawing(np.asarray(small))) < 0.5
+    noisy = 200 - 0.6 * (255 - np.asarray(image)) + np.random.default_rng(0).normal(0, noise, image.size)
+    found = normalise_drawing(noisy.clip(0, 255).astype(np.uint8))
+    assert difference(found, normalise_drawing(np.asarray(small))) < most

@@ -9,6 +9,7 @@ filter that was used in training.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ _LARGEST = 2 * _SIDE  # images are reduced to this side before anything else
 _MIN_CONTRAST = 16  # grey values between ink and paper; an image with less is blank
 _CUTOFF = 0.55  # brightness of the edge of a stroke, as a fraction of that of its core
 _COVERED = 0.3  # fraction of a pixel that a thin stroke covers at least
+_NOISE = 4.0  # standard deviations of the paper's noise that a stroke exceeds
 _WIDEST = 1 / 3  # widest stroke, as a fraction of the side: wider structures are shadows on the paper
 
 Grey = NDArray[np.uint8]  # (height, width)
@@ -60,12 +62,12 @@ def normalise_drawing(
     brightness = _ink_brightness(ink)
     if brightness < _MIN_CONTRAST:
         return _resized(ink, size, Image.Resampling.BILINEAR)
-    strokes = ink > _CUTOFF * brightness
+    cutoff = _CUTOFF * brightness
+    strokes = ink > cutoff
     framed = _framed(ink, strokes)
-    if len(ink) > _SIDE:  # reducing makes thin strokes darker, except where they cross
-        covered = framed[_framed(_as_grey(strokes), strokes) > 255 * _COVERED]
-        brightness = min(brightness, float(np.median(covered))) if len(covered) else brightness
-    drawing = framed > _CUTOFF * brightness
+    if len(ink) > _SIDE:
+        cutoff = min(cutoff, _reduced_cutoff(framed, _framed(_as_grey(strokes), strokes)))
+    drawing = framed > cutoff
     redrawn = _dilate(_skeleton(drawing))
     as_drawn, with_pen = (_resized(_as_grey(x), size, Image.Resampling.BILINEAR) for x in (drawing, redrawn))
     difference = np.abs(as_drawn.astype(int) - with_pen).sum()
@@ -125,6 +127,14 @@ def _otsu(image: Grey) -> int:
     total, above = below[-1], below[-1] - below
     between = (sums[-1] * below / total - sums) ** 2 / np.maximum(1, below * above)
     return int(between.argmax())
+
+
+def _reduced_cutoff(ink: Grey, coverage: Grey) -> float:
+    """The cutoff of reduced ink: thin strokes are darker, except where they cross; it exceeds the noise."""
+    strokes = ink[coverage > 255 * _COVERED]
+    paper = np.median(ink)
+    noise = 1.4826 * np.median(np.abs(ink - paper))  # the standard deviation of normal noise
+    return float(max(_CUTOFF * np.median(strokes), paper + _NOISE * noise)) if len(strokes) else math.inf
 
 
 # --- frame -------------------------------------------------------------------------------------------------
