@@ -23,7 +23,7 @@ from experiments import GAUSSIAN
 from paper_tables import PRETRAINED, RESULTS
 from PIL import Image
 
-from bruno.trained.files import results_folder
+from bruno.trained.folders import results_folder
 
 EVEN, ODD = "0,2,4,6,8", "1,3,5,7,9"
 SEVEN = ["--set", 'data.classes=["0","1","3","4","6","7","9"]']  # trained on

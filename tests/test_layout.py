@@ -56,7 +56,7 @@ LAYOUT = """
     bruno.streams.store bruno.streams.rows bruno.streams.sets bruno.streams.window bruno.streams.judgements
     bruno.streams.updates bruno.streams bruno.recipe_data
     bruno.trained.arrivals bruno.trained.base bruno.trained.data bruno.trained.calibration
-    bruno.trained.evaluation bruno.trained.sample_files bruno.trained.generation
+    bruno.trained.folders bruno.trained.evaluation bruno.trained.sample_files bruno.trained.generation
     bruno.trained.classification bruno.trained.states
     bruno.trained.explanation bruno.trained.outliers bruno.trained.stream_elements
     bruno.trained.watch bruno.trained.batch bruno.trained.detection

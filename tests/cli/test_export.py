@@ -61,6 +61,8 @@ def test_an_exported_model_keeps_its_calibration(on_machines):
     assert kept[0].data == kept[1].data == "clean.csv"
     thresholds = [one.stream().threshold(5, 0.1) for one in kept]
     assert thresholds[0] == thresholds[1]
+    bruno.open("run").export("mine.safetensors")
+    assert bruno.open("mine.safetensors").kept_calibration().data == "clean.csv"
     output = run("export", "run", "half.safetensors", "--half")
     assert "bruno calibrate half.safetensors" in output
     assert not Path("half").exists()

@@ -21,7 +21,7 @@ from bruno.serving.steps import Job
 from bruno.streams.store import IN_MEMORY
 from bruno.trained import Trained
 from bruno.trained import open as open_trained
-from bruno.trained.files import STORE
+from bruno.trained.folders import STORE
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

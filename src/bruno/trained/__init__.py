@@ -3,7 +3,8 @@
 from bruno.tasks.familiarity import UnfamiliarDataWarning
 from bruno.trained.base import Elements
 from bruno.trained.evaluation import Evaluation
-from bruno.trained.files import export, open, results_folder
+from bruno.trained.files import export, open
+from bruno.trained.folders import results_folder
 from bruno.trained.jobs import Trained
 from bruno.trained.keyed import KeyedDetector
 from bruno.trained.keyed_watch import KeyedWatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,20 +10,24 @@ from typing import Any
 
 from bruno.checkpoint import save
 from bruno.config import to_dict
-from bruno.files import check_replaceable
+from bruno.files import check_replaceable, inside
 from bruno.model import Posterior
 from bruno.onnx import export_onnx
 from bruno.provenance import provenance
 from bruno.reporting.page import report
 from bruno.reporting.results import Result
 from bruno.trained.base import Source
+from bruno.trained.calibration import CALIBRATION_FILE
 from bruno.trained.classification import ClassificationJobs
 from bruno.trained.evaluation import EvaluationJobs
 from bruno.trained.explanation import ExplanationJobs
+from bruno.trained.folders import results_folder
 from bruno.trained.generation import GenerationJobs
 from bruno.trained.keyed_watch import KeyedJobs
 from bruno.trained.retrieval import RetrievalJobs
 from bruno.trained.verdict import VerdictJobs
+
+_log = logging.getLogger(__name__)
 
 
 class Trained(
@@ -63,7 +68,8 @@ class Trained(
     def export(self, out: str | Path, *, half: bool = False, int8: bool = False, onnx: bool = False) -> Path:
         """Write the model to one file, with recipe and provenance, or to a folder as ONNX; returns the path.
 
-        The file has no calibration: `bruno.trained.export` also keeps the calibration beside it.
+        The calibration of the model is kept beside the file, in the folder for its results, unless the
+        weights are rounded: a calibration is of exact weights.
 
         Args:
             out: the file to write, or with `onnx` the folder.
@@ -79,7 +85,25 @@ class Trained(
             return out
         check_replaceable(out, rb".{8}\{", "a model file")
         save(self.model, out, half=half, int8=int8, about=self._about())
+        self._export_calibration(out, is_exact=not (half or int8))
         return out
+
+    def _export_calibration(self, model: Path, is_exact: bool) -> None:
+        """Keep the calibration, if there is one, beside an exported model with exact weights."""
+        calibration = self.ready_calibration()
+        if calibration is None:
+            return
+        if not is_exact:
+            _log.info(
+                "the calibration is not kept, as it is of exact weights; calibrate the file: bruno calibrate "
+                "%s DATA",
+                model,
+            )
+            return
+        folder = results_folder(model)
+        folder.mkdir(parents=True, exist_ok=True)
+        calibration.save(inside(folder, CALIBRATION_FILE))
+        _log.info("the calibration is kept in %s", folder / CALIBRATION_FILE)
 
     def _about(self) -> dict[str, Any]:
         """The metadata of a file of the model."""
