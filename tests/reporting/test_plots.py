@@ -194,6 +194,7 @@ def test_a_ranking_has_a_bar_for_each_element_best_first(scores, figures):
     assert all(len(label) < 50 for label in labels)
 
 
-def test_east_asian_characters_are_at_least_as_wide_as_high():
-    assert text_width("漢字", 10) == pytest.approx(2 * 10 / 72)
-    assert text_width("漢字 ab", 10) == pytest.approx(2 * 10 / 72 + text_width(" ab", 10))
+@pytest.mark.parametrize("text", ["漢字", "กข"])
+def test_a_character_that_the_font_lacks_is_as_wide_as_a_box(text):
+    assert text_width(text, 10) == pytest.approx(2 * 1.15 * 10 / 72)
+    assert text_width(f"{text} ab", 10) == pytest.approx(text_width(text, 10) + text_width(" ab", 10))

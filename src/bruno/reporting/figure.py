@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Set, Sized
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from unicodedata import east_asian_width
 
 import numpy as np
 from jaxtyping import UInt8
@@ -33,6 +32,7 @@ _OTHER_SCRIPTS = (
     *("Noto Sans Devanagari", "Noto Sans Thai", "Nirmala UI", "Arial Unicode MS", "Unifont"),
 )
 _MEASURED = 100  # pixels: size at which text is measured
+_BOX_WIDTH = 1.15  # of the box of a character that no font has, in font sizes; other characters are narrower
 Box = tuple[float, float, float, float]  # left, top, width and height
 Values = Sequence[float] | np.ndarray
 
@@ -182,11 +182,21 @@ class Canvas:
 def text_width(text: str, size: float) -> float:
     """Width in inches of text in the font of plots; `size` in points.
 
-    The font lacks East Asian characters; those of another font are as wide as they are high.
+    A character that this font lacks counts as the box that is drawn if no other font has it.
     """
-    narrow = "".join(character for character in text if east_asian_width(character) not in "FW")
-    pixels = plot_font(_MEASURED).getlength(narrow) + (len(text) - len(narrow)) * _MEASURED
+    known = "".join(character for character in text if ord(character) in _characters())
+    pixels = plot_font(_MEASURED).getlength(known) + (len(text) - len(known)) * _BOX_WIDTH * _MEASURED
     return pixels / _MEASURED * size / 72
+
+
+@cache
+def _characters() -> Set[int]:
+    """The characters of the font of plots."""
+    with imports_of("plots", "pictures"):
+        from matplotlib.font_manager import findfont
+        from matplotlib.ft2font import FT2Font
+
+    return FT2Font(findfont("DejaVu Sans")).get_charmap().keys()
 
 
 @cache
