@@ -300,7 +300,8 @@ class Bruno(nn.Module):
     def condition(self, x: ArrayLike, generator: Generator | None = None) -> Posterior:
         """The posterior given sets (*batch, n, *shape).
 
-        To classify and score, dequantise with ½, without a generator; to sample, with noise, as in training.
+        Without a generator, integers are dequantised with ½. If the model learnt to classify without noise,
+        samples have fewer specks given noisy elements, with a generator.
         """
         return Posterior(self, Evidence.of(self.encode(self._complete_sets(x), generator).z))
 
