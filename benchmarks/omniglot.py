@@ -31,7 +31,6 @@ PAGE = ROOT / "docs" / "omniglot.md"  # the page with the table
 BUDGET = ["--minutes", "23.2"]
 RUNS = {
     "omniglot": ["omniglot", *BUDGET],
-    "omniglot-alone": ["omniglot", "--minutes", "24.0", "--set", "train.discriminative=1.0"],
     "omniglot-density": ["omniglot-density", *BUDGET],
     "omniglot-small": ["omniglot-small", *BUDGET],
     "omniglot-seed1": ["omniglot", *BUDGET, "--seed", "1"],
@@ -42,7 +41,6 @@ RUNS = {
 }
 TOGETHER = (  # trained at the same time on one GPU
     ("omniglot", "omniglot-density"),
-    ("omniglot-alone",),
     ("omniglot-seed1", "omniglot-density-seed1"),
     ("omniglot-small",),
     ("omniglot-gaussian", "omniglot-density-gaussian"),
