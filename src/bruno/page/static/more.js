@@ -18,7 +18,7 @@ export function more(root, page) {
 
   const update = latest(root, async () => {
     const images = pads.map((pad) => pad.pixels).filter(Boolean);
-    const encoded = await model.encode(images);
+    const encoded = await model.encode(images, { noisy: true });
     const set = evidence.of(encoded.map(({ z }) => z), dim);
     showImages(grid, await model.sample(set, noise, Number(temperature.value)), page.size);
     number.textContent = await numberOf(encoded, dim);

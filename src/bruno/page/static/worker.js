@@ -13,9 +13,9 @@ const calls = {
     sessions = loaded[name];
   },
 
-  // pixels of n drawings, integers -> their latents, and the log-det of each
+  // pixels of n drawings, dequantised -> their latents, and the log-det of each
   async encode({ images }) {
-    const x = Float32Array.from(images.flatMap((image) => Array.from(image)), (value) => value + 0.5);
+    const x = Float32Array.from(images.flatMap((image) => Array.from(image)));
     const { z, log_det } = await run("encode", { x: tensor(x, [images.length, 1, size, size]) });
     const dim = size * size;
     return images.map((_, i) => ({ z: z.data.slice(i * dim, (i + 1) * dim), logDet: log_det.data[i] }));
