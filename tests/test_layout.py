@@ -47,7 +47,7 @@ LAYOUT = """
     bruno.tasks.batch_criteria bruno.tasks.groups
     bruno.tasks.calibration
     bruno.tasks.temperature bruno.tasks.classification
-    bruno.tasks.references bruno.tasks.set_scores bruno.tasks.explanation bruno.tasks.generation
+    bruno.tasks.null_distributions bruno.tasks.set_scores bruno.tasks.explanation bruno.tasks.generation
     bruno.tasks.specks bruno.tasks.drift bruno.tasks.anomaly bruno.tasks.detector bruno.tasks.stream_summary
     bruno.tasks.attribution bruno.tasks.planted_faults bruno.tasks.contamination bruno.tasks.planted_outliers
     bruno.tasks.anomaly_benchmark bruno.tasks.familiarity bruno.tasks.index

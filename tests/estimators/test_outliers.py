@@ -13,7 +13,7 @@ from set_rows import sets_of_rows
 import bruno
 from bruno.config import load_recipe
 from bruno.sklearn import SetOutlierDetector
-from bruno.tasks.references import Reference
+from bruno.tasks.null_distributions import PredictiveNull
 from bruno.tasks.set_scores import SetScorer
 from bruno.trained import Trained
 
@@ -284,8 +284,8 @@ def test_partial_fit_draws_only_for_the_sets_that_received_rows(set_model, monke
     new = np.r_[0:5, 20:22, 200:240]  # of two known sets and two new ones
     detector.partial_fit(rows[new], groups=groups[new])
     assert max(drawn) == 4
-    whole = detector._scorer.references(detector.evidence_, batch=False, rate=detector.rate)
-    expected = [reference.threshold(detector.rate) for reference in whole]
+    whole = detector._scorer.null_distributions(detector.evidence_, batch=False, rate=detector.rate)
+    expected = [null.threshold(detector.rate) for null in whole]
     np.testing.assert_allclose(detector.offset_, expected, atol=1e-4)
     assert detector.groups_.tolist() == list(range(12))
 
@@ -368,7 +368,7 @@ def test_images_are_rows_of_pixels_or_arrays(digits_model, unseen_digits):
     np.testing.assert_array_equal(SetOutlierDetector(digits_model, rate=0.05).fit_predict(x), found)
 
 
-# --- errors, references ----------------------------------------------------------------------------------
+# --- errors, null distributions ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -423,10 +423,10 @@ def test_groups_must_be_given_as_in_fit(set_model):
 @pytest.mark.parametrize(("draws", "exponent"), [(999, 1.0), (999, 0.6), (4999, 1.0)])
 def test_p_values_of_draws_are_uniform_and_thresholds_are_their_inverse(draws, exponent):
     random = np.random.default_rng(0)
-    reference = Reference.of(np.sort(-random.exponential(size=draws)), exponent)
+    null = PredictiveNull.of(np.sort(-random.exponential(size=draws)), exponent)
     for rate in (1e-6, 0.001, 0.02, 0.3):
-        p = reference.p_values(np.array([reference.threshold(rate)]))
+        p = null.p_values(np.array([null.threshold(rate)]))
         assert p[0] == pytest.approx(rate, rel=1e-6)
-    p = reference.p_values(-random.exponential(size=4000)) ** (1 / exponent)
+    p = null.p_values(-random.exponential(size=4000)) ** (1 / exponent)
     for level in (0.001, 0.01, 0.1, 0.5):
         assert (p <= level).mean() == pytest.approx(level, rel=0.4, abs=0.002)

@@ -66,8 +66,8 @@ def test_scores_of_a_set_do_not_depend_on_the_other_sets(scorer):
 def test_thresholds_of_sets_have_their_rate_whatever_the_seed(scorer, seed):
     """All sets share the errors of the draws, so these do not average out over sets."""
     evidence = scored(scorer, *faulty_machines()).evidence
-    references = replace(scorer, seed=seed).references(evidence, batch=False, rate=0.01)
+    nulls = replace(scorer, seed=seed).null_distributions(evidence, batch=False, rate=0.01)
     new = replace(scorer, seed=99).draws(evidence, 20_000).numpy()
     for rate, tolerance in ((0.01, 0.004), (0.05, 0.01)):
-        below = [(row < one.threshold(rate)).mean() for row, one in zip(new, references, strict=True)]
+        below = [(row < one.threshold(rate)).mean() for row, one in zip(new, nulls, strict=True)]
         assert sum(below) / len(below) == pytest.approx(rate, abs=tolerance)

@@ -137,11 +137,11 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         self.scores_, self.counts_ = scored.scores.double().cpu().numpy(), scored.counts.cpu().numpy()
         self._sample = RowSample.empty(self.model_, self._seed()).adding(encoded, which, scored.counts)
         by_set = [torch.from_numpy(self.scores_[own]) for _, own in positions_by_label(labels)]
-        self._references = self._scorer.references(
+        self._nulls = self._scorer.null_distributions(
             self.evidence_, batch=not self.novelty, rate=self.rate, by_set=by_set
         )
         self._rate = self.rate
-        self._thresholds = [reference.threshold(self.rate) for reference in self._references]
+        self._thresholds = [null.threshold(self.rate) for null in self._nulls]
         self.offset_ = self._fitted_offset(lambda: self.scores_)
         self.p_values_ = self._p_values(self.scores_, labels)
         if given is not None and self.contamination == "auto":
@@ -169,11 +169,11 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         evidence = before + grouped_evidence(encoded.z, which, sets, counts)
         if self.rate != self._rate:  # set since: all sets must have thresholds for one rate
             changed = torch.arange(sets, device=changed.device)
-        references = self._scorer.references(evidence[changed], batch=False, rate=self.rate)
-        thresholds = [reference.threshold(self.rate) for reference in references]
+        nulls = self._scorer.null_distributions(evidence[changed], batch=False, rate=self.rate)
+        thresholds = [null.threshold(self.rate) for null in nulls]
         self.groups_, self.evidence_, self._rate = names, evidence, self.rate
         self._sample = self._sample.adding(encoded, which, counts)
-        self._references = _replaced(self._references, changed.tolist(), references)
+        self._nulls = _replaced(self._nulls, changed.tolist(), nulls)
         self._thresholds = _replaced(self._thresholds, changed.tolist(), thresholds)
         self.offset_ = self._fitted_offset(self._scores_of_sample)
         return self
@@ -330,7 +330,7 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
     def _p_values(self, scores: Array, labels: Array) -> Array:
         p = np.ones(len(scores))
         for label, own in positions_by_label(labels):
-            p[own] = self._references[label].p_values(scores[own])
+            p[own] = self._nulls[label].p_values(scores[own])
         return p
 
 

@@ -21,7 +21,7 @@ from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
 from bruno.tasks.batch_criteria import SetScale
 from bruno.tasks.calibration import GroupCalibration
-from bruno.tasks.references import CalibratedReference, Reference
+from bruno.tasks.null_distributions import CalibratedNull, PredictiveNull
 from bruno.tasks.robust_evidence import (
     evidence_within,
     majority,
@@ -35,7 +35,7 @@ Criterion = Literal["score", "density"]
 CRITERIA: tuple[Criterion, ...] = ("score", "density")
 
 _DRAWS = 999  # samples of the predictive that set the cutoffs
-_REFERENCE_DRAWS = 4999  # samples of the predictive for p-values: all sets share their errors
+_NULL_DRAWS = 4999  # samples of the predictive for p-values: all sets share their errors
 _CENSORED_DIVISOR = 10  # the lowest tenth of the p-values is censored, as it may be of outliers
 _SHRINKAGE = 2  # number of p-values that an exponent of 1 counts as
 _WIDEST = 3.0  # largest exponent, for a model that is too wide
@@ -238,11 +238,11 @@ class SetScorer:
         if self.calibration is not None:
             return self
         known = evidence[labels.unique()]
-        references = self.references(known, batch=True, rate=_CUTOFF) if len(labels) else []
+        nulls = self.null_distributions(known, batch=True, rate=_CUTOFF) if len(labels) else []
         found, by_set = scores.double().cpu().numpy(), positions_by_label(labels.cpu().numpy())
         surprise = [np.ones(_SHRINKAGE)]
-        for reference, (_, own) in zip(references, by_set, strict=True):
-            surprise.append(-np.log(reference.p_values(found[own])) / self.exponent)
+        for null, (_, own) in zip(nulls, by_set, strict=True):
+            surprise.append(-np.log(null.p_values(found[own])) / self.exponent)
         values = np.sort(np.concatenate(surprise))
         kept = len(values) - len(values) // _CENSORED_DIVISOR
         values = np.minimum(values, values[kept - 1])  # censored, not dropped
@@ -253,13 +253,13 @@ class SetScorer:
         """The score below which an element is excluded from the evidence: a p-value of 1 %."""
         rows = self.draws(evidence)
         flat = rows.reshape(-1, _DRAWS).double().cpu().numpy()
-        found = [Reference.of(row, self.exponent).threshold(_CUTOFF) for row in flat]
+        found = [PredictiveNull.of(row, self.exponent).threshold(_CUTOFF) for row in flat]
         return torch.tensor(found, dtype=rows.dtype, device=rows.device).view(evidence.batch_shape)
 
-    def references(
+    def null_distributions(
         self, evidence: Evidence, *, batch: bool, rate: float, by_set: Sequence[Tensor] = ()
-    ) -> list[Reference | CalibratedReference]:
-        """The reference scores for the p-values of each set.
+    ) -> list[PredictiveNull | CalibratedNull]:
+        """The null distribution of the scores of each set, for p-values.
 
         Args:
             evidence: the evidence of each set.
@@ -268,16 +268,16 @@ class SetScorer:
             by_set: the scores of each set, to standardise batches of images (`SetScale`).
         """
         if self.calibration is None:
-            found: list[Reference | CalibratedReference] = []
+            found: list[PredictiveNull | CalibratedNull] = []
             for some in torch.arange(len(evidence.count)).split(_SETS_AT_A_TIME):
-                rows = self.draws(evidence[some], _REFERENCE_DRAWS).double().cpu().numpy()
-                found += [Reference.of(row, self.exponent) for row in rows]
+                rows = self.draws(evidence[some], _NULL_DRAWS).double().cpu().numpy()
+                found += [PredictiveNull.of(row, self.exponent) for row in rows]
             return found
         scales: Sequence[SetScale | None] = [None] * len(evidence.count)
         if batch and self.model.kind.is_images:
             scales = [SetScale.of(scores.double().cpu()) for scores in by_set]
         return [
-            CalibratedReference(self.calibration, max(count, 2 if batch else 1), batch, rate, scale)
+            CalibratedNull(self.calibration, max(count, 2 if batch else 1), batch, rate, scale)
             for count, scale in zip(evidence.count.tolist(), scales, strict=True)
         ]
 

@@ -1,4 +1,4 @@
-"""Reference scores for p-values: of draws from the model, or of held-out groups."""
+"""Null distributions of scores, for p-values: of draws from the model, or of held-out groups."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.conformal import GroupScores
 
 _TAIL, _TAIL_DIVISOR = 30, 50  # the tail is fitted to the lowest fiftieth of the draws, at least to 30
-_KEPT = 1000  # draws that a reference keeps, approximately
+_KEPT = 1000  # draws that a null distribution keeps, approximately
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class PredictiveNull:
     """Scores of elements drawn from the predictive of a set, for p-values under the model.
 
     p-values are those of the draws, with an exponential tail that is fitted to the lowest ones. They are then
@@ -39,8 +39,8 @@ class Reference:
     exponent: float = 1.0
 
     @classmethod
-    def of(cls, draws: NDArray[np.float64], exponent: float = 1.0) -> Reference:
-        """The reference of draws in increasing order; the slope is the maximum-likelihood estimate."""
+    def of(cls, draws: NDArray[np.float64], exponent: float = 1.0) -> PredictiveNull:
+        """The distribution of draws in increasing order; the slope is the maximum-likelihood estimate."""
         kept = _kept(len(draws))
         gaps = draws[kept.start] - draws[: kept.start]
         slope = float(min(1e6, len(gaps) / max(gaps.sum(), 1e-300)))
@@ -62,17 +62,17 @@ class Reference:
 
 
 def _kept(draws: int) -> slice:
-    """Which of so many draws a reference keeps: from the highest of the tail on, at equal distances."""
+    """Which of so many draws are kept: from the highest of the tail on, at equal distances."""
     return slice(max(_TAIL, draws // _TAIL_DIVISOR) - 1, None, max(1, draws // _KEPT))
 
 
 @cache
 def _log_levels(draws: int) -> NDArray[np.float64]:
-    """log(k/(n + 1)) for each draw that is kept, the k-th lowest of n: the same for all references."""
+    """log(k/(n + 1)) for each draw that is kept, the k-th lowest of n: the same for all sets."""
     return np.log(np.arange(1, draws + 1)[_kept(draws)] / (draws + 1))
 
 
-class CalibratedReference(NamedTuple):
+class CalibratedNull(NamedTuple):
     """Scores of the held-out groups of a calibration, at the position of an element."""
 
     calibration: GroupCalibration
