@@ -45,7 +45,7 @@ def table(tmp_path_factory) -> Trained:
 
 
 def test_images_are_classified_and_compared_with_nearest_neighbours(of_digits):
-    assert of_digits.basis == "unseen classes"
+    assert of_digits.measured_on == "unseen classes"
     assert of_digits.classes == 3
     assert of_digits.unit == "bits/dim"
     assert [(one.way, one.shot) for one in of_digits.few_shot.model] == [(3, 1), (3, 5)]
@@ -78,7 +78,7 @@ def test_a_verdict_says_what_finds_outliers_better(of_digits, gain, better, said
 
 
 @pytest.mark.parametrize(
-    ("basis", "classes", "said"),
+    ("measured_on", "classes", "said"),
     [
         ("unseen classes", 2, "Measured on 2 unseen classes."),
         (
@@ -89,8 +89,8 @@ def test_a_verdict_says_what_finds_outliers_better(of_digits, gain, better, said
         ("the training classes", 1, "Measured on the 1 training class."),
     ],
 )
-def test_a_verdict_says_how_many_classes_it_was_measured_on(of_digits, basis, classes, said):
-    assert summarise(replace(of_digits, basis=basis, classes=classes)).note.startswith(said)
+def test_a_verdict_says_how_many_classes_it_was_measured_on(of_digits, measured_on, classes, said):
+    assert summarise(replace(of_digits, measured_on=measured_on, classes=classes)).note.startswith(said)
 
 
 def test_a_seed_gives_the_same_verdict(digits):
@@ -99,7 +99,7 @@ def test_a_seed_gives_the_same_verdict(digits):
 
 def test_faults_are_planted_in_rows(table):
     verdict = table.verdict(elements=1000)
-    assert (verdict.basis, verdict.classes) == ("unseen classes", 6)
+    assert (verdict.measured_on, verdict.classes) == ("unseen classes", 6)
     assert verdict.few_shot is None
     assert verdict.faults.set_size == 15
     assert verdict.unit == "nats/row"
@@ -114,7 +114,7 @@ def test_numbers_measured_on_training_data_are_never_called_held_out(digits, tmp
     np.savez(tmp_path / "two.npz", images=two.elements.numpy(), labels=two.labels.numpy())
     data = evolve(digits.recipe.data, name=str(tmp_path / "two.npz"))
     verdict = replace(digits, recipe=evolve(digits.recipe, data=data)).verdict(elements=600)
-    assert verdict.basis == "the training classes"
+    assert verdict.measured_on == "the training classes"
     assert verdict.held_out is None
     assert verdict.few_shot is not None
     assert "No class was held out" in summarise(verdict).note
@@ -123,7 +123,7 @@ def test_numbers_measured_on_training_data_are_never_called_held_out(digits, tmp
 def test_unseen_elements_of_known_classes_are_reported_as_such(digits, monkeypatch):
     seen = digits.examples("train")
     monkeypatch.setattr(Trained, "_select", lambda self, split, **_: Selection(seen, str(split)))
-    assert digits.verdict(elements=600).basis == "unseen elements of the training classes"
+    assert digits.verdict(elements=600).measured_on == "unseen elements of the training classes"
 
 
 @pytest.mark.parametrize("split", ["train", "trainval", "all"])
@@ -166,7 +166,7 @@ def test_a_model_without_its_data_is_measured_on_other_characters(tmp_path, monk
     monkeypatch.delenv("BRUNO_DATA", raising=False)
     verdict = bruno.open("omniglot-small", device="cpu", data_dir=tmp_path).verdict(elements=200)
     assert verdict.training is None
-    assert verdict.basis == "unseen classes"
+    assert verdict.measured_on == "unseen classes"
 
 
 def test_it_says_so_if_the_baseline_is_better(of_digits):
@@ -296,5 +296,5 @@ def test_the_verdict_is_kept_as_json(digits, of_digits):
     assert path.name == "verdict.json"
     values = json.loads(path.read_text())["values"]
     assert values["held_out"]["mean"] == of_digits.held_out.mean
-    assert values["basis"] == "unseen classes"
+    assert values["measured_on"] == "unseen classes"
     assert values["beats_baseline"] is True

@@ -15,7 +15,7 @@ def test_training_ends_with_a_verdict(workplace):
     output = run(*TRAIN, "--verdict")
     assert "Verdict" in output
     assert "Measured on 3 unseen classes." in output
-    assert values_of("new", "verdict")["basis"] == "unseen classes"
+    assert values_of("new", "verdict")["measured_on"] == "unseen classes"
     run("report", "new")
     assert "gain from conditioning" in Path("new/report.html").read_text()
 

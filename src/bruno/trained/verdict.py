@@ -23,7 +23,7 @@ from bruno.tasks.planted_outliers import PlantedOutliers, measure_planted_outlie
 from bruno.trained.data import TrainedData
 from bruno.training import Run
 
-Basis = Literal["unseen classes", "unseen elements of the training classes", "the training classes"]
+MeasuredOn = Literal["unseen classes", "unseen elements of the training classes", "the training classes"]
 
 _FRACTION = 0.2  # of the elements seen in training; encoding one takes a third as long as training on it
 _MIN_ELEMENTS, _MAX_ELEMENTS = 600, 20_000
@@ -45,7 +45,7 @@ class HeldOut(NamedTuple):
     """Elements to measure on, and in which way they are new to the model."""
 
     examples: Examples
-    basis: Basis
+    measured_on: MeasuredOn
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Verdict:
 
     Attributes:
         data: name of the data.
-        basis: in which way the measured elements are new to the model.
+        measured_on: in which way the measured elements are new to the model.
         classes: number of classes of the measured elements.
         unit: unit of the densities that `density` returns: "bits/dim", or "nats/row" of −log p.
         dim: dimensions of an element.
@@ -73,7 +73,7 @@ class Verdict:
     """
 
     data: str
-    basis: Basis
+    measured_on: MeasuredOn
     classes: int
     unit: str
     dim: int
@@ -180,7 +180,7 @@ class VerdictJobs(TrainedData):
         check_count("elements", elements)
         train = None if self.lacks_its_data else self._select(self.recipe.data.split).examples
         held = self._held_out(train, split)
-        new = held.basis != "the training classes"
+        new = held.measured_on != "the training classes"
         density_sets = max(2, int(_DENSITY_FRACTION * elements / _SET_SIZE))
         task_elements = int((1 - 2 * _DENSITY_FRACTION) * elements)
         few_shot, faults, outliers, contamination, unmeasured = None, None, None, None, ""
@@ -197,7 +197,7 @@ class VerdictJobs(TrainedData):
             unmeasured = str(error)
         return Verdict(
             data=self.recipe.data.name,
-            basis=held.basis,
+            measured_on=held.measured_on,
             classes=len(held.examples.names),
             unit="bits/dim" if self.model.kind.is_images else "nats/row",
             dim=self.model.dim,

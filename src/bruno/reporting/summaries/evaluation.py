@@ -178,7 +178,7 @@ def _fault_rows(outcome: Verdict) -> list[tuple[str, str, str]]:
 def _conclusions(outcome: Verdict) -> list[str]:
     """What the numbers mean, in sentences."""
     sentences = [f"Measured on {_measured_on(outcome)}."]
-    if outcome.basis == "the training classes":
+    if outcome.measured_on == "the training classes":
         sentences.append("No class was held out, so nothing is known about new ones.")
     if outcome.gain is not None and outcome.gain <= 0:
         sentences.append(
@@ -202,7 +202,7 @@ def _conclusions(outcome: Verdict) -> list[str]:
 def _measured_on(outcome: Verdict) -> str:
     """The number of classes and in which way they are new to the model, in words."""
     classes = "classes" if outcome.classes > 1 else "class"
-    words = outcome.basis.replace("classes", classes)
+    words = outcome.measured_on.replace("classes", classes)
     return re.sub(rf"(unseen|training) (?={classes})", rf"{outcome.classes} \1 ", words)
 
 
