@@ -77,11 +77,21 @@ def test_the_best_temperature_undoes_a_known_overconfidence():
     assert all(log_loss(labels, logits, best) <= log_loss(labels, logits, best * f) for f in (0.9, 1.1))
 
 
+@pytest.mark.parametrize(("least", "misses"), [(40.0, [-0.5]), (10.0, [-0.2, -0.4]), (5.0, [-0.01])])
+def test_few_mistakes_hardly_move_the_temperature(least, misses):
+    right = least + 20 * torch.rand(600, generator=seeded())
+    log_scores = torch.stack([torch.cat([right, torch.tensor(misses)]), torch.zeros(600 + len(misses))], 1)
+    labels = torch.zeros(len(log_scores), dtype=torch.long)
+    fitted = best_temperature(labels, log_scores, spread=math.inf)
+    assert not 0.75 < fitted < 1.3
+    assert abs(math.log(best_temperature(labels, log_scores))) < 0.5 * abs(math.log(fitted))
+
+
 def test_a_temperature_fitted_to_no_or_only_mistakes_is_bounded():
     scores = torch.tensor([[5.0, 0.0], [3.0, 1.0]])
     right, wrong = torch.zeros(2, dtype=torch.long), torch.ones(2, dtype=torch.long)
-    assert best_temperature(right, scores) == pytest.approx(1e-3)
-    assert best_temperature(wrong, scores) == pytest.approx(1e6)
+    assert best_temperature(right, scores, spread=math.inf) == pytest.approx(1e-3)
+    assert best_temperature(wrong, scores, spread=math.inf) == pytest.approx(1e6)
     assert log_loss(wrong, scores, 1e6) == pytest.approx(math.log(2), rel=1e-4)
 
 

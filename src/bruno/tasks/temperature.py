@@ -55,11 +55,12 @@ def fit_temperature(
     generator: Generator,
     progress: Progress | None = None,
 ) -> FittedTemperature:
-    """The temperature that minimises the log loss of `classify` on the episodes of `measure_few_shot`.
+    """The temperature that calibrates `classify` on the episodes of `measure_few_shot`.
 
-    Use classes that the model was not trained on, and as many shots as `classify` will have. The protocol
-    must have one way and one shot; its noise is ignored, since `classify` dequantises with ½ by default. If
-    no query is misclassified, the loss has no minimum and the temperature stays 1.
+    It minimises their log loss, with log T ~ N(0, ½²) a priori: a few mistakes hardly move it away from 1,
+    and without a mistake it is 1. Use classes that the model was not trained on, and as many shots as
+    `classify` will have. The protocol must have one way and one shot; its noise is ignored, since `classify`
+    dequantises with ½ by default.
     """
     log_scores = episode_scores(
         model, examples, replace(protocol, noise=False), generator=generator, progress=progress
@@ -115,17 +116,23 @@ def _fitted(log_scores: Float[Tensor, "episodes way"]) -> FittedTemperature:
 
 
 def best_temperature(
-    labels: Int[Tensor, " queries"] | Arrays, log_scores: Float[Tensor, "queries classes"] | Arrays
+    labels: Int[Tensor, " queries"] | Arrays,
+    log_scores: Float[Tensor, "queries classes"] | Arrays,
+    *,
+    spread: float = 0.5,
 ) -> float:
-    """The T > 0 that minimises the `log_loss` of softmax(log_scores/T).
+    """The T > 0 that maximises the posterior of softmax(log_scores/T), with log T ~ N(0, spread²) a priori.
 
-    The loss is convex in 1/T with slope E_softmax[log_scores] − log_scores[label]; bisection finds its zero.
+    The prior keeps T close to 1 after a few mistakes; with infinite spread, T minimises the `log_loss`. The
+    loss of a query is convex in 1/T with slope E_softmax[log_scores] − log_scores[label]; bisection over
+    log 1/T finds where the derivative of the posterior is zero.
     """
     labels, log_scores = as_tensor(labels, "labels"), as_tensor(log_scores, "log_scores")
     gaps = log_scores.double() - log_scores.double().gather(1, labels.unsqueeze(1))
     low, high = -math.log(_HOTTEST), -math.log(_COLDEST)  # of log 1/T
     for _ in range(60):
         middle = (low + high) / 2
-        slope = ((gaps * math.exp(middle)).softmax(1) * gaps).sum(1).mean().item()
+        inverse = math.exp(middle)
+        slope = inverse * ((gaps * inverse).softmax(1) * gaps).sum().item() + middle / spread**2
         low, high = (low, middle) if slope > 0 else (middle, high)
     return math.exp(-(low + high) / 2)
