@@ -20,7 +20,7 @@ from bruno.model import Bruno, Encoded, Posterior
 from bruno.process import Evidence
 from bruno.tasks.explanation import Explanation, explain_scores
 from bruno.tasks.set_scores import SetScorer
-from bruno.tasks.stream_evidence import START
+from bruno.tasks.stream_evidence import START, may_count
 from bruno.trained import Trained
 from bruno.trained import open as open_trained
 
@@ -36,7 +36,8 @@ class SetAnomalyDetector(AnomalyDetector):
     The score is −(log p(x | set) − log p(x)) for a trained model, and −log p(x | set) for a small model that
     is trained on the first rows. Scores are 0 before the first row is learnt, and until the small model is
     trained. `score_one` changes nothing. `learn_one` adds a row to the set, in constant time and memory,
-    unless the row is an outlier.
+    unless the row is an outlier. Missing numbers are imputed from the set; a row with some is not added
+    before the set has a complete row. A row without any number scores 0 and is not added.
 
     Args:
         model: a run folder, a model file, a pretrained model, or the result of `bruno.open`, `bruno.train` or
@@ -79,6 +80,7 @@ class SetAnomalyDetector(AnomalyDetector):
         self._rows: list[dict[str, float]] = []  # before the small model is trained
         self._scorer: SetScorer | None = None
         self._first: Encoded | None = None  # the first rows of the set, which are reconsidered together
+        self._position = 0  # rows since the set began
         self._cutoff, self._cutoff_at = -math.inf, 0.0
 
     @property
@@ -93,7 +95,7 @@ class SetAnomalyDetector(AnomalyDetector):
 
     def score_one(self, x: dict[Any, Any]) -> float:
         """How anomalous a row is given the set, in nats; nothing is learnt."""
-        row = _numbers(x)
+        row = _numbers(x, self._columns)
         if self._scorer is None or not row:
             return 0.0
         encoded = _encoded(self._scorer, self._evidence, row, self._columns)
@@ -101,15 +103,20 @@ class SetAnomalyDetector(AnomalyDetector):
 
     def learn_one(self, x: dict[Any, Any]) -> None:
         """Add a row to the set, unless it is an outlier."""
-        row = _numbers(x)
+        row = _numbers(x, self._columns)
         if not row:
             return
-        if self._scorer is None and (opened := self._opened(row)) is not None:
+        if self._scorer is None and (opened := self._opened(tuple(sorted(x)))) is not None:
             self._start(*opened)
+            row = _numbers(x, self._columns)
         if self._scorer is None:
             self._rows.append(row)
             if len(self._rows) == self.warm_up:
                 self._train()
+            return
+        self._position += 1
+        is_complete = len(row) == len(self._columns)
+        if not may_count(is_complete, int(self._evidence.count), self._position - 1):
             return
         encoded = _encoded(self._scorer, self._evidence, row, self._columns)
         if bool(self._scorer.usable(encoded)) and self._counts(self._scorer, encoded):
@@ -119,7 +126,7 @@ class SetAnomalyDetector(AnomalyDetector):
 
     def explain_one(self, x: dict[Any, Any]) -> dict[str, float]:
         """Contributions of the columns to `score_one`; high ones make the row an anomaly."""
-        row = _numbers(x)
+        row = _numbers(x, self._columns)
         if self._scorer is None or not row:
             return {}
         element = _element(self._scorer.model, self._evidence, row, self._columns)
@@ -130,8 +137,8 @@ class SetAnomalyDetector(AnomalyDetector):
 
     # --- helpers -----------------------------------------------------------------------------------------
 
-    def _opened(self, row: Mapping[str, float]) -> tuple[SetScorer, tuple[str, ...]] | None:
-        """The scorer of a given model, and its columns; None without one."""
+    def _opened(self, names: tuple[str, ...]) -> tuple[SetScorer, tuple[str, ...]] | None:
+        """The scorer of a given model, and its columns, by default these; None without a model."""
         if self.model is None:
             return None
         given = open_trained(self.model) if isinstance(self.model, str | Path) else self.model
@@ -141,7 +148,7 @@ class SetAnomalyDetector(AnomalyDetector):
         if model.kind.is_images:
             raise ValueError(f"`model` must be a model of rows; got one of images {model.shape}.")
         columns = given.columns if isinstance(given, Trained) else ()
-        columns = columns or tuple(sorted(row))
+        columns = columns or names
         if len(columns) != model.dim:
             raise ValueError(f"`x` must have {model.dim} columns for this model; got {len(columns)}.")
         criterion: Any = "score" if self.criterion == "auto" else self.criterion
@@ -187,21 +194,26 @@ class SetAnomalyDetector(AnomalyDetector):
             self._first = None
 
 
-def _numbers(x: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row, without missing ones."""
-    try:
-        row = {name: float(value) for name, value in x.items() if value is not None}
-    except (TypeError, ValueError):
-        name = next(name for name, value in x.items() if not isinstance(value, int | float))
-        raise ValueError(
-            f"`x` must hold numbers; got {x[name]!r} in column {name!r}. Select columns of numbers, or "
-            "encode this one."
-        ) from None
+def _numbers(x: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, float]:
+    """The numbers of a row without missing ones: of these columns, or of all if none are known yet."""
+    if x and columns and not any(name in x for name in columns):
+        raise ValueError(f"`x` must have at least one of the columns {columns}; got {tuple(x)}.")
+    row = {}
+    for name, value in x.items():
+        if value is None or (columns and name not in columns):
+            continue
+        try:
+            row[name] = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"`x` must hold numbers; got {value!r} in column {name!r}. Select columns of numbers, or "
+                "encode this one."
+            ) from None
     return {name: value for name, value in row.items() if not math.isnan(value)}
 
 
 def _element(model: Bruno, evidence: Evidence, row: Mapping[str, float], columns: tuple[str, ...]) -> Tensor:
-    """A row as an element; missing columns are imputed, unknown columns are ignored."""
+    """A row as an element; missing columns are imputed."""
     missing = [name for name in columns if name not in row]
     if missing and model.imputer is None:
         raise ValueError(f"`x` must have all columns, as the model cannot impute; got no {missing[0]!r}.")

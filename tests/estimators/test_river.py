@@ -156,6 +156,29 @@ def test_missing_columns_are_imputed_and_new_ones_ignored(small):
     assert small.score_one({}) == 0.0
 
 
+def test_rows_without_numbers_are_not_learnt(set_model):
+    rows, _ = stream(40)
+    plain, gappy = SetAnomalyDetector(set_model), SetAnomalyDetector(set_model)
+    for row in rows:
+        plain.learn_one(row)
+        for none in ({}, dict.fromkeys(COLUMNS), dict.fromkeys(COLUMNS, math.nan)):
+            gappy.learn_one(none)
+            assert gappy.score_one(none) == 0.0
+        gappy.learn_one(row)
+    assert gappy.score_one(rows[0]) == plain.score_one(rows[0])
+
+
+def test_a_set_begins_with_a_complete_row(small):
+    rows, _ = stream(30)
+    detector = SetAnomalyDetector(small._scorer.model)
+    for row in rows[:5]:
+        detector.learn_one({**row, "heat": None})
+        assert int(detector.posterior.evidence.count) == 0
+    for row in [*rows[5:7], {**rows[7], "heat": None}]:
+        detector.learn_one(row)
+    assert int(detector.posterior.evidence.count) == 3
+
+
 def test_the_column_that_was_moved_is_named(small):
     row = stream(1, seed=0)[0][0]
     found = small.explain_one({**row, "load": row["load"] + 9})
@@ -171,6 +194,9 @@ def test_clones_share_a_given_model(set_model, tmp_path):
 def test_wrong_input_is_named(set_model, digits_model, small):
     with pytest.raises(ValueError, match=r"`x` .*'warm'.*'heat'"):
         small.score_one({"heat": "warm"})
+    for learn_or_score in (small.learn_one, small.score_one, small.explain_one):
+        with pytest.raises(ValueError, match=r"`x` .*one of the columns \('heat', .*got \('haet',\)"):
+            learn_or_score({"haet": 1.0})
     with pytest.raises(ValueError, match=r"`x` .*3 columns.*got 2"):
         SetAnomalyDetector(set_model).learn_one({"heat": 1.0, "load": 2.0})
     with pytest.raises(ValueError, match=r"`model` .*images"):
