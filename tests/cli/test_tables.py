@@ -562,6 +562,26 @@ def test_rows_are_classified_given_a_frame_as_given_a_table(machines):
         trained.classify(machines.rows[30, :3], support=machines.rows[0])
 
 
+def test_several_groups_are_not_merged_into_one_set(machines):
+    message = r"one set; got 30 groups in 'machine', such as 'm0' and 'm1'"
+    for command in (
+        ["sample", "runs/machines", "--given", "machines.csv"],
+        ["retrieve", "search", "runs/machines", "--query", "machines.csv", "--collection", "stream.csv"],
+    ):
+        with pytest.raises(ValueError, match=f"`(given|query)` must be {message}"):
+            run(*command)
+    trained = bruno.open("runs/machines", device="cpu")
+    frame = pd.read_csv("machines.csv")
+    one = frame[frame.machine == "m3"]
+    with pytest.raises(ValueError, match=f"`source` must be {message}"):
+        trained.condition(frame)
+    with pytest.raises(ValueError, match=f"`given` must be {message}"):
+        trained.explain(one[:1], given=frame)
+    assert trained.condition(one).evidence.count == 30
+    assert trained.condition(frame.drop(columns="machine")).evidence.count == 900
+    assert trained.sample(one, prefixes=(30,)).samples.x.shape == (1, 1, 8, 3)
+
+
 def test_a_table_is_searched_and_encoded_once(machines):
     Path("query").mkdir(exist_ok=True)
     np.savetxt("query/rows.csv", machines.rows[30, :5], delimiter=",")

@@ -197,6 +197,20 @@ class TrainedModel:
         _, labels = np.unique(elements.groups, return_inverse=True)
         return elements._replace(x=self.model.impute(elements.x, labels))
 
+    def read_set(
+        self, source: Source, *, name: str, invert: bool | None = None, skip_bad: bool = False
+    ) -> Tensor:
+        """The elements of one set, read by `read`; raises ValueError if their rows name several groups."""
+        x, _, groups = self.read(source, invert=invert, skip_bad=skip_bad, name=name)
+        found = list(dict.fromkeys(groups))
+        if len(found) > 1:
+            raise ValueError(
+                f"`{name}` must be one set; got {len(found)} groups in {self.group!r}, such as {found[0]!r} "
+                f"and {found[1]!r}. Give the rows of one group, or omit this column to take all rows as one "
+                "set."
+            )
+        return x
+
     def _read(
         self, source: Source | Iterable[Element], invert: bool | None, skip_bad: bool, name: str = "source"
     ) -> Elements:

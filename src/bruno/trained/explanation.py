@@ -48,11 +48,11 @@ class ExplanationJobs(CalibrationJobs):
             seed: seed of the orders and draws.
             progress: called as progress(done, total), in elements.
         """
-        known = self.read(given, invert=invert, skip_bad=skip_bad, name="given")
+        known = self.read_set(given, name="given", invert=invert, skip_bad=skip_bad)
         x, names, _ = self.read(elements, invert=invert, skip_bad=skip_bad, impute=False, name="elements")
         kept = self.kept_calibration()
         return explain(
-            self.model.condition(known.x.to(self.device)),
+            self.model.condition(known.to(self.device)),
             x.to(self.device),
             criterion=criterion,
             reference=-math.inf if kept is None else kept.reference,

@@ -230,7 +230,7 @@ class GenerationJobs(TrainedData):
         if given is not None:
             of_data = {"sets": sets, "set_size": set_size, "split": split, "data": data, "classes": classes}
             check_omitted("`given` names the set to condition on;", **of_data)
-            x = self.read(given, invert=invert, skip_bad=skip_bad, name="given").x
+            x = self.read_set(given, invert=invert, skip_bad=skip_bad, name="given")
             return x.to(self.device).unsqueeze(0)
         examples = self._select(split, data, classes, invert).examples
         sets = 1 if sets is None else sets

@@ -49,7 +49,7 @@ class Trained(
 
     def condition(self, source: Source, *, invert: bool | None = None, skip_bad: bool = False) -> Posterior:
         """The posterior given a set: files, folders, a frame with the columns of the model, or arrays."""
-        x = self.read(source, invert=invert, skip_bad=skip_bad).x
+        x = self.read_set(source, name="source", invert=invert, skip_bad=skip_bad)
         return self.model.condition(x.to(self.device))
 
     def save_result(self, result: Result, seed: int = 0) -> Path:

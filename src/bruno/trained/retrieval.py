@@ -79,7 +79,7 @@ class RetrievalJobs(TrainedData):
             progress: called as progress(done, total).
         """
         check_whole("top", top)
-        examples = self.read(query, invert=invert, skip_bad=skip_bad, name="query").x
+        examples = self.read_set(query, name="query", invert=invert, skip_bad=skip_bad)
         reader = self.reader(invert=invert, skip_bad=skip_bad)
         elements, encoded_now = None, True
         if isinstance(collection, str | Path):
