@@ -190,7 +190,10 @@ def test_the_class_of_a_synthetic_stream_and_its_outliers_can_be_chosen(in_digit
 def test_a_synthetic_stream_is_judged_by_calibrated_thresholds(in_digits):
     output = run(*WATCH, "--rate", "0.05")
     assert "of another class  outlier" in output
-    assert "3 groups: rates of at least 50.0 % are exact; 5 % is estimated" in output
+    assert (
+        "3 groups: rates of at least 50.0 % are exact in sets of up to 20 elements; 5 % is estimated"
+        in output
+    )
     stream = bruno.open("run").synthetic_stream()
     assert values_of("run", "anomaly")["names"] == [element.name for element in stream]  # with any detector
 

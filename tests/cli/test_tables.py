@@ -58,7 +58,10 @@ def machines(table, monkeypatch) -> Table:
 
 def test_an_outlier_in_a_stream_is_flagged(machines):
     output = run(*WATCH, "stream.csv")
-    assert "6 groups: rates of at least 28.6 % are exact; 1 % is estimated" in output
+    assert (
+        "6 groups: rates of at least 28.6 % are exact in sets of up to 20 elements; 1 % is estimated"
+        in output
+    )
     assert "stream.csv, line 27  outlier" in output
     assert len(re.findall(r"  outlier", output)) == 1
 
@@ -337,7 +340,10 @@ def test_a_calibration_is_kept_with_the_model_and_gives_exact_p_values(clean):
     values = values_of("runs/machines", "calibration")
     assert (values["groups"], values["elements"], values["unseen"]) == (40, 1000, True)
     output = run(*WATCH, "stream.csv")
-    assert "40 groups: rates of at least 4.9 % are exact; 1 % is estimated" in output
+    assert (
+        "40 groups: rates of at least 4.9 % are exact in sets of up to 20 elements; 1 % is estimated"
+        in output
+    )
     assert re.search(r"p ≈ (0\.00\d+|[\d.]+e-\d+)  stream.csv, line 27  outlier", output)
     run(*WATCH, "stream.csv", "--rate", "0.05")
     values = values_of("runs/machines", "anomaly")
@@ -369,7 +375,7 @@ def test_a_batch_reports_the_basis_that_its_p_values_have(calibrated):
     batch = ["anomaly", "batch", calibrated]
     Path("some.csv").write_text("".join(Path("clean.csv").read_text().splitlines(keepends=True)[:201]))
     output = words(run(*batch, "some.csv", "--rate", "0.05"))
-    assert "40 groups: rates of at least 4.9 % are exact; 5 % is exact" in output
+    assert "40 groups: rates of at least 4.9 % are exact in sets of up to 25 elements; 5 % is exact" in output
     output = words(run(*batch, "stream.csv", "--one-set", "--rate", "0.05"))
     assert "40 groups, smaller than a set of 30: no rate is exact; 5 % is estimated" in output
     assert set(values_of(calibrated, "anomaly-batch")["basis"]) == {"estimated"}

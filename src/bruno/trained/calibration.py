@@ -334,7 +334,7 @@ def _warn_if_few(found: GroupCalibration) -> None:
 def report_basis(
     scores: GroupScores, rate: float, groups: int, position: int, false_discovery_rate: float | None = None
 ) -> None:
-    """Log the lowest rate that is exact at a position, and whether the requested rate is exact or estimated.
+    """Log the lowest rate that is exact up to a position, and whether the requested rate is one of these.
 
     With a false-discovery rate, the lowest p-value of a batch is compared with that rate divided by the
     number of elements, which is position + 1.
@@ -347,7 +347,10 @@ def report_basis(
         asked = f"p-values for a false-discovery rate of {100 * false_discovery_rate:g} % are {basis}"
     smallest = scores.smallest_exact(position)
     if smallest < 1:
-        found = f"{scores.groups_at(position)} groups: rates of at least {100 * smallest:.1f} % are exact"
+        found = (
+            f"{scores.groups_at(position)} groups: rates of at least {100 * smallest:.1f} % are exact in "
+            f"sets of up to {position + 1} elements"
+        )
     else:
         smaller = f", smaller than a set of {position + 1}" * (position > int(scores.positions[-1]))
         found = f"{groups} group{'s' * (groups > 1)}{smaller}: no rate is exact"
