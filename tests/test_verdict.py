@@ -77,6 +77,41 @@ def test_a_verdict_says_what_finds_outliers_better(of_digits, gain, better, said
     assert "Outliers: no clear difference from the baseline, distances" in summarise(unclear).note
 
 
+def test_a_verdict_names_the_outliers_that_the_baseline_finds_better(of_digits):
+    area = dict(zip(OUTLIERS, (0.9, 0.6), strict=True))
+    better = dict(zip(OUTLIERS, (0.8, 0.99), strict=True))
+    outliers = replace(
+        of_digits.outliers,
+        model=area,
+        baseline=better,
+        area_gain=-0.03,
+        area_error=0.03,
+        kind_errors=dict.fromkeys(OUTLIERS, 0.02),
+    )
+    found = replace(of_digits, outliers=outliers)
+    assert found.outlier_margins == dict(zip(OUTLIERS, (1, -1), strict=True))
+    assert (
+        "no clear difference from the baseline, distances between patches of pixels. For images of another "
+        "class, the model is; for patches of another class, the baseline is better."
+    ) in summarise(found).note
+    worse = replace(found, outliers=replace(outliers, area_gain=-0.1, area_error=0.01))
+    assert "by the model. For images of another class, the model is better." in summarise(worse).note
+    errors = of_digits.outliers.kind_errors
+    assert set(errors) == set(OUTLIERS)
+    assert all(0 < error < 0.2 for error in errors.values())
+
+
+def test_a_verdict_tells_a_model_that_overfits(of_digits):
+    assert not of_digits.overfits
+    assert "overfits" not in summarise(of_digits).note
+    far = replace(of_digits, held_out=replace(of_digits.held_out, mean=5.0))
+    assert "The model overfits: held-out images are less likely than random pixels, which have 4.09 bits" in (
+        summarise(far).note
+    )
+    assert not replace(of_digits, held_out=None).overfits
+    assert not replace(far, uniform=None).overfits
+
+
 @pytest.mark.parametrize(
     ("measured_on", "classes", "said"),
     [

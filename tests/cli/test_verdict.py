@@ -30,11 +30,12 @@ def test_a_verdict_can_be_switched_off(workplace):
     assert not Path("new/results").exists()
 
 
-def test_a_failed_verdict_does_not_fail_the_training(workplace, monkeypatch):
-    def fail(self, **options):
-        raise RuntimeError("a disk is full")
+@pytest.mark.parametrize("method", ["verdict", "save_result"])
+def test_a_failed_verdict_does_not_fail_the_training(workplace, monkeypatch, method):
+    def fail(self, *arguments, **options):
+        raise OSError("a disk is full")
 
-    monkeypatch.setattr(Trained, "verdict", fail)
+    monkeypatch.setattr(Trained, method, fail)
     output = run(*TRAIN, "--verdict")
     assert "a disk is full" in output
     assert "model.safetensors" in output

@@ -86,15 +86,13 @@ def print_samples(paths: Iterable[Path]) -> None:
 
 
 def show_verdict(trained: Trained, seed: int, split: str | None = None) -> None:
-    """Save and print the verdict on a model; a failure to measure it does not fail the training."""
+    """Save and print the verdict on a model; a failure to do so does not fail the training."""
     if console.quiet:  # one process is enough
         return
     try:
-        verdict = trained.verdict(split=split, seed=seed)
+        show(trained, trained.verdict(split=split, seed=seed), seed)
     except Exception as error:  # whatever the error is, the model is trained and saved
         warnings.warn(f"the verdict on the model could not be computed: {error}", stacklevel=2)
-    else:
-        show(trained, verdict, seed)
 
 
 def print_result(result: Result) -> None:

@@ -34,6 +34,7 @@ class PlantedOutliers:
         baseline: area of the distances between patches of pixels.
         area_gain: area of the model minus that of the baseline, all kinds together.
         area_error: its standard error, from a bootstrap over classes; None for a single class.
+        kind_errors: standard error of the gain of each kind, model − baseline, from the same bootstrap.
     """
 
     sets: int
@@ -42,6 +43,7 @@ class PlantedOutliers:
     baseline: dict[str, float]
     area_gain: float
     area_error: float | None
+    kind_errors: dict[str, float | None]
 
     @property
     def criterion(self) -> BatchCriterion:
@@ -91,7 +93,12 @@ def measure_planted_outliers(
     ours, other = -SetScale.of(scores).standardised(scores), -patch_scores(x).cpu()
     places = classes.cpu().unique(return_inverse=True)[1]
     gain, error = area_gain(kind > 0, ours, other, places, generator)
-    return PlantedOutliers(sets, size, _areas(ours, kind), _areas(other, kind), gain, error)
+    errors = {}
+    for own, name in enumerate(OUTLIERS):  # the outlier of this kind and the clean images of each set
+        judged = [own, *range(len(OUTLIERS), size)]
+        kinds, ours_of, other_of = (part[:, judged] for part in (kind, ours, other))
+        errors[name] = area_gain(kinds > 0, ours_of, other_of, places, generator)[1]
+    return PlantedOutliers(sets, size, _areas(ours, kind), _areas(other, kind), gain, error, errors)
 
 
 def _with_patch(x: Tensor, others: Tensor, generator: Generator) -> Tensor:

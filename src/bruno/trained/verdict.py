@@ -70,6 +70,7 @@ class Verdict:
         unmeasured: why neither `few_shot` nor `faults` was measured; empty if one of them was.
         contamination: for rows, signs of faults in the measured sets themselves; None if not measured.
         advice: the command that calibrates the model on clean data.
+        uniform: for images, bits/dim if all values of a pixel were equally likely; None for rows.
     """
 
     data: str
@@ -85,6 +86,7 @@ class Verdict:
     unmeasured: str = ""
     contamination: Contamination | None = None
     advice: str = ""
+    uniform: float | None = None
 
     def density(self, bits_per_dim: float) -> float:
         """Bits/dim converted to `unit`: nats/row are bits/dim · dim · log 2."""
@@ -140,6 +142,23 @@ class Verdict:
         """True if the model finds planted outliers clearly better than patches, False if clearly worse."""
         margin = 0 if self.outliers is None else _clear(self.outliers.area_gain, self.outliers.area_error)
         return margin > 0 if margin else None
+
+    @property
+    def outlier_margins(self) -> dict[str, int]:
+        """By the kind of outlier: 1 if the model finds it clearly better than patches, −1 if worse, or 0."""
+        if (found := self.outliers) is None:
+            return {}
+        return {
+            kind: _clear(found.model[kind] - found.baseline[kind], error, _CLEAR_OF_KINDS)
+            for kind, error in found.kind_errors.items()
+        }
+
+    @property
+    def overfits(self) -> bool:
+        """Whether held-out images are less likely than if all values of a pixel were equally likely."""
+        if self.uniform is None or self.held_out is None:
+            return False
+        return self.held_out.mean > self.uniform
 
 
 def _margin(ours: FewShotResult, other: FewShotResult) -> tuple[float, float]:
@@ -209,6 +228,7 @@ class VerdictJobs(TrainedData):
             unmeasured=unmeasured,
             contamination=contamination,
             advice=self.calibration_command,
+            uniform=math.log2(self.model.levels) if self.model.kind.is_images else None,
         )
 
     def _contamination(self, train: Examples, held: Examples, seed: int) -> Contamination:

@@ -25,6 +25,10 @@ _PLURALS = {
     "one column of another set": "columns of another set",
     "spike in one column": "spikes in one column",
 }
+_OUTLIERS = {
+    "image of another class": "images of another class",
+    "patch of another class": "patches of another class",
+}
 
 
 @summarise.register
@@ -133,6 +137,8 @@ def _(outcome: Verdict) -> Result:
         "detection_margins": outcome.detection_margins,
         "seems_contaminated": _seems_contaminated(outcome),
         "finds_outliers": outcome.finds_outliers,
+        "outlier_margins": outcome.outlier_margins,
+        "overfits": outcome.overfits,
     }
     return Result(
         "verdict",
@@ -180,6 +186,12 @@ def _conclusions(outcome: Verdict) -> list[str]:
     sentences = [f"Measured on {_measured_on(outcome)}."]
     if outcome.measured_on == "the training classes":
         sentences.append("No class was held out, so nothing is known about new ones.")
+    if outcome.overfits:
+        sentences.append(
+            "The model overfits: held-out images are less likely than random pixels, which have "
+            f"{outcome.uniform:.3g} bits/dim. Train on more images, for fewer steps, or with a smaller "
+            "network."
+        )
     if outcome.gain is not None and outcome.gain <= 0:
         sentences.append(
             "Conditioning does not help: the model did not learn what the elements of a set share."
@@ -257,13 +269,18 @@ def _on_outliers(outcome: Verdict) -> list[str]:
         return []
     baseline = "distances between patches of pixels"
     if outcome.finds_outliers is None:
-        return [f"Outliers: no clear difference from the baseline, {baseline}."]
-    if outcome.finds_outliers:
-        return [f"Outliers: the model is better than the baseline, {baseline}."]
-    return [
-        f"Outliers: the baseline is better, {baseline}. Batches of images are judged by them, streams by the "
-        "model."
-    ]
+        found = f"Outliers: no clear difference from the baseline, {baseline}."
+    elif outcome.finds_outliers:
+        found = f"Outliers: the model is better than the baseline, {baseline}."
+    else:
+        found = (
+            f"Outliers: the baseline is better, {baseline}. Batches of images are judged by them, streams by "
+            "the model."
+        )
+    overall = {True: 1, False: -1, None: 0}[outcome.finds_outliers]  # a kind that agrees needs no sentence
+    kinds = {kind: margin for kind, margin in outcome.outlier_margins.items() if margin not in (0, overall)}
+    named = (f"{_OUTLIERS[kind]}, {'the model' if kinds[kind] > 0 else 'the baseline'} is" for kind in kinds)
+    return [found] + [f"For {'; for '.join(named)} better."] * bool(kinds)
 
 
 def _density(outcome: Verdict, bits: BitsPerDim) -> str:
