@@ -342,6 +342,7 @@ def test_a_batch_is_judged_by_p_values_or_by_its_false_discovery_rate(learnt_dig
     few = judge_batch(calibration.model, x, scores, false_discovery_rate=0.05, **given)
     assert sum(j.outlier for j in few) <= sum(j.outlier for j in judged)
     assert all(j.basis == "estimated" and j.outlier == (j.score < j.threshold) for j in few)
+    assert few[0].threshold < min(j.score for j in few if not j.outlier)  # that of the largest flagged p
     none = judge_batch(calibration.model, x, scores, false_discovery_rate=1e-6, **given)
     assert not any(j.outlier for j in none)
     assert all(-math.inf < j.threshold <= j.score for j in none)

@@ -113,7 +113,8 @@ class Judgement:
         score: log p(x | evidence) − log p(x), minus the `shortfall`; without evidence, the score is minus the
             shortfall alone. For a batch of images that is judged by patches, the score from `patch_scores`.
         seen: number of other elements in the evidence.
-        threshold: the score below which it is an outlier; None without evidence, during warm-up, or if it is
+        threshold: the score below which it is an outlier, at a false-discovery rate q the score with
+            p = k·q/n if k of n elements are flagged; None without evidence, during warm-up, or if it is
             judged by its rank within the set.
         outlier: whether it is flagged: by the threshold, by its p-value, or as out-of-distribution.
         out_of_distribution: whether log p(x) is below the floor, which does not depend on the evidence.
@@ -264,16 +265,14 @@ def _decide(
     """Decide by the p-values of the scores of a batch, at a false-alarm or a false-discovery rate."""
     position = len(given) - 1
     asked = rate if false_discovery_rate is None else false_discovery_rate / len(given)
-    basis = known.basis(position, asked)
-    p = known.p_values(given, position, basis)
+    basis = of_p = known.basis(position, asked)
+    p = known.p_values(given, position, of_p)
     if imputed and not known.incomplete:  # the groups were never imputed
         basis = "estimated"
     if false_discovery_rate is None:
         return _Decisions(p, basis, p <= rate, known.threshold(position, asked))
     flagged = benjamini_hochberg(p, false_discovery_rate)
-    limit = (
-        float(given[~flagged].min(initial=math.inf)) if flagged.any() else known.threshold(position, asked)
-    )
+    limit = known.threshold(position, asked * max(1, int(flagged.sum())), of_p)
     return _Decisions(p, basis, flagged, limit)
 
 

@@ -150,9 +150,9 @@ class GroupScores:
         basis = self.basis(position, rate)
         return PValue(float(self.p_values(np.array([score]), position, basis)[0]), basis)
 
-    def threshold(self, position: int, rate: float) -> float:
-        """The score below which p ≤ rate."""
-        if self.basis(position, rate) == "estimated":
+    def threshold(self, position: int, rate: float, basis: Basis | None = None) -> float:
+        """The score below which p ≤ rate, for p-values with the basis of this rate or with another one."""
+        if (basis or self.basis(position, rate)) == "estimated":
             return float(np.interp(rate, self._levels, self._curve(position)))
         tail = self._tails[self._places[position]]
         most = rate * (self.groups_at(position) + 1) - 1 + 1e-9
