@@ -290,7 +290,7 @@ def test_thresholds_are_calibrated_on_unseen_classes(monkeypatch, omniglot):
         "bruno.trained.data.RecipeData.split",
         lambda self, split: splits.append(split) or load_examples("drawn", "all"),
     )
-    clean = omniglot._clean_groups(None, None)
+    clean = omniglot._clean_groups()
     assert splits == ["test", "trainval"]  # trained on trainval
     assert len(clean.examples.names) == 40
 

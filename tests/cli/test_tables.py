@@ -366,6 +366,24 @@ def test_a_calibration_names_its_group_column(clean, capsys):
             run("calibrate", "runs/machines", *data, "--group", "unit")
 
 
+def test_rows_that_cannot_be_read_are_skipped_in_a_calibration(clean, capsys):
+    Path("some.csv").write_text(clean.read_text() + "m70,broken,2,3\n")
+    ended = run_main(capsys, "calibrate", "runs/machines", "some.csv")
+    assert ended.code == 2
+    assert "line 1002 cannot be used" in ended.errors
+    assert "skip such lines (`--skip-bad`)" in ended.errors
+    output = words(run("calibrate", "runs/machines", "some.csv", "--skip-bad"))
+    assert "line 1002" in output
+    assert "40 groups of some.csv" in output
+    watch = ["anomaly", "watch", "runs/machines", "stream.csv", "--one-set", "--data", "some.csv"]
+    with pytest.raises(ValueError, match="line 1002 cannot be used"):
+        run(*watch)
+    run(*watch, "--skip-bad")
+    with pytest.raises(ValueError, match="line 1002 cannot be used"):
+        run("anomaly", "batch", "runs/machines", "stream.csv", "--one-set", "--data", "some.csv")
+    run("anomaly", "batch", "runs/machines", "stream.csv", "--one-set", "--data", "some.csv", "--skip-bad")
+
+
 def test_the_group_column_of_the_training_data_is_that_of_the_training(machines):
     with pytest.raises(ValueError, match=r"`group` must be omitted .*got 'heat'"):
         run("calibrate", "runs/machines", "machines.csv", "--group", "heat")

@@ -102,7 +102,7 @@ def _detector(
 ) -> Callable[[], Detector]:
     """Makes the detector of a stream, which is calibrated once all other arguments are valid."""
     return partial(
-        trained.detector, invert=files.invert, seed=seed, progress=progress, **decisions.stream_decision
+        trained.detector, seed=seed, progress=progress, **files.reading, **decisions.stream_decision
     )
 
 

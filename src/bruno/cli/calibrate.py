@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from bruno.cli.options import Group, Invert, ModelOptions
+from bruno.cli.options import Group, ModelOptions, ReadingOptions
 from bruno.cli.output import progress_bar, show
 
 
 def calibrate(
     model: ModelOptions,
+    reading: ReadingOptions,
     data: Annotated[
         str | None,
         typer.Argument(
@@ -21,10 +22,9 @@ def calibrate(
         ),
     ] = None,
     group: Group = None,
-    invert: Invert = None,
 ) -> None:
     """Score clean held-out groups, to compute p-values later."""
     trained = model.open()
     with progress_bar("elements to calibrate on") as progress:
-        outcome = trained.calibrate(data, group=group, invert=invert, seed=model.seed, progress=progress)
+        outcome = trained.calibrate(data, group=group, seed=model.seed, progress=progress, **reading.reading)
     show(trained, outcome, model.seed)

@@ -139,7 +139,7 @@ class BatchJobs(CalibrationJobs):
         read = self._read_batch(batch, one_set, group, invert, skip_bad)
         elements, found = read.elements, None
         if threshold is None:
-            found = self.calibration(data, invert=invert, seed=seed, progress=progress)
+            found = self.calibration(data, invert=invert, skip_bad=skip_bad, seed=seed, progress=progress)
         sets = list(_members(elements, one_set).values())
         places = self._judge_sets(read, sets, found, threshold or 0.0, rate, count_all, false_discovery_rate)
         judged = [own[place] for own, place in places]

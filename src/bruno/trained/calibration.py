@@ -92,6 +92,7 @@ class CalibrationJobs(TrainedData):
         *,
         group: str | None = None,
         invert: bool | None = None,
+        skip_bad: bool = False,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> CalibrationReport:
@@ -107,12 +108,13 @@ class CalibrationJobs(TrainedData):
             group: the group column of `data`, if it has another name than in training; not for the table that
                 the model was trained on.
             invert: turn dark ink into bright ink in `data`; as in training by default.
+            skip_bad: skip files and rows of `data` that cannot be read.
             seed: seed of the random orders of the groups.
             progress: called as progress(done, total), in elements.
         """
         path = self.calibration_path  # checked before the calibration, which may take a long time
         generator, contamination = self._generator(seed), None
-        sets = self._calibration_sets(data, invert, generator, group)
+        sets = self._calibration_sets(data, invert, skip_bad, generator, group)
         calibration = self._calibrated_with(sets, data, generator, seed, progress)
         _warn_if_few(calibration)
         if not self.model.kind.is_images:
@@ -129,6 +131,7 @@ class CalibrationJobs(TrainedData):
         data: Data | None = None,
         *,
         invert: bool | None = None,
+        skip_bad: bool = False,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> GroupCalibration:
@@ -141,14 +144,16 @@ class CalibrationJobs(TrainedData):
             return ready
         if data is None:
             try:
-                found = self._known(f"seed {seed}", lambda: self._calibrated_on(None, None, seed, progress))
+                found = self._known(
+                    f"seed {seed}", lambda: self._calibrated_on(None, None, False, seed, progress)
+                )
             except ValueError as error:
                 raise ValueError(
                     "the model must have a calibration, as its own data cannot be used to calibrate: "
                     f"{error} Calibrate it: {self.calibration_command}"
                 ) from error
         else:
-            found = self._calibrated_on(data, invert, seed, progress)
+            found = self._calibrated_on(data, invert, skip_bad, seed, progress)
         _warn_if_few(found)
         return found
 
@@ -193,16 +198,26 @@ class CalibrationJobs(TrainedData):
         return self._known_calibrations[name]
 
     def _calibrated_on(
-        self, data: Data | None, invert: bool | None, seed: int, progress: Progress | None
+        self,
+        data: Data | None,
+        invert: bool | None,
+        skip_bad: bool,
+        seed: int,
+        progress: Progress | None,
     ) -> GroupCalibration:
         generator = self._generator(seed)
-        sets = self._calibration_sets(data, invert, generator)
+        sets = self._calibration_sets(data, invert, skip_bad, generator)
         return self._calibrated_with(sets, data, generator, seed, progress)
 
     def _calibration_sets(
-        self, data: Data | None, invert: bool | None, generator: Generator, group: str | None = None
+        self,
+        data: Data | None,
+        invert: bool | None,
+        skip_bad: bool,
+        generator: Generator,
+        group: str | None = None,
     ) -> CalibrationSets:
-        clean, unseen = self._clean_groups(data, invert, group)
+        clean, unseen = self._clean_groups(data, invert, skip_bad, group)
         clean = _with_two_elements(clean)
         if self.model.kind.is_images:
             clean = _subsample(clean, (_MAX_GROUPS, None), generator)
@@ -261,7 +276,13 @@ class CalibrationJobs(TrainedData):
             return "score"
         return found.criterion
 
-    def _clean_groups(self, data: Data | None, invert: bool | None, group: str | None = None) -> CleanGroups:
+    def _clean_groups(
+        self,
+        data: Data | None = None,
+        invert: bool | None = None,
+        skip_bad: bool = False,
+        group: str | None = None,
+    ) -> CleanGroups:
         """The groups to calibrate on.
 
         From the model's own data, these are the classes of the unseen split or, if user data has few of
@@ -273,9 +294,10 @@ class CalibrationJobs(TrainedData):
             raise ValueError(f"`group` is for tables of your own, named by `data`; got {group!r}. Omit it.")
         if data is not None and not (self.recipe and _is_same_path(data, self.recipe.data.name)):
             split, invert = (None, invert) if own else (self.unseen, None)
-            return CleanGroups(
-                self._select(split, data, invert=invert, impute=False, group=group).examples, True
+            selected = self._select(
+                split, data, invert=invert, impute=False, group=group, skip_bad=skip_bad or None
             )
+            return CleanGroups(selected.examples, True)
         if group and group != self.group:
             raise ValueError(
                 f"`group` must be omitted for {data}, which the model was trained on; got {group!r}."

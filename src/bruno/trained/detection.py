@@ -52,6 +52,7 @@ class DetectionJobs(BatchJobs):
         within: bool = False,
         data: Data | None = None,
         invert: bool | None = None,
+        skip_bad: bool = False,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> Detector:
@@ -64,6 +65,7 @@ class DetectionJobs(BatchJobs):
             within: prepare for `watch` with `within`, which needs `count_all` but no calibration.
             data: calibrate on this instead of the calibration that is kept with the model.
             invert: turn dark ink into bright ink in `data`, if it is user data; as in training by default.
+            skip_bad: skip files and rows of `data` that cannot be read.
             seed: seed of the random orders of the groups.
             progress: called as progress(done, total).
         """
@@ -76,7 +78,7 @@ class DetectionJobs(BatchJobs):
             limit = -math.inf if threshold is None else threshold
             only_within = within and threshold is None
             return Detector(self.model, limit, rate=rate, count_all=count_all, within=only_within)
-        found = self.calibration(data, invert=invert, seed=seed, progress=progress)
+        found = self.calibration(data, invert=invert, skip_bad=skip_bad, seed=seed, progress=progress)
         scores = found.stream(count_all=count_all)
         position = min(_SET_SIZE - 1, int(scores.positions[-1]))
         report_basis(scores, rate, len(found.groups.names), position)
