@@ -12,7 +12,8 @@ from PIL import Image
 
 from bruno.config import DataConfig, Recipe, load_recipe
 from bruno.data import Examples, load_examples
-from bruno.data.quality import warn_of_counters, warn_of_far_numbers
+from bruno.data.quality import warn_of_far_numbers, warn_of_misleading_columns
+from bruno.flow.preprocessing import ColumnScales
 from bruno.recipe_data import RecipeData, fitted_to, is_path, unseen_split, with_absolute_path
 
 
@@ -172,14 +173,30 @@ def test_a_class_of_one_element_is_an_error():
         fitted_to(load_recipe("digits"), examples(5, 1))
 
 
+def warned_of_far_numbers(rows):
+    """`warn_of_far_numbers` for columns x and y on the scales that suit them."""
+    labels = torch.zeros(len(rows), dtype=torch.long)
+    kinds = ColumnScales((2,)).fit(rows).kinds
+    warn_of_far_numbers(Examples(rows, labels, ("a",), levels=0, columns=("x", "y")), kinds)
+
+
 def test_columns_with_extreme_values_are_reported():
-    rows = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-    labels = torch.zeros(200, dtype=torch.long)
-    warn_of_far_numbers(Examples(rows, labels, ("a",), levels=0, columns=("x", "y")))  # no warning
+    rows = torch.randn(200, 2, generator=torch.Generator().manual_seed(0)).double()
+    warned_of_far_numbers(rows)  # no warning
     rows[:, 1] = 70 + 5 * rows[:, 1]
     rows[7, 1] = -999.0
     with pytest.warns(UserWarning, match=r"column 'y' .*-999"):
-        warn_of_far_numbers(Examples(rows, labels, ("a",), levels=0, columns=("x", "y")))
+        warned_of_far_numbers(rows)
+
+
+def test_large_values_of_a_column_on_a_log_scale_are_no_extreme_values():
+    rows = (1.5 * torch.randn(400, 2, generator=torch.Generator().manual_seed(1)).double()).exp()
+    rows[3, 0] = 5000.0  # 5.7 deviations from the mean of the logarithm
+    assert ColumnScales((2,)).fit(rows).kinds == ("log", "log")
+    warned_of_far_numbers(rows)  # no warning
+    rows[5, 1] = 1e60
+    with pytest.warns(UserWarning, match=r"column 'y' .*1e\+60"):
+        warned_of_far_numbers(rows)
 
 
 def test_small_classes_are_skipped_even_if_none_is_large_enough(tmp_path):
@@ -202,12 +219,14 @@ def test_columns_that_count_rows_are_a_warning(restarts):
     rows[4, 0] = torch.nan
     columns = ("row", "heat")
     with pytest.warns(UserWarning, match=r"column 'row' increases .*--set 'data.columns=\[\"heat\"\]'"):
-        warn_of_counters(Examples(rows, labels, ("a", "b", "c"), levels=0, columns=columns))
+        warn_of_misleading_columns(Examples(rows, labels, ("a", "b", "c"), levels=0, columns=columns))
 
 
 def test_columns_that_increase_by_chance_or_in_some_sets_are_no_warning():
     labels = torch.arange(24) // 12
     rows = torch.stack([torch.arange(24) % 12, -torch.arange(24), labels], 1).double()
     rows[12:, 0] = 5.0
-    warn_of_counters(Examples(rows, labels, ("a", "b"), levels=0))
-    warn_of_counters(Examples(torch.arange(12.0).double()[:, None], labels[:12] * 0, ("a",), levels=0))
+    warn_of_misleading_columns(Examples(rows, labels, ("a", "b"), levels=0))
+    warn_of_misleading_columns(
+        Examples(torch.arange(12.0).double()[:, None], labels[:12] * 0, ("a",), levels=0)
+    )

@@ -23,10 +23,9 @@ from bruno.data.quality import (
     log_columns,
     log_lost_colour,
     log_scales,
-    warn_of_counters,
     warn_of_far_numbers,
+    warn_of_misleading_columns,
     warn_of_one_class,
-    warn_of_related_columns,
 )
 from bruno.devices import process_group, resolve_device
 from bruno.flow.preprocessing import ColumnScales
@@ -154,9 +153,7 @@ def _fitted_to_user_data(recipe: Recipe, examples: Examples, explicit: set[str])
     check_enough_rows(examples, recipe.data)
     warn_of_one_class(examples)
     recipe = fitted_to(recipe, examples, explicit)
-    warn_of_far_numbers(examples)
-    warn_of_counters(examples)
-    warn_of_related_columns(examples)
+    warn_of_misleading_columns(examples)
     kept = evolve(recipe.data, columns=examples.columns, format=examples.table_format)
     return evolve(recipe, data=kept)
 
@@ -188,10 +185,13 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, 
 
 
 def _learn_columns(model: Bruno, examples: Examples, seed: int) -> Examples:
-    """`learn_columns`, with a log of the scales that were chosen."""
-    found = learn_columns(model, examples, seed)
-    if isinstance(model.preprocessing, ColumnScales):
-        log_scales(model.preprocessing.kinds, model.preprocessing.step.tolist(), examples.columns)
+    """`learn_columns`, with a log of the scales that were chosen, and warnings about extreme values."""
+    found, scales = learn_columns(model, examples, seed), model.preprocessing
+    if isinstance(scales, ColumnScales):
+        log_scales(scales.kinds, scales.step.tolist(), examples.columns)
+    if not model.kind.is_images:
+        kinds = scales.kinds if isinstance(scales, ColumnScales) else ["linear"] * model.dim
+        warn_of_far_numbers(examples, kinds)
     return found
 
 

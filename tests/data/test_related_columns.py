@@ -8,7 +8,7 @@ import torch
 
 from bruno.data import Examples
 from bruno.data import related_columns as module
-from bruno.data.quality import warn_of_related_columns
+from bruno.data.quality import warn_of_misleading_columns
 from bruno.data.related_columns import Related, related_columns
 from bruno.data.synthetic import simulate_machines
 
@@ -89,12 +89,21 @@ def test_a_warning_names_the_columns_and_the_way_out(plain):
         torch.from_numpy(x), torch.zeros(len(x), dtype=torch.long), ("a",), columns=("a", "b", "c")
     )
     with pytest.warns(UserWarning, match=r"column 'c' .* of 'a', .*data\.columns=\[\"a\", \"b\"\]"):
-        warn_of_related_columns(examples)
+        warn_of_misleading_columns(examples)
+    rows = np.column_stack([np.arange(len(x)), x, x[:, 0] + x[:, 1]])
+    examples = Examples(torch.from_numpy(rows), examples.labels, ("a",), columns=("row", *"abcd"))
+    with pytest.warns(UserWarning, match="column") as found:
+        warn_of_misleading_columns(examples)
+    settings = {str(warning.message).partition("--set ")[2] for warning in found}
+    assert len(found) == 3
+    assert settings == {'\'data.columns=["a", "b"]\' (`data.columns`).'}  # one way out for all
     angle = np.random.default_rng(0).uniform(0, 6.3, len(x))
     clock = np.column_stack([plain[:, 0], np.sin(angle), np.cos(angle)])
     columns = ("load", "hour_sin", "hour_cos")
     with pytest.warns(UserWarning, match=r"'hour_sin' and 'hour_cos' .*circle.*plain time"):
-        warn_of_related_columns(Examples(torch.from_numpy(clock), examples.labels, ("a",), columns=columns))
+        warn_of_misleading_columns(
+            Examples(torch.from_numpy(clock), examples.labels, ("a",), columns=columns)
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_related_columns(Examples(torch.from_numpy(plain), examples.labels, ("a",)))
+        warn_of_misleading_columns(Examples(torch.from_numpy(plain), examples.labels, ("a",)))

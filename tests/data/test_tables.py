@@ -234,6 +234,12 @@ def test_dates_are_not_numbers_or_text(tmp_path, cell):
     assert read_table(path).ignored == ("when (date)",)
 
 
+@pytest.mark.parametrize("cell", ["1.0.0", "2.13.0", "1.2.3", "10.0.0.1", "0.1.12"])
+def test_versions_are_text_and_not_dates(tmp_path, cell):
+    path = write(tmp_path, f"a;version\n1;{cell}\n2;{cell}\n")
+    assert read_table(path).ignored == ("version (text)",)
+
+
 def test_a_typing_error_does_not_turn_a_column_into_text(tmp_path):
     path = write(tmp_path, "machine,a\nm1,1\nm1,1o\nm1,3\n")
     with pytest.raises(ValueError, match=r"line 3 .*'a' .*got '1o'"):

@@ -15,8 +15,10 @@ from bruno.data.table_format import TableFormat, is_missing
 
 MAX_NUMBER = float(np.finfo(np.float32).max)  # its square is finite in float64
 BLOCK = 20  # consecutive rows that form a set if there is no group column
+_DAY = r"(0?[1-9]|[12]\d|3[01])"  # or a month: the order varies
 _DATE = re.compile(
-    r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ]+\d{1,2}[:.]\d{2}.*)?"  # 2026-01-31, 31.1.2026 10:15
+    rf"(\d{{4}}([-/.]){_DAY}\2{_DAY}|{_DAY}([-/.]){_DAY}\6(\d{{2}}|\d{{4}}))"  # 2026-01-31, 31.1.2026
+    r"([T ]+\d{1,2}[:.]\d{2}.*)?"  # 10:15 after it
     r"|\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]m)?"  # 10:15
     r"|(\w+,? )?(\d{1,2}\.? )?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.? \d.*",
     re.IGNORECASE,

@@ -133,53 +133,62 @@ def has_few_sets(rows: Examples) -> bool:
 # --- columns that mislead a model ------------------------------------------------------------------------
 
 
-def warn_of_far_numbers(rows: Examples) -> None:
-    """Warn about columns whose scale depends on extreme values, such as −999 for a missing value."""
-    if rows.is_images:
-        return
-    names = _names_of(rows)
-    for name, column in zip(names, rows.elements.T, strict=True):
-        ordered = column[~column.isnan()].sort().values
-        if not len(ordered):
+def warn_of_far_numbers(rows: Examples, kinds: Sequence[str]) -> None:
+    """Warn about columns whose scale depends on extreme values, such as −999 for a missing value.
+
+    `kinds` are the scales of the columns: large values are not extreme on a log scale.
+    """
+    for name, column, kind in zip(_names_of(rows), rows.elements.T, kinds, strict=True):
+        given = column[~column.isnan()]
+        if not len(given):
             continue
-        if (mark := _placeholder(ordered)) is not None:
-            count = int((ordered == mark).sum())
+        if (mark := _placeholder(given.sort().values)) is not None:
+            count = int((given == mark).sum())
             warnings.warn(
                 f"column {name!r} has {count} cells ({count / len(rows):.0%}) equal to {mark:g}, far from "
                 "all others. If they mark missing values, leave them empty.",
                 stacklevel=2,
             )
-        elif (extreme := _extreme(ordered)) is not None:
+        elif (place := _extreme(given.log() if kind == "log" else given)) is not None:
             warnings.warn(
-                f"column {name!r} has a few extreme values, such as {extreme:g}, which may determine its "
-                "scale. If they mark missing values, leave them empty.",
+                f"column {name!r} has a few extreme values, such as {given[place].item():g}, which may "
+                "determine its scale. If they mark missing values, leave them empty.",
                 stacklevel=2,
             )
 
 
-def warn_of_related_columns(rows: Examples) -> None:
-    """Warn about columns that are almost functions of others: a model learns little besides that."""
+def warn_of_misleading_columns(rows: Examples) -> None:
+    """Warn about columns that count rows, and about columns that are almost functions of others.
+
+    A model learns little besides such a function. All warnings name the same columns to keep.
+    """
     if rows.is_images:
         return
     names = _names_of(rows)
-    for one in related_columns(rows.elements.numpy()):
-        warnings.warn(f"{_relation(one, names)} (`data.columns`).", stacklevel=2)
+    counters = [i for i in range(len(names)) if _counts(rows, i)]
+    others = [i for i in range(len(names)) if i not in counters]
+    related = [
+        Related(others[one.column], tuple(others[i] for i in one.others), one.circle)
+        for one in related_columns(rows.elements[:, others].numpy())
+    ]
+    left_out = {*counters, *(one.column for one in related if not one.circle)}
+    kept = ", ".join(f'"{name}"' for i, name in enumerate(names) if i not in left_out)
+    setting = f"--set 'data.columns=[{kept if len(names) <= _NAMED else '…'}]'"
+    for i in counters:
+        warnings.warn(
+            f"column {names[i]!r} increases from row to row in every set, as a row number or a time does: "
+            f"rows of later files may be far from all rows of training. Leave it out: {setting} "
+            "(`data.columns`).",
+            stacklevel=2,
+        )
+    for one in related:
+        warnings.warn(f"{_relation(one, names, setting)} (`data.columns`).", stacklevel=2)
 
 
-def warn_of_counters(rows: Examples) -> None:
-    """Warn about columns that increase from row to row in every set, as row numbers and times do."""
-    if rows.is_images:
-        return
-    names = _names_of(rows)
-    for i, name in enumerate(names):
-        steps = torch.cat([_steps(rows.elements[members, i]) for members in rows.by_class()])
-        if len(steps) >= _FEW_STEPS and bool((steps > 0).all()):
-            warnings.warn(
-                f"column {name!r} increases from row to row in every set, as a row number or a time does: "
-                "rows of later files may be far from all rows of training. Leave it out: "
-                f"{_setting_without(name, names)} (`data.columns`).",
-                stacklevel=2,
-            )
+def _counts(rows: Examples, column: int) -> bool:
+    """Whether a column increases from row to row in every set."""
+    steps = torch.cat([_steps(rows.elements[members, column]) for members in rows.by_class()])
+    return len(steps) >= _FEW_STEPS and bool((steps > 0).all())
 
 
 def _names_of(rows: Examples) -> tuple[str, ...]:
@@ -192,14 +201,8 @@ def _steps(numbers: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
     return numbers[~numbers.isnan()].diff()
 
 
-def _setting_without(column: str, names: Sequence[str]) -> str:
-    """The setting that leaves a column out."""
-    kept = ", ".join(f'"{name}"' for name in names if name != column)
-    return f"--set 'data.columns=[{kept}]'" if len(names) <= _NAMED else "--set 'data.columns=[…]'"
-
-
-def _relation(found: Related, names: Sequence[str]) -> str:
-    """How a column is related to others, and the way out."""
+def _relation(found: Related, names: Sequence[str], setting: str) -> str:
+    """How a column is related to others, and the way out: this setting leaves it out."""
     column, others = names[found.column], [names[i] for i in found.others]
     if found.circle:
         return (
@@ -210,16 +213,17 @@ def _relation(found: Related, names: Sequence[str]) -> str:
     more = f" and {len(others) - _NAMED} others" if len(others) > _NAMED else ""
     return (
         f"column {column!r} is almost exactly a linear function of {listed}{more}, which hides other faults. "
-        f"Leave one of them out: {_setting_without(column, names)}"
+        f"Leave one of them out: {setting}"
     )
 
 
-def _extreme(ordered: Tensor) -> float | None:
-    """The value that is furthest from the median, if it is far from the central 90 %."""
+def _extreme(values: Tensor) -> int | None:
+    """The position of the value that is furthest from the median, if it is far from the central 90 %."""
+    ordered = values.sort().values
     margin, median = len(ordered) // 20, ordered[len(ordered) // 2]
     central = ordered[-1 - margin] - ordered[margin]
-    far = (ordered - median).abs()
-    return ordered[far.argmax()].item() if 0 < central < far.max() / _FAR else None
+    far = (values - median).abs()
+    return int(far.argmax()) if 0 < central < far.max() / _FAR else None
 
 
 def _placeholder(ordered: Tensor) -> float | None:
