@@ -252,6 +252,16 @@ def test_decoded_numbers_are_rounded_to_the_step():
     assert astray.all()
 
 
+def test_decoded_numbers_are_the_decimals_that_were_read():
+    x = torch.randint(0, 60, (500, 1), generator=torch.Generator().manual_seed(0)) * 0.3 + 3.0
+    scales = ColumnScales((1,)).fit(x.double().mul(10).round() / 10)
+    assert scales.step.item() == 0.3
+    found = scales.clamped(3.6 + 0.1 * torch.rand(50, 1, dtype=torch.double))[0]
+    assert set(found.flatten().tolist()) == {3.6}
+    large = ColumnScales((1,)).fit(1e15 + torch.arange(9.0, dtype=torch.double).unsqueeze(1))
+    assert large.clamped(torch.tensor([[1e15 + 3.2]], dtype=torch.double))[0].item() == 1e15 + 3
+
+
 def test_unix_times_and_finely_rounded_numbers_have_no_step():
     times = 1.7e9 + 60 * torch.arange(1000, dtype=torch.double).unsqueeze(1)
     scales = ColumnScales((1,)).fit(times)

@@ -19,6 +19,7 @@ LINEAR, LOG, ASINH = range(3)  # their positions
 _WORTHWHILE = 0.1  # nats per number that a scale other than linear must gain
 _COARSE = 20  # a step is coarse if the standard deviation is less than this many steps
 _IMAGES_AT_A_TIME = 1024
+_DECIMALS = 4  # of a step, at most
 _MAX_WHOLE = 2.0**52  # below it, float64 resolves whole numbers
 
 
@@ -312,9 +313,8 @@ class ColumnScales(Standardise):
         overflows = ~torch.isfinite(x)
         x = torch.where(overflows, middle, x)
         step = torch.where(self.step > 0, self.step, 1.0)
-        return torch.where(
-            self.step > 0, ((x - self.origin) / step).round() * step + self.origin, x
-        ), overflows
+        rounded = _nearest_decimal(((x - self.origin) / step).round() * step + self.origin)
+        return torch.where(self.step > 0, rounded, x), overflows
 
     def _rescale(self, x: Tensor) -> Transformed:
         """g(u) and log dg/dx of each number."""
@@ -359,9 +359,15 @@ def _scale_of(values: Tensor) -> tuple[int, float, float]:
     return best
 
 
+def _nearest_decimal(x: Tensor) -> Tensor:
+    """The numbers of at most four decimals that are nearest: 3.6 instead of 3.6000000000000005."""
+    scaled = x * 10.0**_DECIMALS
+    return torch.where(scaled.abs() < _MAX_WHOLE, scaled.round() / 10.0**_DECIMALS, x)
+
+
 def _step_of(values: Tensor) -> float:
     """The step between the numbers of a column, of up to four decimals; 0 if there is none or it is fine."""
-    for decimals in range(5):
+    for decimals in range(_DECIMALS + 1):
         scaled = values * 10.0**decimals
         if scaled.abs().max() > _MAX_WHOLE:
             return 0.0
