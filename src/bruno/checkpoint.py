@@ -62,6 +62,10 @@ def save(
                 "`thing` must be a model built from a config (Bruno.from_config); this one has its own flow. "
                 "Save its state_dict() instead."
             )
+        if half and int8:
+            raise ValueError(
+                "`half` and `int8` cannot be combined; `int8` is the smaller one. Omit one of them."
+            )
         tensors = thing.state_dict()
         if half or int8:  # the process stays as it is: it is small, and its parameters range widely
             short = {n for n, _ in thing.named_parameters() if n.startswith("flow.")}

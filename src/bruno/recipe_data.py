@@ -107,8 +107,8 @@ class RecipeData:
         group = "" if _is_kept_frame(data.name) else data.group  # its labels are the groups
         with arguments_renamed(_SETTINGS):
             check_source(data.name, group, data.columns, data.format)
-            if is_path(data.name) and is_table(data.name) and not Path(data.name).is_dir():
-                check_takes_rows(self.recipe.flow)
+            if is_path(data.name):
+                _check_kind(self.recipe)
             examples = load_examples(
                 data.name,
                 "all",
@@ -131,6 +131,18 @@ class RecipeData:
         warn_of_skipped(kept, data.name)
         self._examples[original] = examples.inverted() if data.invert and not drawings else examples
         return self._examples[original]
+
+
+def _check_kind(recipe: Recipe) -> None:
+    """Raise if user data are rows but the recipe is for images, or the other way round."""
+    path = Path(recipe.data.name)
+    if is_table(path) and not path.is_dir():
+        check_takes_rows(recipe.flow)
+    elif path.suffix.lower() != ".npz" and (recipe.missing != "reject" or recipe.scales != "linear"):
+        raise ValueError(
+            f"`data.name` must be a table or a frame for this recipe, which is for rows; got {path}. The "
+            "preset 'images' is for images."
+        )
 
 
 def _without_small_classes(examples: Examples, recipe: Recipe) -> Examples:

@@ -80,6 +80,17 @@ def test_commands_that_compute_nothing_do_not_import_torch(command):
         (["train", "images", "--data", "bad.csv"], r"`flow.kind` must be dense .*got conv"),
         (["evaluate", "omniglot-small", "--data", "bad.csv"], r"`--data` must be images .*got bad.csv"),
         (["train", "table", "--data", "bad.csv"], r"bad.csv: line 3 .*\(`--skip-bad`\).*\(`data.columns`\)"),
+        (
+            ["train", "table", "--data", "pictures"],
+            "`--data` must be a table .*got .*pictures. The preset 'images'",
+        ),
+        (["train", "images", "--data", "pictures"], r"a/bad.png cannot be used: .*\(`--skip-bad`\)"),
+        (["sample", "omniglot-small", "--given", "pictures/a"], r"bad.png: cannot .*\(`--skip-bad`\)"),
+        (
+            ["evaluate", "pictures"],
+            "`MODEL` must be the folder of a training run; pictures is a folder without",
+        ),
+        (["export", "omniglot-small", "x", "--half", "--int8"], "`--half` and `--int8` cannot be combined"),
         (["evaluate", "nowhere"], "`MODEL` .*nowhere"),
         (["evaluate", "omniglot", "--invert"], "`--invert` .*`--data`"),
         (["evaluate", "omniglot", "--data", "nowhere"], "`--data` .*got 'nowhere'"),
@@ -115,6 +126,8 @@ def test_commands_that_compute_nothing_do_not_import_torch(command):
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, workplace, capsys):
     Path("file").touch()
     Path("t.csv").write_text("a,b\n" + "1,2\n" * 9)
+    Path("pictures/a").mkdir(parents=True)
+    Path("pictures/a/bad.png").write_bytes(b"not an image")
     Path("bad.csv").write_text("a,b\n1,2\n1,x\n3,4\n5,6\n")
     ended = run_main(capsys, *arguments)
     assert ended.code == 2

@@ -736,6 +736,9 @@ def test_consecutive_rows_are_sets_without_a_group_column(workplace):
     Path("keyed.csv").write_text("key,a,b\n" + "".join(f"k{i % 2},{i % 7},{i % 11}\n" for i in range(40)))
     run(*watch, "keyed.csv", "--group", "key")
     assert set(values_of("runs/table", "anomaly")["groups"]) == {"k0", "k1"}
+    for job in ("watch", "batch"):
+        with pytest.raises(ValueError, match=r"line 2: must name its set in column 'mode'; got none\. Name"):
+            run("anomaly", job, "runs/table", "keyed.csv", "--threshold", "-5", "--group", "mode")
 
 
 @pytest.fixture(scope="module")

@@ -117,6 +117,8 @@ def test_other_settings_are_refused(path):
     store.close()
     with pytest.raises(ValueError, match=r"`window` must be 100, .*got 200"):
         opened(path, window=200)
+    with pytest.raises(ValueError, match=r"`half_life` must be omitted, as in the store .*got 5.0"):
+        opened(path, window=100, half_life=5.0)
     opened(path, window=100).close()
 
 

@@ -58,7 +58,9 @@ def read_images(
     problems |= _size_problems(images)
     if problems and not skip_bad:
         name, problem = next(iter(problems.items()))
-        raise ValueError(f"{path}: {name} cannot be used: {problem}.")
+        raise ValueError(
+            f"{path}: {name} cannot be used: {problem}. Correct it, or skip such images (`skip_bad`)."
+        )
     names = sorted(images.keys() - problems)
     if not names:
         raise ValueError(

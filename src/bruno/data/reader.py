@@ -201,7 +201,9 @@ class ElementReader:
                 placed = Placed(Element(name, load(), group), place and place())
             except (*READ_ERRORS, ValueError) as error:
                 if not self.skip_bad:
-                    raise ValueError(f"{name}: cannot be used: {reason(error)}.") from error
+                    raise ValueError(
+                        f"{name}: cannot be used: {reason(error)}. Correct it, or skip it (`skip_bad`)."
+                    ) from error
                 self.skipped.append(name)
                 continue
             yield placed

@@ -150,10 +150,11 @@ class Store:
                 "another file."
             )
         for name, value in wanted["settings"].items():
-            if settings.get(name) != value:
+            if (kept := settings.get(name)) != value:
+                rule = "omitted" if kept in (None, False) else repr(kept)
                 raise ValueError(
-                    f"`{name}` must be {settings.get(name)!r}, as in the store {self.path}; got {value!r}. "
-                    "Name another file to begin again."
+                    f"`{name}` must be {rule}, as in the store {self.path}; got {value!r}. Name another file "
+                    "to begin again."
                 )
 
     @classmethod

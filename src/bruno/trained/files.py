@@ -9,6 +9,7 @@ from bruno.config import Recipe, from_dict
 from bruno.devices import resolve_device
 from bruno.files import check_regular
 from bruno.settings import nearest
+from bruno.text import arguments_renamed
 from bruno.trained.folders import checked_name, is_pretrained, is_run, results_folder
 from bruno.trained.jobs import Trained
 from bruno.training import Run
@@ -37,7 +38,8 @@ def open(
     name, folder, device = checked_name(path), results_folder(path), resolve_device(device)
     if is_run(name):
         run = Run(folder)
-        model, about = run.model_and_about(checkpoint, device)
+        with arguments_renamed({"run": "path"}):
+            model, about = run.model_and_about(checkpoint, device)
         model.source = str(folder.resolve())
         return Trained(model, run.recipe, folder, data_dir=data_dir, drawings=drawings, about=about)
     model, about = load_with_metadata(_model_file(name, checkpoint), device=device)

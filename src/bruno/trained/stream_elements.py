@@ -34,7 +34,7 @@ def grouped_elements(
         return source
     if is_frame(source):
         rows = reader.read_frame(source)
-        return collected(rows if one_set else _with_groups(trained, rows, reader))
+        return collected(rows if one_set else _with_groups(rows, reader, trained.group))
     if not are_paths(source):
         x, names, groups = trained.read(cast(Source, source), impute=False, invert=invert, name=name)
         return [Element(*one) for one in zip(names, x, groups, strict=True)]
@@ -43,7 +43,7 @@ def grouped_elements(
         for path in paths:
             _check_readable(path, reader)
     elements = reader.read(paths, class_folders=True)
-    return elements if one_set else _with_groups(trained, elements, reader)
+    return elements if one_set else _with_groups(elements, reader, trained.group)
 
 
 def _check_readable(path: str | Path, reader: ElementReader) -> None:
@@ -69,7 +69,7 @@ def _as_they_arrive(
     count = 0
     for given in source:
         if isinstance(given, Element):
-            found = [given] if one_set else list(_with_groups(trained, iter([given]), reader))
+            found = [given] if one_set else list(_with_groups(iter([given]), reader, trained.group))
         else:
             x = trained.convert(given, invert=invert, name=name)
             found = [Element(str(count + i), one) for i, one in enumerate(x, start=1)]
@@ -77,14 +77,16 @@ def _as_they_arrive(
         yield from found
 
 
-def _with_groups(
-    trained: TrainedData, elements: Iterator[Element], reader: ElementReader
-) -> Iterator[Element]:
-    """The elements; raises if the model was trained on groups and an element names none."""
+def _with_groups(elements: Iterator[Element], reader: ElementReader, trained_on: str) -> Iterator[Element]:
+    """The elements; raises if there is a group column and an element names no group in it.
+
+    `trained_on` is the group column of the training, if there was one.
+    """
     for element in elements:
-        if reader.group and trained.group and not element.group:
+        if reader.group and not element.group:
+            reason = ", as the model was trained on sets" * bool(trained_on)
             raise ValueError(
-                f"{element.name}: must name its set in column {reader.group!r}, as the model was trained "
-                "on sets; got none. Name the column (`group`), or judge all rows as one set (`one_set`)."
+                f"{element.name}: must name its set in column {reader.group!r}{reason}; got none. Name the "
+                "column (`group`), or judge all rows as one set (`one_set`)."
             )
         yield element

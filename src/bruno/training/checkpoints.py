@@ -102,7 +102,9 @@ class Checkpoints:
                 f"`checkpoint` must be 'last' for a run without validation; got {which!r} for {self.folder}."
             )
         if not paths:
-            raise ValueError(f"`run` must be the folder of a training run; {self.folder} has no checkpoint.")
+            raise ValueError(
+                f"`run` must be the folder of a training run; {self.folder} is a folder without checkpoints."
+            )
         _, tensors, header = _newest_readable(paths, device)
         part = "average." if any(name.startswith("average.") for name in tensors) else "model."
         model = Bruno.from_config(from_dict(ModelConfig, header.get("config") or {}), seed=0).to(device)
