@@ -183,7 +183,7 @@ def _finetuning_recipe(
         settings: settings that override both.
     """
     defaults = {"episodes": _EPISODES, "way": _WAY, "queries": 1, "shared": False, "discriminative": 1.0}
-    defaults |= {"onset": 0.0, "minutes": 0.0, "seed": 0, "dropout": 0.0, "episode_noise": True}
+    defaults |= {"onset": 0.0, "minutes": 0.0, "seed": 0, "dropout": 0.0, "episode_noise": 1.0}
     defaults["rate"] = _RATE * original.train.rate
     started, _ = with_settings(original, {**defaults, "warmup": _WARMUP, **plan})
     recipe, explicit = with_settings(started, settings)
