@@ -41,7 +41,8 @@ class SetAnomalyDetector(AnomalyDetector):
 
     Args:
         model: a run folder, a model file, a pretrained model, or the result of `bruno.open`, `bruno.train` or
-            `bruno.load`; by default, a small model is trained on the first rows.
+            `bruno.load`; by default, a small model is trained on the first rows. If the model has no names of
+            columns, these are the columns of the first row, in its order.
         warm_up: number of first rows that the small model is trained on.
         criterion: "score", "density" or "auto", as above.
         count_all: add all rows, even outliers.
@@ -106,7 +107,7 @@ class SetAnomalyDetector(AnomalyDetector):
         row = _numbers(x, self._columns)
         if not row:
             return
-        if self._scorer is None and (opened := self._opened(tuple(sorted(x)))) is not None:
+        if self._scorer is None and (opened := self._opened(tuple(x))) is not None:
             self._start(*opened)
             row = _numbers(x, self._columns)
         if self._scorer is None:

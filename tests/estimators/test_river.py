@@ -168,6 +168,15 @@ def test_rows_without_numbers_are_not_learnt(set_model):
     assert gappy.score_one(rows[0]) == plain.score_one(rows[0])
 
 
+def test_columns_without_names_are_those_of_the_first_row_in_its_order(set_model):
+    rows, _ = stream(30)
+    names = ("V1", "V2", "V10")
+    renamed = [dict(zip(names, row.values(), strict=True)) for row in rows]
+    detector, plain = (learnt(SetAnomalyDetector(set_model), some[:-1]) for some in (renamed, rows))
+    assert detector.columns == names
+    assert detector.score_one(renamed[-1]) == plain.score_one(rows[-1])
+
+
 def test_a_set_begins_with_a_complete_row(small):
     rows, _ = stream(30)
     detector = SetAnomalyDetector(small._scorer.model)
