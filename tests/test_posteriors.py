@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import joblib
 import pytest
@@ -31,6 +32,20 @@ def forget_models():
     """As in a new process: no model is known."""
     known_models._opened.clear()
     known_models._alive.clear()
+
+
+@pytest.mark.parametrize(("device", "used"), [("cuda:0", "cuda:0"), ("cuda:3", "cpu"), ("cpu", "cpu")])
+def test_a_model_is_opened_on_the_cpu_if_its_gpu_is_not_here(model, monkeypatch, device, used):
+    found = []
+
+    def opener(source, *, checkpoint, device):
+        found.append(device)
+        return SimpleNamespace(model=model)
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("bruno.lazy_open.opener", opener)
+    assert known_models._open("model.safetensors", model.fingerprint(), device) is model
+    assert found == [used]
 
 
 # --- batches ---------------------------------------------------------------------------------------------
@@ -66,7 +81,7 @@ def test_posteriors_of_other_models_are_not_stacked(model):
 
 
 def test_an_element_that_was_not_added_cannot_be_removed(model):
-    with pytest.raises(ValueError, match=r"`x` .*at most the 0 observations that were added; got 1"):
+    with pytest.raises(ValueError, match=r"`x` .*at most 0 observations, as many as were added; got 1"):
         model.prior().remove(SETS[0, 0])
 
 

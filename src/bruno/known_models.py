@@ -93,7 +93,7 @@ def find(fingerprint: str, dim: int, source: str | None, device: str) -> Any:
 
 
 def _open(source: str, fingerprint: str, device: str) -> Any:
-    usable = device == "cpu" or torch.cuda.is_available()
+    usable = device == "cpu" or (torch.device(device).index or 0) < torch.cuda.device_count()
     for checkpoint in ("last", "best") if Path(source).is_dir() else ("last",):
         model = lazy_open.opener(source, checkpoint=checkpoint, device=device if usable else "cpu").model
         if model.fingerprint() == fingerprint:
