@@ -127,7 +127,7 @@ def test_a_set_is_slanted_as_a_whole_and_images_are_warped_independently():
     assert torch.equal(both, augment_sets(bar, (21, 21), seeded(), slant=some))
 
 
-@pytest.mark.parametrize("size", [(28, 28), (10, 21)], ids=str)
+@pytest.mark.parametrize("size", [(28, 28), (10, 21), (300, 130)], ids=str)
 def test_downsampling_agrees_with_the_file_readers(size):
     images = np.random.default_rng(0).integers(0, 2, (20, 105, 105), dtype=np.uint8) * 255
     images[10:, 30:60] = 0

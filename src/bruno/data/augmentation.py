@@ -122,7 +122,7 @@ def downsample(
     size: tuple[int, int],
     filters: Int[Tensor, "*batch"] | None = None,
 ) -> Tensor:
-    """Reduce images to (height, width): first along rows, then along columns.
+    """Resize images to (height, width): first along rows, then along columns.
 
     The default is Pillow's bilinear filter, which the file readers also use: a pixel is the mean of the
     pixels around its centre with triangular weights. Integers are rounded after each axis and clamped to the
@@ -151,7 +151,7 @@ def _filter_weights(
     scale = inputs / outputs
     centres = (torch.arange(outputs, device=device) + 0.5) * scale
     pixels = torch.arange(inputs, device=device) + 0.5
-    weights = kernel((pixels - centres[:, None]) / scale)
+    weights = kernel((pixels - centres[:, None]) / max(scale, 1.0))  # enlarging interpolates, as in Pillow
     return weights / weights.sum(1, keepdim=True)
 
 
