@@ -187,6 +187,15 @@ def test_unix_times_keep_their_minutes():
     assert len(y.float().unique()) == 1000
 
 
+@pytest.mark.parametrize("preprocessing", [Standardise, ColumnScales])
+def test_a_cast_of_the_model_keeps_the_precision_of_columns(preprocessing):
+    times = 1.7e9 + 60 * torch.arange(1000, dtype=torch.double).unsqueeze(1)
+    fitted = preprocessing((1,)).fit(times)
+    expected = fitted(times)[0]
+    for cast in (fitted.float(), fitted.half(), fitted.to("cpu", torch.float32)):
+        assert torch.equal(cast(times)[0], expected)
+
+
 def test_extreme_values_are_clamped_so_that_squares_are_finite():
     standardise = Standardise((2,)).fit(torch.randn(50, 2))
     y, _ = standardise(torch.tensor([[3e38, -3e38], [1e5, 0.0]]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -196,7 +197,8 @@ class Standardise(Bijection):
 
     The map is computed in double precision, as float32 cannot resolve the minutes of a Unix time. Values
     beyond 1e9 standard deviations, such as placeholders for missing values, are clamped, as their squares
-    would overflow. `fit` ignores missing values, NaN.
+    would overflow. `fit` ignores missing values, NaN. The buffers stay in double precision in a model that is
+    cast to another one.
     """
 
     mean: Tensor
@@ -208,6 +210,14 @@ class Standardise(Bijection):
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.double))
         self.register_buffer("deviation", torch.ones(shape, dtype=torch.double))
         self.register_buffer("fitted", torch.tensor(False))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Standardise:
+        """Move the buffers as `fn` does, such as `to` or `float`, without a change of their dtype."""
+        before = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            setattr(self, name, buffer.to(getattr(self, name).device))
+        return self
 
     def fit(self, x: Tensor) -> Standardise:
         """Estimate mean and deviation from data (batch, *shape), once; a constant column keeps its scale."""
