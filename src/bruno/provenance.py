@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -40,17 +41,18 @@ def _command() -> str:
 
 def _commit() -> str | None:
     """$BRUNO_COMMIT, or the commit of the source tree with a + if it was changed; None outside a checkout."""
-    if commit := os.environ.get("BRUNO_COMMIT"):  # for a copy of the tree without its history
-        return commit
-    here = Path(__file__)
+    return os.environ.get("BRUNO_COMMIT") or _commit_of(Path(__file__))  # set for a copy without its history
 
+
+@cache  # the source that runs is that of the start, even if a commit follows
+def _commit_of(source: Path) -> str | None:
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
-        return subprocess.check_output(command, cwd=here.parent, text=True, stderr=subprocess.DEVNULL)
+        return subprocess.check_output(command, cwd=source.parent, text=True, stderr=subprocess.DEVNULL)
 
     try:
         # Fails if the package is installed within a checkout of something else.
-        git("ls-files", "--error-unmatch", here.name)
+        git("ls-files", "--error-unmatch", source.name)
         commit, changed = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain", "-uno")
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -64,6 +66,7 @@ def _hardware() -> dict[str, Any]:
     return facts
 
 
+@cache
 def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
