@@ -4,6 +4,7 @@ The classes of `bruno.config` consist of such settings. The checks run however a
 from a dictionary, or directly in Python.
 """
 
+import ast
 import difflib
 import json
 import sys
@@ -109,11 +110,21 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
             raise ValueError(
                 f"`settings` must be section.key=value, such as train.steps=500; got {setting!r}."
             )
-        try:
-            section[last] = tomllib.loads(f"value = {text}")["value"]
-        except (ValueError, RecursionError):
-            section[last] = text.strip()
+        section[last] = _parsed_value(text.strip())
     return nested
+
+
+def _parsed_value(text: str) -> Any:
+    """A value as TOML or, failing that, as Python; any other text is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        pass
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+    return found if isinstance(found, bool | int | float | str | list) else text
 
 
 def from_dict(cls: type[T], values: Any) -> T:
