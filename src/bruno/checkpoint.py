@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,7 +119,6 @@ def load(
         if header["kind"] != "posterior":
             return _loaded(path, tensors, header, where).model
         model = _model_of(path, tensors, header, str(where))
-        tensors = {name: tensor.to(model.device) for name, tensor in tensors.items()}
     if header["kind"] == "model":
         raise ValueError(f"`model` must be omitted: {path} is itself a model, not a posterior.")
     if header["kind"] != "posterior":
@@ -132,8 +130,10 @@ def load(
         )
     if not tensors.keys() >= set(_EVIDENCE):  # a state has further tensors
         raise ValueError(f"{path}: must hold count, mean and scatter; got {', '.join(tensors) or 'nothing'}.")
+    model = known_models.on_device(model, where) if device else model
+    evidence = (tensors[name].to(model.device) for name in _EVIDENCE)
     try:
-        return Posterior(model, Evidence.checked(model.dim, *(tensors[name] for name in _EVIDENCE)))
+        return Posterior(model, Evidence.checked(model.dim, *evidence))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -227,13 +227,12 @@ def write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) 
     # A single entry makes equal contents equal files: safetensors writes several entries in random order.
     metadata = {"bruno": json.dumps({**header, _CHECKSUM: _checksum(here, header)})}
     with atomic_write(path) as beside:
+        mode = beside.stat().st_mode  # safetensors makes its files private
         try:
             save_file(here, beside, metadata)
         except SafetensorError as error:  # raised for a full disk, too
             raise OSError(f"{path}: could not be written: {error}") from error
-        mask = os.umask(0)  # the only way to read the umask is to set it
-        os.umask(mask)
-        beside.chmod(0o666 & ~mask)  # safetensors makes its files private
+        beside.chmod(mode)
 
 
 @contextmanager
