@@ -135,13 +135,18 @@ def test_a_window_is_the_evidence_of_the_latest_elements_that_count(size):
     assert len(judge.store.elements("a", -1)) == size
 
 
-def test_a_detector_of_ranks_is_an_error_without_them():
-    detector = trained().detector(within=True, count_all=True)
+def test_a_detector_of_ranks_judges_by_ranks():
+    detector = trained().detector(within=True, count_all=True, rate=0.05)
+    judged, asked = (
+        [one for _, one in trained().watch(X[:40], detector, within=within)] for within in (False, True)
+    )
+    assert judged == asked
+    assert judged[-1].p_within is not None
+    with KeyedDetector(trained(), detector=detector) as by_key:
+        assert by_key  # also without sets
+        assert by_key.step(["a"] * 40, X[:40])[39].p_within == judged[-1].p_within
     with pytest.raises(ValueError, match=r"`within` must be True"):
-        KeyedDetector(trained(), detector=detector)
-    with pytest.raises(ValueError, match=r"`within` must be True"):
-        trained().watch(X, detector)
-    assert len(list(trained().watch(X[:4], detector, within=True))) == 4
+        KeyedDetector(trained(), detector=lambda: detector)
 
 
 def test_a_detector_with_a_window_of_its_own_is_an_error():

@@ -76,8 +76,7 @@ class DetectionJobs(BatchJobs):
             raise ValueError("`within` needs `count_all`: ranks are exact only if no element is excluded.")
         if threshold is not None or within:
             limit = -math.inf if threshold is None else threshold
-            only_within = within and threshold is None
-            return Detector(self.model, limit, rate=rate, count_all=count_all, within=only_within)
+            return Detector(self.model, limit, rate=rate, count_all=count_all, within=within)
         found = self.calibration(data, invert=invert, skip_bad=skip_bad, seed=seed, progress=progress)
         scores = found.stream(count_all=count_all)
         position = min(_SET_SIZE - 1, int(scores.positions[-1]))
@@ -121,8 +120,8 @@ class DetectionJobs(BatchJobs):
             state: a file to resume from, if it exists, and to save the states of all sets to.
             one_set: judge all elements as one set, even if the model was trained on several.
             group: the group column, if it has another name than in training.
-            within: judge by the rank of an element within its set. It needs a detector with `count_all`, and
-                a set that was not trained on.
+            within: judge by the rank of an element within its set, as with a detector that was made `within`.
+                It needs a detector with `count_all`, and a set that was not trained on.
             explain: give the contributions of columns or patches to the scores of outliers.
             invert: turn dark ink into bright ink; as in training by default.
             skip_bad: skip files that cannot be read.

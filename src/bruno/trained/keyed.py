@@ -90,6 +90,7 @@ class KeyedDetector:
             check_rate("rate", rate)
             if detector is not None:
                 raise ValueError(f"`rate` is for the default detector; got {rate:g} and `detector`. Omit it.")
+        within = within or (isinstance(detector, Detector) and detector.within)
         check_forgetting(window, half_life, within)
         check_count("commit_rows", commit_rows)
         check_at_least("commit_seconds", commit_seconds, 0)
@@ -112,6 +113,8 @@ class KeyedDetector:
                 raise ValueError(
                     f"`detector` must have no window; got {self.detector.window}. Use the argument `window`."
                 )
+            if self.detector.within and not within:
+                raise ValueError("`within` must be True for a detector that judges by ranks only; got False.")
             check_ranks(self.detector, within)
         except BaseException:
             self.store.close()
@@ -378,6 +381,9 @@ class KeyedDetector:
     def __len__(self) -> int:
         self.commit()
         return len(self.store)
+
+    def __bool__(self) -> bool:
+        return True  # also without sets; and `__len__` would commit
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all sets."""

@@ -98,7 +98,7 @@ class Watch(WatchedStream):
         skip_bad: bool = False,
     ) -> None:
         super().__init__(trained)
-        self._trained, self._one_set, self._within = trained, one_set, within
+        self._trained, self._one_set = trained, one_set
         self._file = None if state is None else _checked_state_file(Path(state))
         self._stamp = None if self._file is None else _stamp(self._file)
         self._reader = trained.reader(invert=invert, skip_bad=skip_bad, group=group)
@@ -111,6 +111,7 @@ class Watch(WatchedStream):
             before = collected(first)
         # Calibration may take long, so it comes after the checks of the other arguments.
         self.detector = detector if isinstance(detector, Detector) else detector()
+        self._within = within = within or self.detector.within
         if trained.has_consecutive_sets and not (one_set or within or self.detector.window or group):
             self.detector = replace(self.detector, window=BLOCK - 1)
         if self.detector.densities is None:
@@ -264,15 +265,11 @@ def _may_count(element: Element, before: StreamEvidence) -> bool:
 
 
 def check_ranks(detector: Detector, within: bool) -> None:
-    """Raise unless a detector can judge with or without ranks within a set.
+    """Raise unless a detector can judge by ranks within a set, if it has to.
 
     Logs from which element on ranks can flag any.
     """
     if not within:
-        if detector.within:
-            raise ValueError(
-                "`within` must be True for this detector, which judges by nothing else; got False."
-            )
         return
     if not detector.count_all:
         raise ValueError("`within` needs `count_all`: ranks within a set hold only if every element counts.")
