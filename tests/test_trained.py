@@ -241,6 +241,14 @@ def test_samples_of_sets_of_the_data(trained):
             trained.sample(**arguments)
 
 
+def test_retrieval_is_measured_in_a_small_collection(trained, unseen, tmp_path):
+    small = unseen.elements[torch.cat([members[:4] for members in unseen.by_class()[:2]])]
+    np.savez(tmp_path / "small.npz", images=small.numpy(), labels=np.arange(8) // 4)
+    found = trained.measure_retrieval(data=tmp_path / "small.npz", queries=4, shots=(1, 2))
+    assert list(found.results[0].qualities["BRUNO"].precision) == [1, 5]
+    assert "precision at 1, 5)" in summarise(found).columns[0]
+
+
 def test_few_shot_accuracy_beats_chance(trained):
     found = trained.few_shot(trials=10, rotations=False).comparison
     assert [(result.way, result.shot) for result in found.model] == [(3, 1), (3, 5)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bruno.arrays import NumpyResult
-from bruno.checks import check_whole
+from bruno.checks import check_whole, check_whole_numbers
 from bruno.data.sampling import seeded_generator
 from bruno.kinds import Kind
 from bruno.tasks import Progress
@@ -19,6 +19,8 @@ from bruno.tasks.retrieval import RetrievalResult, measure_retrieval, rank
 from bruno.text import arguments_renamed
 from bruno.trained.base import Source
 from bruno.trained.data import Data, TrainedData
+
+_PRECISION_AT = (1, 5, 10)  # numbers of best elements at which the precision is measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +120,14 @@ class RetrievalJobs(TrainedData):
     ) -> RetrievalEvaluation:
         """Mean average precision of retrieving the rest of a class, compared with nearest neighbours."""
         selected = self._select(split, data, classes, invert, min_classes=2)
+        check_whole_numbers("shots", shots)
+        fewest = len(selected.examples) - max(shots, default=0)  # in a collection, without rotations
         found = measure_retrieval(
             self.model,
             selected.examples,
             queries=queries,
             shots=shots,
+            at=[k for k in _PRECISION_AT if k <= fewest],
             rotations=self.rotations,
             generator=seeded_generator(seed),
             progress=progress,

@@ -57,7 +57,7 @@ def _(outcome: RetrievalEvaluation) -> Result:
         f"retrieval-quality-{outcome.data}",
         f"Finding the rest of a class, on {outcome.data}",
         {"by_shots": [asdict(part) for part in found]},
-        ("mean average precision (precision at 1, 5, 10)", *by_shots),
+        (f"mean average precision (precision at {', '.join(map(str, at))})", *by_shots),
         (*rows, ("chance", *(f"{part.chance:.3f}" for part in found))),
         f"{found[0].queries} queries in a collection of {found[0].collection} elements of {outcome.data}; "
         "in the picture ± standard error.",
