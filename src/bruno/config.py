@@ -50,8 +50,8 @@ def _check_range(name: str, value: float, rule: str, holds: Callable[[float], bo
         raise ValueError(f"`{name}` must be {rule}; got {value}.")
 
 
-_UP_TO_ONE = partial(_check_range, rule="from 0 up to 1", holds=lambda value: 0 <= value < 1)
-_TO_ONE = partial(_check_range, rule="from 0 to 1", holds=lambda value: 0 <= value <= 1)
+_FRACTION_BELOW_ONE = partial(_check_range, rule="at least 0 and below 1", holds=lambda value: 0 <= value < 1)
+_FRACTION = partial(_check_range, rule="from 0 to 1", holds=lambda value: 0 <= value <= 1)
 _ABOVE_ZERO = partial(
     _check_range, rule=f"above 0 and at most {_LARGEST:g}", holds=lambda value: 0 < value <= _LARGEST
 )
@@ -107,11 +107,13 @@ class ProcessConfig:
     kind: str = choice("process", "student-t", "gaussian")
     dof: float = setting(1000.0, "initial degrees of freedom", _DOF)
     variance: float = setting(1.0, "initial variance of a latent", _ABOVE_ZERO)
-    correlation: float = setting(0.1, "initial correlation of two elements of a set", _UP_TO_ONE)
+    correlation: float = setting(0.1, "initial correlation of two elements of a set", _FRACTION_BELOW_ONE)
     leading: int = setting(
         0, "number of leading dimensions, which have their own initial correlation", _from(0, sys.maxsize)
     )
-    leading_correlation: float = setting(0.9, "initial correlation of the leading dimensions", _UP_TO_ONE)
+    leading_correlation: float = setting(
+        0.9, "initial correlation of the leading dimensions", _FRACTION_BELOW_ONE
+    )
 
 
 @attrs.frozen(slots=False, field_transformer=typed)
@@ -158,14 +160,14 @@ class TrainConfig:
     discriminative: float = setting(
         0.0, "weight of the episodes' cross-entropy in the loss", _from(0, _LARGEST)
     )
-    onset: float = setting(0.0, "fraction of the run before cross-entropy starts", _UP_TO_ONE)
+    onset: float = setting(0.0, "fraction of the run before cross-entropy starts", _FRACTION_BELOW_ONE)
     episodes: int = setting(8, "few-shot episodes per step", _from(1, _MAX_ELEMENTS))
     way: int = setting(20, "classes per episode", _from(2, _MAX_ELEMENTS))
     shot: int = setting(1, "support elements of each class of an episode", _from(1, _MAX_ELEMENTS))
     queries: int = setting(1, "query elements of each class of an episode", _from(1, _MAX_ELEMENTS))
     shared: bool = setting(False, "compute bits/dim on the episodes' elements instead of on separate sets")
     episode_noise: float = setting(
-        1.0, "fraction of the episodes' elements with dequantisation noise", _TO_ONE
+        1.0, "fraction of the episodes' elements with dequantisation noise", _FRACTION
     )
     optimiser: str = choice("optimiser", "adamw", "adam", "rmsprop", "muon")
     rate: float = setting(1e-3, "learning rate of the flow", _from(0, _LARGEST))
@@ -173,21 +175,25 @@ class TrainConfig:
         3.0, "learning rate of the process, as a multiple of `rate`", _from(0, _LARGEST)
     )
     weight_decay: float = setting(0.0, "weight decay of the flow", _from(0, _LARGEST))
-    dropout: float = setting(0.0, "dropout rate in the networks of the flow", _UP_TO_ONE)
-    warmup: float = setting(0.02, "fraction of the run in which the learning rate warms up", _UP_TO_ONE)
+    dropout: float = setting(0.0, "dropout rate in the networks of the flow", _FRACTION_BELOW_ONE)
+    warmup: float = setting(
+        0.02, "fraction of the run in which the learning rate warms up", _FRACTION_BELOW_ONE
+    )
     decay: str = choice("schedule of the learning rate", "linear", "cosine", "exponential", "none")
-    final_rate: float = setting(0.0, "final learning rate, as a fraction of `rate`", _UP_TO_ONE)
+    final_rate: float = setting(0.0, "final learning rate, as a fraction of `rate`", _FRACTION_BELOW_ONE)
     clip: float = setting(0.0, "gradient clipping: largest norm; 0: none", _from(0, _LARGEST))
-    ema: float = setting(0.0, "decay of the moving average of the weights; 0: none", _UP_TO_ONE)
+    ema: float = setting(0.0, "decay of the moving average of the weights; 0: none", _FRACTION_BELOW_ONE)
     mirror: bool = setting(False, "mirror each whole set with probability 1/2")
     shift: int = setting(0, "shift each image by up to this many pixels", _from(0, _MAX_PIXELS))
     slant: float = setting(0.0, "initial strength of random linear maps of whole sets", _from(0, _LARGEST))
     warp: float = setting(0.0, "initial strength of random linear maps of single images", _from(0, _LARGEST))
     restyle: float = setting(
-        0.0, "initial fraction of images with another pen, filter and contrast; needs data.original", _TO_ONE
+        0.0,
+        "initial fraction of images with another pen, filter and contrast; needs data.original",
+        _FRACTION,
     )
     fade: float = setting(
-        1.0, "last fraction of the run, over which augmentation decreases to 0; 0: never", _TO_ONE
+        1.0, "last fraction of the run, over which augmentation decreases to 0; 0: never", _FRACTION
     )
     precision: str = choice("dtype of the networks on a GPU", "bfloat16", "float32")
     graph: bool = setting(True, "on a GPU, compile the step and capture it as one CUDA graph")

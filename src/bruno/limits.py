@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "bytes": 1}
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -46,19 +48,21 @@ class Limit:
     def check_argument(self, name: str, value: object, amount: int) -> None:
         """Raise ValueError if an argument of this value needs more than the limit."""
         if amount > self.value:
-            most, needed = f"need at most {self._readable(self.value)}", self._readable(amount)
-            rule = f"be at most {self.value:,}; got {value}"
+            rule = f"must be at most {self.value:,}; got {value}"
             if amount != value:
-                rule = f"{most}; got {value}, which needs {needed}"
+                rule = (
+                    f"needs {self._readable(amount)} for {value}; the limit is {self._readable(self.value)}"
+                )
             raise ValueError(
-                f"`{name}` must {rule}. Reduce it, or set {self.variable} to change this limit, by default "
+                f"`{name}` {rule}. Reduce it, or set {self.variable} to change this limit, by default "
                 f"{self.default}."
             )
 
     def _readable(self, amount: int) -> str:
         if self.unit != "bytes":
             return f"{amount:,} {self.unit}"
-        return f"{amount / 2**30:,.1f} GiB" if amount >= 2**30 else f"{amount / 2**20:,.1f} MiB"
+        unit, size = next((unit, size) for unit, size in _UNITS.items() if amount >= size or size == 1)
+        return f"{amount / size:,.1f} {unit}" if size > 1 else f"{amount} {unit}"
 
 
 FILE = Limit("BRUNO_MAX_FILE", 2**28, "bytes")  # one file of a folder or archive

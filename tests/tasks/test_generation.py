@@ -228,5 +228,5 @@ def test_more_samples_than_fit_into_memory_are_rejected(samples, monkeypatch):
     with pytest.raises(ValueError, match=rf"`samples` .*got {samples}.*BRUNO_MAX_COUNT.* 1000000"):
         prior_samples(model, samples)
     monkeypatch.setenv("BRUNO_MAX_COUNT", str(10**16))
-    with pytest.raises(ValueError, match=rf"`samples` .*got {samples}, which .*BRUNO_MAX_MEMORY"):
+    with pytest.raises(ValueError, match=rf"`samples` .*needs .* for {samples}; .*BRUNO_MAX_MEMORY"):
         prior_samples(model, samples)

@@ -214,7 +214,9 @@ class Evidence(NumpyResult):
         rest = self.count - other.count
         if (rest < 0).any():
             most, asked = _first_where(rest < 0, self.count, other.count)
-            raise ValueError(f"`other` takes at most the {most} observations that were added; got {asked}.")
+            raise ValueError(
+                f"`other` must have at most {most} observations, as many as were added; got {asked}."
+            )
         share = _ratio(other.count, rest)
         gap = self.mean - other.mean
         mean = self.mean + gap * share

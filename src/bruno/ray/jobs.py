@@ -119,7 +119,7 @@ def posteriors(source: Any, model: Model, key: str | None = None) -> dict[Any, P
         key: the column of the keys; by default the first.
     """
     opened = _model_of(model)[0]
-    evidence = _evidence(source, opened, key)
+    evidence = _evidence(source, opened, key, "source")
     parts = [torch.from_numpy(part.copy()) for part in (evidence.mean, evidence.scatter)]
     batch = Evidence(torch.from_numpy(evidence.count).long(), *parts).to(opened.device)
     return dict(zip(evidence.keys.to_pylist(), Posterior(opened, batch), strict=True))
@@ -156,7 +156,7 @@ def classify(
     if not 0 < temperature < math.inf:
         raise ValueError(f"`temperature` must be above 0 and finite; got {temperature}.")
     plan, found = _planned(model, dataset, None, columns)
-    evidence = _evidence(support, found, None)
+    evidence = _evidence(support, found, None, "support")
     if len(evidence) < 2:
         raise ValueError(f"`support` must have at least two classes; got {len(evidence)}.")
     evidence = evidence[np.argsort(evidence.keys.to_pylist())]
@@ -255,7 +255,7 @@ def _table(evidence: KeyedEvidence, key: str, fingerprint: str) -> Any:
     return pa.table(columns | {"evidence": evidence.records(fingerprint)})
 
 
-def _evidence(source: Any, model: Bruno, key: str | None) -> KeyedEvidence:
+def _evidence(source: Any, model: Bruno, key: str | None, argument: str) -> KeyedEvidence:
     """The evidence in what `condition` returned, or in Parquet files of it."""
     if isinstance(source, str | Path):
         from pyarrow.parquet import read_table  # type: ignore[import-untyped]
@@ -264,7 +264,7 @@ def _evidence(source: Any, model: Bruno, key: str | None) -> KeyedEvidence:
     elif isinstance(source, ray.data.Dataset):
         source = pa.concat_tables(ray.get(source.to_arrow_refs()))
     if not isinstance(source, pa.Table) or "evidence" not in source.column_names:
-        raise ValueError("`support` must be what `condition` returned, or its Parquet files.")
+        raise ValueError(f"`{argument}` must be what `condition` returned, or its Parquet files.")
     table = source.combine_chunks()
     keys, records = (
         table.column(name).combine_chunks() for name in (key or table.column_names[0], "evidence")

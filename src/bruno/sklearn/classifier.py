@@ -41,7 +41,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
         model: a run folder, a model file, a pretrained model, or the result of `bruno.open`, `bruno.train` or
             `bruno.load`; by default, a small model is trained on the first examples.
         prior: "uniform", "empirical" for the frequencies of the examples, or the probability of each class in
-            the order of `classes_`, in any unit.
+            the order of the sorted labels, without `none_label`, in any unit.
         temperature: T; "auto" to fit it.
         none_prior: prior probability that a row belongs to none of the classes. Above 0, `classes_`
             includes `none_label`.
@@ -188,7 +188,7 @@ class FewShotClassifier(ClassifierMixin, SetEstimator):  # type: ignore[misc]
 
     def _check_parameters(self) -> None:
         if not (isinstance(self.none_prior, Real) and 0 <= self.none_prior < 1):
-            raise ValueError(f"`none_prior` must be a number from 0 up to 1; got {self.none_prior!r}.")
+            raise ValueError(f"`none_prior` must be at least 0 and below 1; got {self.none_prior!r}.")
         if isinstance(self.prior, str):
             check_choice("prior", self.prior, ("uniform", "empirical"))
         if isinstance(self.temperature, str):

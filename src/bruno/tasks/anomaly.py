@@ -76,9 +76,9 @@ def density_floor(
 ) -> float:
     """The log p(x) below which an element is out-of-distribution, such as the output of a broken sensor.
 
-    It is twice as far below the median as the lowest of 1000 training elements. A model fits elements better
-    that it was trained on, and far better if it was trained on few sets. So the floor is as low as for
-    `clean` elements, too, unless most of them are below it, like those in other units.
+    It is twice as far below the median as the lowest of 1000 training elements is. A model fits its training
+    elements better than new ones, and far better if there were few sets. So the floor is lowered to that of
+    the `clean` elements, unless most of these are below it, for example because they are in other units.
     """
     log_prob = _random_log_probs(model, sampler, generator)
     floor = 2 * log_prob.min() - log_prob.median()

@@ -49,8 +49,8 @@ class Contamination:
     def suspected(self) -> bool:
         """Whether these rows seem to be faults.
 
-        In a heavy tail, more rows are between the bulk and the far rows than far. If the model does not fit
-        some sets, the far rows are in few sets.
+        In a heavy tail, more rows have a moderate excess than a large one. If the model does not fit some
+        sets, the far rows are in few sets.
         """
         return (
             self.far >= max(_FEWEST, _FRACTION * self.rows, self.between)

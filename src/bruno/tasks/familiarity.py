@@ -30,8 +30,8 @@ class Familiarity:
     All checks return the reason why images are unfamiliar, or "" if they are not. Rows are always familiar.
     The bits/dim of images are compared with those of samples of the model, which are drawn when first needed.
 
-    A model finds its own samples more likely than images of new classes, the more so the better it knows its
-    training images by heart. So the bits/dim of held-out images, if they are known, are familiar, too.
+    A model finds its own samples more likely than images of new classes, especially if it has memorised its
+    training images. So images as likely as held-out images, if their bits/dim are known, are familiar, too.
 
     Args:
         model: the model.
