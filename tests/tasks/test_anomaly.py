@@ -1,5 +1,7 @@
+import copy
 import math
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,8 +31,7 @@ def calibration(digits_model, learnt_digits) -> GroupCalibration:
 
 
 def calibrated(calibration: GroupCalibration, rate: float = 0.05, **settings: bool) -> Detector:
-    scores = calibration.stream(count_all=settings.get("count_all", False))
-    return Detector(calibration.model, scores, rate=rate, cutoffs=calibration.cutoffs, **settings)
+    return Detector.calibrated(calibration, rate=rate, **settings)
 
 
 def with_last_of_another_class(examples: Examples, sets: int, n: int) -> torch.Tensor:
@@ -335,17 +336,32 @@ def test_outliers_of_a_batch_do_not_hide_each_other(learnt_digits, calibration):
 
 def test_a_batch_is_judged_by_p_values_or_by_its_false_discovery_rate(learnt_digits, calibration):
     x = with_last_of_another_class(learnt_digits, 1, 10)[0]
-    scores, given = calibration.batch(10), {"cutoffs": calibration.cutoffs}
-    judged = judge_batch(calibration.model, x, scores, rate=0.3, **given)
+    given = {"calibration": calibration}
+    judged = judge_batch(calibration.model, x, rate=0.3, **given)
     assert all(j.basis == "exact" and j.outlier == (j.p <= 0.3) == (j.score < j.threshold) for j in judged)
     assert judged[-1].outlier
-    few = judge_batch(calibration.model, x, scores, false_discovery_rate=0.05, **given)
+    few = judge_batch(calibration.model, x, false_discovery_rate=0.05, **given)
     assert sum(j.outlier for j in few) <= sum(j.outlier for j in judged)
     assert all(j.basis == "estimated" and j.outlier == (j.score < j.threshold) for j in few)
     assert few[0].threshold < min(j.score for j in few if not j.outlier)  # that of the largest flagged p
-    none = judge_batch(calibration.model, x, scores, false_discovery_rate=1e-6, **given)
+    none = judge_batch(calibration.model, x, false_discovery_rate=1e-6, **given)
     assert not any(j.outlier for j in none)
     assert all(-math.inf < j.threshold <= j.score for j in none)
+
+
+def test_a_batch_is_judged_by_everything_that_its_calibration_sets(learnt_digits, calibration):
+    x = with_last_of_another_class(learnt_digits, 1, 10)[0]
+    strict = replace(calibration, floor=math.inf, _kept={})
+    assert all(j.out_of_distribution for j in judge_batch(calibration.model, x, calibration=strict))
+    with pytest.raises(ValueError, match=r"`calibration` decides what is flagged; omit `threshold`"):
+        judge_batch(calibration.model, x, 0.0, calibration=calibration)
+    with pytest.raises(ValueError, match=r"`threshold` or `calibration` must be given"):
+        judge_batch(calibration.model, x)
+    other = copy.deepcopy(calibration.model)
+    with torch.no_grad():
+        other.process.mean.add_(1)
+    with pytest.raises(ValueError, match=r"`calibration` must be of `model`"):
+        judge_batch(other, x, calibration=calibration)
 
 
 def summary_of(scores: list[float], **settings: int) -> StreamSummary:

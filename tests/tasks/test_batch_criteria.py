@@ -52,14 +52,7 @@ def sets_of(classes: int, seed: int, defects: int = 0) -> torch.Tensor:
 
 
 def judged(model, calibration: GroupCalibration, x: torch.Tensor, **options):
-    return judge_batch(
-        model,
-        x,
-        calibration.batch(len(x)),
-        cutoffs=calibration.cutoffs,
-        criterion=calibration.criterion,
-        **options,
-    )
+    return judge_batch(model, x, calibration=calibration, **options)
 
 
 def test_standardised_scores_do_not_change_if_the_scores_of_a_class_are_multiplied():

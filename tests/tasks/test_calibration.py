@@ -96,8 +96,7 @@ def test_false_alarms_of_rows_with_missing_numbers_are_at_most_the_rate():
     batch, flagged = found.batch(size), {}
     for missing in (0.0, 0.3):
         x = with_holes(machines(sets, size, seed=2).elements.view(sets, size, -1), missing)
-        options = {"rate": 0.1, "cutoffs": found.cutoffs, "reference": reference}
-        judged = [judge_batch(model, model.impute(some), batch, **options) for some in x]
+        judged = [judge_batch(model, model.impute(some), calibration=found, rate=0.1) for some in x]
         flagged[missing] = np.array([[one.p <= 0.1 for one in some] for some in judged]).mean(1)
     assert batch.basis(size - 1, 0.1) == "exact"
     assert flagged[0.0].mean() > 0.05
@@ -107,9 +106,8 @@ def test_false_alarms_of_rows_with_missing_numbers_are_at_most_the_rate():
 
 def flagged_with_holes(found: GroupCalibration, x: torch.Tensor, rate: float) -> np.ndarray:
     """Which rows of sets (sets, n, dim) are flagged as batches, with missing numbers imputed."""
-    model, batch = found.model, found.batch(x.shape[1])
-    options = {"rate": rate, "cutoffs": found.cutoffs, "reference": found.reference}
-    judged = [judge_batch(model, model.impute(some), batch, **options) for some in x]
+    model = found.model
+    judged = [judge_batch(model, model.impute(some), calibration=found, rate=rate) for some in x]
     return np.array([[one.outlier for one in some] for some in judged])
 
 

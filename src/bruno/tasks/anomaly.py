@@ -13,9 +13,11 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from bruno.arrays import ArrayLike, as_tensor
+from bruno.checks import check_omitted
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno, Encoded, Posterior
-from bruno.tasks.batch_criteria import BatchCriterion, SetScale, patch_maps
+from bruno.tasks.batch_criteria import SetScale, patch_maps
+from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.conformal import Basis, GroupScores, benjamini_hochberg
 from bruno.tasks.evaluation import steps_and_prior
 from bruno.tasks.robust_evidence import Cutoffs, batch_scores, evidence_within, shortfall
@@ -184,15 +186,15 @@ class JudgedSet(tuple[Judgement, ...]):
 def judge_batch(
     model: Bruno,
     x: ArrayLike,
-    threshold: float | GroupScores,
+    threshold: float | None = None,
     *,
+    calibration: GroupCalibration | None = None,
     rate: float = 0.01,
+    false_discovery_rate: float | None = None,
     cutoffs: Cutoffs | None = None,
     count_all: bool = False,
     floor: float = -math.inf,
     reference: float = -math.inf,
-    criterion: BatchCriterion = "score",
-    false_discovery_rate: float | None = None,
     imputed: bool = False,
 ) -> JudgedSet:
     """Judge each element of a complete set (n, *shape), n ≥ 2, given all others that count.
@@ -200,42 +202,54 @@ def judge_batch(
     Args:
         model: a model of such sets.
         x: the set.
-        threshold: an element with a lower score is an outlier; or the scores of clean groups as batches of
-            this size (`GroupCalibration.batch`), for p-values.
-        rate: false-alarm rate: with p-values, an element with p ≤ rate is an outlier.
+        threshold: an element with a lower score is an outlier.
+        calibration: instead of a threshold, p-values from the scores of clean groups. Cutoffs, floor and
+            reference are then those of the calibration. Scores of images are standardised (`SetScale`) or, if
+            its criterion is "patches", replaced by distances between patches (`patch_scores`).
+        rate: false-alarm rate: with a calibration, an element with p ≤ rate is an outlier.
+        false_discovery_rate: with a calibration, flag by Benjamini–Hochberg at this rate instead of `rate`.
         cutoffs: an element with a lower score is excluded from the evidence; by default, the threshold.
         count_all: every element is in the evidence for the others, whatever its score.
         floor: an element with a lower log p(x) is out-of-distribution, and always excluded from the evidence;
             see `density_floor`.
         reference: log p(x) of a typical element; the `shortfall` below it is subtracted from the score.
-        criterion: criterion of the calibration, for images: "score" for standardised scores (`SetScale`), or
-            "patches" for distances between patches, which then replace the scores (`patch_scores`).
-        false_discovery_rate: with p-values, flag by Benjamini–Hochberg at this rate instead of `rate`.
         imputed: whether elements had missing numbers: p-values are estimated if the groups have none.
     """
+    if calibration is not None:
+        _check_calibration(model, calibration, threshold)
+        cutoffs, floor, reference = calibration.cutoffs, calibration.floor, calibration.reference
+    elif threshold is None:
+        raise ValueError("`threshold` or `calibration` must be given; got neither.")
+    else:
+        cutoffs = cutoffs or default_cutoffs(threshold)
     x = as_tensor(x, kind=model.kind)
     z, log_det = _encoded(model, x, at_least=2)
     log_prob = model.process.log_prob(z) + log_det
     beyond = log_prob < floor
-    used = None if count_all else cutoffs or default_cutoffs(threshold)
-    scores, counts = batch_scores(model, z, used, ~beyond)
+    scores, counts = batch_scores(model, z, None if count_all else cutoffs, ~beyond)
     scores = scores - shortfall(log_prob, reference)
-    scale = patches = None
-    if isinstance(threshold, GroupScores) and criterion == "patches":
-        patches = patch_maps(x.to(z.device))
-        scores = patches.flatten(1).amin(1)
-    elif isinstance(threshold, GroupScores) and model.kind.is_images:
-        scale = SetScale.of(scores.double().cpu())
     seen = (counts.sum() - counts.long()).tolist()
+    if calibration is None:
+        limit = float(threshold or 0.0)
+        judged = zip(scores.tolist(), seen, beyond.tolist(), strict=True)
+        found = [Judgement(score, n, limit, score < limit or out, out) for score, n, out in judged]
+        return JudgedSet.of(found, z, counts)
+    patches = patch_maps(x.to(z.device)) if calibration.criterion == "patches" else None
+    scores = scores if patches is None else patches.flatten(1).amin(1)
+    scale = SetScale.of(scores.double().cpu()) if model.kind.is_images and patches is None else None
     given = scores.masked_fill(beyond, -math.inf).double().cpu()
-    if not isinstance(threshold, GroupScores):
-        found = zip(scores.tolist(), seen, given < float(threshold), beyond.tolist(), strict=True)
-        plain = (Judgement(score, n, float(threshold), bool(low) or out, out) for score, n, low, out in found)
-        return JudgedSet.of(plain, z, counts)
     given = given if scale is None else scale.standardised(given)
-    decided = _decide(given.numpy(), threshold, rate, false_discovery_rate, imputed)
+    groups = calibration.batch(len(x), count_all=count_all)
+    decided = _decide(given.numpy(), groups, rate, false_discovery_rate, imputed)
     limit = decided.limit if scale is None else scale.in_nats(decided.limit)
     return JudgedSet.of(decided.judgements(scores, seen, beyond, limit), z, counts, patches)
+
+
+def _check_calibration(model: Bruno, calibration: GroupCalibration, threshold: float | None) -> None:
+    """Raise unless a batch can be judged by a calibration."""
+    check_omitted("`calibration` decides what is flagged;", threshold=threshold)
+    if not model.is_same(calibration.model):
+        raise ValueError("`calibration` must be of `model`; got one of a model with other weights.")
 
 
 class _Decisions(NamedTuple):
@@ -256,23 +270,23 @@ class _Decisions(NamedTuple):
 
 
 def _decide(
-    given: Float[np.ndarray, " n"],
-    known: GroupScores,
+    scores: Float[np.ndarray, " n"],
+    groups: GroupScores,
     rate: float,
     false_discovery_rate: float | None,
     imputed: bool,
 ) -> _Decisions:
     """Decide by the p-values of the scores of a batch, at a false-alarm or a false-discovery rate."""
-    position = len(given) - 1
-    asked = rate if false_discovery_rate is None else false_discovery_rate / len(given)
-    basis = of_p = known.basis(position, asked)
-    p = known.p_values(given, position, of_p)
-    if imputed and not known.incomplete:  # the groups were never imputed
+    position = len(scores) - 1
+    asked = rate if false_discovery_rate is None else false_discovery_rate / len(scores)
+    basis = of_p = groups.basis(position, asked)
+    p = groups.p_values(scores, position, of_p)
+    if imputed and not groups.incomplete:  # the groups were never imputed
         basis = "estimated"
     if false_discovery_rate is None:
-        return _Decisions(p, basis, p <= rate, known.threshold(position, asked))
+        return _Decisions(p, basis, p <= rate, groups.threshold(position, asked))
     flagged = benjamini_hochberg(p, false_discovery_rate)
-    limit = known.threshold(position, asked * max(1, int(flagged.sum())), of_p)
+    limit = groups.threshold(position, asked * max(1, int(flagged.sum())), of_p)
     return _Decisions(p, basis, flagged, limit)
 
 

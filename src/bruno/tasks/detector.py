@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from bruno.arrays import ArrayLike, as_tensor
 from bruno.checks import check_rate, check_whole
 from bruno.model import Bruno, Posterior
 from bruno.tasks.anomaly import Judgement, default_cutoffs
+from bruno.tasks.calibration import GroupCalibration
 from bruno.tasks.conformal import GroupScores
 from bruno.tasks.robust_evidence import Cutoffs, shortfall
 from bruno.tasks.stream_evidence import START, ElementDensities, StreamEvidence, may_count
@@ -39,7 +40,7 @@ class Detector:
     Attributes:
         model: a model of such sets.
         threshold: the score below which an element is an outlier; at 0, the evidence makes an element neither
-            more nor less likely. Or the scores of clean groups (`GroupCalibration.stream`), for p-values.
+            more nor less likely. Or the scores of clean groups, for p-values; see `calibrated`.
         rate: false-alarm rate: with p-values, an element with p ≤ rate is an outlier.
         cutoffs: an element with a lower score is excluded from the evidence; by default, the threshold.
         count_all: every element is added to the evidence, whatever its score.
@@ -82,6 +83,25 @@ class Detector:
             raise ValueError(f"`floor` must be a number, or -inf for none; got {self.floor}.")
         if self.cutoffs is None and not self.count_all:
             object.__setattr__(self, "cutoffs", default_cutoffs(self.threshold))
+
+    @classmethod
+    def calibrated(
+        cls, calibration: GroupCalibration, *, rate: float = 0.01, count_all: bool = False, **settings: Any
+    ) -> Detector:
+        """A detector with the p-values, cutoffs, floor and reference of a calibration.
+
+        `settings` are further attributes, such as `window`.
+        """
+        return cls(
+            calibration.model,
+            calibration.stream(count_all=count_all),
+            rate=rate,
+            cutoffs=calibration.cutoffs,
+            count_all=count_all,
+            floor=calibration.floor,
+            reference=calibration.reference,
+            **settings,
+        )
 
     def begin(self, posterior: Posterior | None = None) -> StreamEvidence:
         """The state before the first element, or with the evidence of a posterior."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -78,11 +79,13 @@ class _Batch(NamedTuple):
 
     Attributes:
         elements: the elements with the names of their sets, and their missing numbers imputed.
+        sets: the positions of the elements of each set.
         incomplete: whether each element had missing numbers.
         has_consecutive_sets: whether the sets are consecutive rows.
     """
 
     elements: list[Element]
+    sets: list[list[int]]
     incomplete: list[bool]
     has_consecutive_sets: bool
 
@@ -136,22 +139,25 @@ class BatchJobs(CalibrationJobs):
             progress: called as progress(done, total).
         """
         rate = checked_rate(rate, threshold, data, false_discovery_rate)
-        read = self._read_batch(batch, one_set, group, invert, skip_bad)
-        elements, found = read.elements, None
+        reading: dict[str, Any] = {"invert": invert, "skip_bad": skip_bad}
+        read, calibration = self._read_batch(batch, one_set, group, **reading), None
         if threshold is None:
-            found = self.calibration(data, invert=invert, skip_bad=skip_bad, seed=seed, progress=progress)
-        sets = list(_members(elements, one_set).values())
-        places = self._judge_sets(read, sets, found, threshold or 0.0, rate, count_all, false_discovery_rate)
+            calibration = self.calibration(data, seed=seed, progress=progress, **reading)
+        decision: Any = {"rate": rate, "false_discovery_rate": false_discovery_rate, "count_all": count_all}
+        judge = partial(judge_batch, self.model, threshold=threshold, calibration=calibration, **decision)
+        places = self._judge_sets(read, judge)
+        if calibration is not None:
+            _log_basis(calibration, read, **decision)
         judged = [own[place] for own, place in places]
         given = self._given(places, judged)
-        summary = _summary(elements, judged, one_set, given)
-        explanation = self._explained(summary, places, found, seed) if explain else None
+        summary = _summary(read.elements, judged, one_set, given)
+        explanation = self._explained(summary, places, calibration, seed) if explain else None
         if explanation is not None:
             for one, parts in zip(summary.most_unusual, explanation.by_feature, strict=True):
                 judged[one.position - 1] = replace(one.judgement, contributions=parts)
-            summary = _summary(elements, judged, one_set, given)
-        asked = rate if found and false_discovery_rate is None else None
-        criterion, in_order = found.criterion if found else "score", read.has_consecutive_sets
+            summary = _summary(read.elements, judged, one_set, given)
+        asked = rate if calibration and false_discovery_rate is None else None
+        criterion, in_order = calibration.criterion if calibration else "score", read.has_consecutive_sets
         advice = self.calibration_command
         return BatchJudgement(summary, self.kind, asked, advice, criterion, explanation, in_order)
 
@@ -174,49 +180,18 @@ class BatchJobs(CalibrationJobs):
         incomplete = torch.stack([one.x for one in elements]).isnan().flatten(1).any(1).tolist()
         elements = _completed(self.model, elements, one_set)
         self.warn_if_unfamiliar(torch.stack([one.x for one in elements]))
-        return _Batch(elements, incomplete, consecutive)
+        return _Batch(elements, list(_members(elements, one_set).values()), incomplete, consecutive)
 
-    def _judge_sets(
-        self,
-        batch: _Batch,
-        sets: list[list[int]],
-        found: GroupCalibration | None,
-        threshold: float,
-        rate: float,
-        count_all: bool,
-        false_discovery_rate: float | None,
-    ) -> list[_Place]:
-        """The judgement of each element, in its set; logs which rates the calibration supports.
-
-        Without a calibration, scores are compared with the threshold.
-        """
+    def _judge_sets(self, batch: _Batch, judge: Callable[..., JudgedSet]) -> list[_Place]:
+        """The judgement of each element, in its set; an element alone is not judged."""
         places: dict[int, _Place] = {}
-        for members in sets:
-            x = torch.stack([batch.elements[i].x for i in members]).to(self.device)
-            if len(x) < 2:
+        for members in batch.sets:
+            if len(members) < 2:
                 places[members[0]] = _Place(JudgedSet.unjudged(self.model), 0)
                 continue
-            own = judge_batch(
-                self.model,
-                x,
-                found.batch(len(x), count_all=count_all) if found else threshold,
-                imputed=any(batch.incomplete[i] for i in members),
-                rate=rate,
-                cutoffs=found.cutoffs if found else None,
-                count_all=count_all,
-                floor=found.floor if found else -math.inf,
-                reference=found.reference if found else -math.inf,
-                criterion=found.criterion if found else "score",
-                false_discovery_rate=false_discovery_rate if found else None,
-            )
+            x = torch.stack([batch.elements[i].x for i in members]).to(self.device)
+            own = judge(x, imputed=any(batch.incomplete[i] for i in members))
             places |= {i: _Place(own, place) for place, i in enumerate(members)}
-        largest = max(map(len, sets))
-        if found and largest > 1:
-            scores = found.batch(largest, count_all=count_all)
-            report_basis(scores, rate, len(found.groups.names), largest - 1, false_discovery_rate)
-            incomplete = sum(any(batch.incomplete[i] for i in members) for members in sets)
-            if incomplete and not scores.incomplete:
-                _log.info(_MISSING_NUMBERS, incomplete, len(sets))
         return [places[i] for i in range(len(places))]
 
     def _given(self, places: list[_Place], judged: list[Judgement]) -> dict[int, Posterior]:
@@ -226,7 +201,7 @@ class BatchJobs(CalibrationJobs):
         return {i: places[i].own.given(self.model, places[i].place) for i in shown}
 
     def _explained(
-        self, summary: StreamSummary, places: list[_Place], found: GroupCalibration | None, seed: int
+        self, summary: StreamSummary, places: list[_Place], calibration: GroupCalibration | None, seed: int
     ) -> Explanation | PatchExplanation | None:
         """What makes the most unusual outliers unusual; None if there are no outliers."""
         outliers, kind = summary.most_unusual, self.kind
@@ -236,7 +211,7 @@ class BatchJobs(CalibrationJobs):
             x = torch.stack([one.x for one in outliers])
             names = tuple(one.name for one in outliers)
             return PatchExplanation(torch.stack(maps), x, kind, names, summary.outliers)
-        reference = found.reference if found else -math.inf
+        reference = calibration.reference if calibration else -math.inf
         return OutlierExplainer(self.columns, reference, seed).explain(summary)
 
 
@@ -266,6 +241,25 @@ def _summary(
     for i, (element, judgement) in enumerate(zip(elements, judged, strict=True)):
         summary.add(element.name, element.x, judgement, "" if one_set else element.group, given.get(i))
     return summary
+
+
+def _log_basis(
+    calibration: GroupCalibration,
+    batch: _Batch,
+    *,
+    rate: float,
+    false_discovery_rate: float | None,
+    count_all: bool,
+) -> None:
+    """Log which rates are exact in the largest set, and whether missing numbers make p-values estimates."""
+    largest = max(map(len, batch.sets))
+    if largest < 2:
+        return
+    scores = calibration.batch(largest, count_all=count_all)
+    report_basis(scores, rate, len(calibration.groups.names), largest - 1, false_discovery_rate)
+    incomplete = sum(any(batch.incomplete[i] for i in members) for members in batch.sets)
+    if incomplete and not scores.incomplete:
+        _log.info(_MISSING_NUMBERS, incomplete, len(batch.sets))
 
 
 def _completed(model: Bruno, elements: list[Element], one_set: bool) -> list[Element]:

@@ -83,15 +83,7 @@ class DetectionJobs(BatchJobs):
         report_basis(scores, rate, len(found.groups.names), position)
         if found.criterion == "patches":
             _log.info(_BETTER_AS_A_BATCH)
-        return Detector(
-            self.model,
-            scores,
-            rate=rate,
-            cutoffs=found.cutoffs,
-            count_all=count_all,
-            floor=found.floor,
-            reference=found.reference,
-        )
+        return Detector.calibrated(found, rate=rate, count_all=count_all)
 
     def watch(
         self,
