@@ -44,7 +44,7 @@ def settings(text: str) -> list[str]:
 TO_CLASSIFY = settings(
     "data.rotations=true train.mirror=true train.shift=1 train.slant=0.2 train.warp=0.05 train.fade=0.3 "
     "train.shared=true train.discriminative=1.0 train.onset=0.3 train.episodes=4 train.way=7 train.shot=1 "
-    "train.queries=19 train.rate=5e-4"
+    "train.queries=19 train.learning_rate=5e-4"
 )
 SMALL = {  # networks that are small enough to be part of the package
     "mnist": settings("flow.filters=40 flow.units=96"),
