@@ -25,7 +25,7 @@ TRAINING = st.fixed_dictionaries(
     {},
     optional={
         "steps": st.integers(1, 10**6),
-        "rate": st.floats(0, 1),
+        "learning_rate": st.floats(0, 1),
         "optimiser": st.sampled_from(["adamw", "adam", "rmsprop", "muon"]),
         "mirror": st.booleans(),
         "seed": st.integers(0, 2**63 - 1),
@@ -94,8 +94,11 @@ def test_mistakes_name_the_setting_and_the_way_out(values, message):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: TrainConfig(rate=math.inf), "`train.rate` must be a finite number; got inf"),
-        (lambda: TrainConfig(rate=-1.0), "`train.rate` must be at least 0; got -1.0"),
+        (
+            lambda: TrainConfig(learning_rate=math.inf),
+            "`train.learning_rate` must be a finite number; got inf",
+        ),
+        (lambda: TrainConfig(learning_rate=-1.0), "`train.learning_rate` must be at least 0; got -1.0"),
         (lambda: TrainConfig(steps=2.5), "`train.steps` must be int; got 2.5"),
         (lambda: TrainConfig(ema=1.0), "`train.ema` must be at least 0 and below 1; got 1.0"),
         (lambda: TrainConfig(generative=0.0), "`train.generative` or `train.discriminative` must be above 0"),
@@ -176,7 +179,12 @@ def test_a_recipe_is_loaded_by_any_kind_of_path(tmp_path):
 
 
 def test_settings_of_version_0_1_keep_their_meaning():
-    assert from_dict(Recipe, {"data": {"name": "x"}, "train": {"length": 7}}).train.set_size == 7
+    old = {"length": 7, "rate": 0.5, "process_rate": 2.0, "final_rate": 0.1}
+    train = from_dict(Recipe, {"data": {"name": "x"}, "train": old}).train
+    assert (train.set_size, train.learning_rate) == (7, 0.5)
+    assert (train.process_learning_rate, train.final_learning_rate) == (2.0, 0.1)
+    overridden = load_recipe("digits", ["train.rate=0.25"])  # as in commands of version 0.1
+    assert overridden.train.learning_rate == 0.25
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -343,7 +343,7 @@ def test_the_steps_of_fine_tuning_can_be_set(tiny, tmp_path):
 @pytest.mark.parametrize("kind", [str, Path])
 def test_fine_tuning_opens_a_model_given_by_path(kind, tiny, tmp_path):
     tuned = bruno.finetune(
-        kind(tiny.folder), tmp_path / "tuned", way=3, episodes=2, trials=0, steps=1, rate=0.0
+        kind(tiny.folder), tmp_path / "tuned", way=3, episodes=2, trials=0, steps=1, learning_rate=0.0
     )
     assert tuned.comparison is None
     assert tuned.trained.model.fingerprint() == tiny.model.fingerprint()  # at a learning rate of zero

@@ -170,9 +170,9 @@ class TrainConfig:
         1.0, "fraction of the episodes' elements with dequantisation noise", _FRACTION
     )
     optimiser: str = choice("optimiser", "adamw", "adam", "rmsprop", "muon")
-    rate: float = setting(1e-3, "learning rate of the flow", _from(0, _LARGEST))
-    process_rate: float = setting(
-        3.0, "learning rate of the process, as a multiple of `rate`", _from(0, _LARGEST)
+    learning_rate: float = setting(1e-3, "learning rate of the flow", _from(0, _LARGEST))
+    process_learning_rate: float = setting(
+        3.0, "learning rate of the process, as a multiple of `learning_rate`", _from(0, _LARGEST)
     )
     weight_decay: float = setting(0.0, "weight decay of the flow", _from(0, _LARGEST))
     dropout: float = setting(0.0, "dropout rate in the networks of the flow", _FRACTION_BELOW_ONE)
@@ -180,7 +180,9 @@ class TrainConfig:
         0.02, "fraction of the run in which the learning rate warms up", _FRACTION_BELOW_ONE
     )
     decay: str = choice("schedule of the learning rate", "linear", "cosine", "exponential", "none")
-    final_rate: float = setting(0.0, "final learning rate, as a fraction of `rate`", _FRACTION_BELOW_ONE)
+    final_learning_rate: float = setting(
+        0.0, "final learning rate, as a fraction of `learning_rate`", _FRACTION_BELOW_ONE
+    )
     clip: float = setting(0.0, "gradient clipping: largest norm; 0: none", _from(0, _LARGEST))
     ema: float = setting(0.0, "decay of the moving average of the weights; 0: none", _FRACTION_BELOW_ONE)
     mirror: bool = setting(False, "mirror each whole set with probability 1/2")
@@ -216,8 +218,8 @@ class TrainConfig:
                 "`train.shared` must be false if `train.episode_noise` is below 1, as bits/dim need elements "
                 f"with noise; got {self.episode_noise}."
             )
-        if self.decay == "exponential" and not self.final_rate:
-            raise ValueError("`train.final_rate` must be above 0 for an exponential decay; got 0.")
+        if self.decay == "exponential" and not self.final_learning_rate:
+            raise ValueError("`train.final_learning_rate` must be above 0 for an exponential decay; got 0.")
 
     @property
     def min_count(self) -> int:

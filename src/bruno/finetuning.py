@@ -184,7 +184,7 @@ def _finetuning_recipe(
     """
     defaults = {"episodes": _EPISODES, "way": _WAY, "queries": 1, "shared": False, "discriminative": 1.0}
     defaults |= {"onset": 0.0, "minutes": 0.0, "seed": 0, "dropout": 0.0, "episode_noise": 1.0}
-    defaults["rate"] = _RATE * original.train.rate
+    defaults["learning_rate"] = _RATE * original.train.learning_rate
     started, _ = with_settings(original, {**defaults, "warmup": _WARMUP, **plan})
     recipe, explicit = with_settings(started, settings)
     if before.drawings is not None and "data.drawings" not in explicit:

@@ -92,7 +92,7 @@ def _trained(
         steps=steps,
         batch=max(2, _ELEMENTS // size),
         set_size=size,
-        rate=_RATE,
+        learning_rate=_RATE,
         ema=_AVERAGE,
         seed=seed,
         graph=False,

@@ -23,7 +23,15 @@ Field: TypeAlias = Any  # an attrs.Attribute, which cannot be subscripted at run
 Check = Callable[[str, Any], None]  # takes the name and the value of a setting
 
 _NEAR = 0.65  # a known name is suggested if its likeness to the given one is at least this
-_RENAMED = {"train.length": "set_size"}  # settings of files written by version 0.1
+# Settings of files written by version 0.1.
+_RENAMED = {
+    "train.length": "set_size",
+    "train.rate": "learning_rate",
+    "train.process_rate": "process_learning_rate",
+    "train.final_rate": "final_learning_rate",
+}
+# Names that other libraries have for settings.
+_ELSEWHERE = {"lr": "learning_rate", "batch_size": "batch", "epochs": "steps", "max_steps": "steps"}
 
 
 def setting(default: Any, description: str, check: Check | None = None) -> Any:
@@ -162,7 +170,7 @@ def _nearest_settings(path: str, name: str, known: Sequence[str], every: Sequenc
 
     Of settings that are equally near, those of its own section win, and shorter names come first.
     """
-    own = [f"{path}{one}" for one in known]
+    own, name = [f"{path}{one}" for one in known], _ELSEWHERE.get(name, name)
     near = {one: _likeness(name, one.rpartition(".")[2]) for one in (*own, *every)}
     most = max(near.values())
     if most < _NEAR:

@@ -18,7 +18,7 @@ def log_of(folder: str) -> list[dict]:
 
 def test_it_starts_from_the_model_and_can_be_resumed(tiny, pictures):
     tune = [*TUNE, "--way", "3", "--episodes", "2", "--set", "train.batch=2"]
-    run(*tune, "--set", "train.rate=0.0", "--steps", "2", "--trials", "0", "--out", "still")
+    run(*tune, "--set", "train.learning_rate=0.0", "--steps", "2", "--trials", "0", "--out", "still")
     before, still = (bruno.load(f"{name}/model.safetensors") for name in ("run", "still"))
     assert still.fingerprint() == before.fingerprint()
     assert "Before and after fine-tuning, on validation" in run(*tune, "--steps", "2")
@@ -41,7 +41,9 @@ def test_a_model_file_is_tuned_to_user_images(tiny):
     run(*tune, "--way", "3")
     before, after = Run("run").recipe, Run("model-finetuned").recipe
     assert after.data.size == 8
-    assert after.train.rate == pytest.approx(0.1 * before.train.rate)  # a new optimiser would undo training
+    assert after.train.learning_rate == pytest.approx(
+        0.1 * before.train.learning_rate
+    )  # a new optimiser would undo training
     assert after.train.warmup == 0.1
     record = json.loads(Path("model-finetuned/results/finetuning-validation.json").read_text())
     assert "before" in record["columns"]

@@ -144,7 +144,7 @@ OTHERS = {
         digits --set data.drawings=3
         table --set missing=guess
         digits --set train.steps=1e400
-        digits --set 'train.rate='
+        digits --set 'train.learning_rate='
         digitz
         digits extra
         text.txt
@@ -164,8 +164,8 @@ OTHERS = {
         digits --set flow.filters=99999999
         digits --set train.shift=1000000
         digits --set train.shift=8
-        digits --set train.rate=inf
-        digits --set train.rate=nan
+        digits --set train.learning_rate=inf
+        digits --set train.learning_rate=nan
         digits --set train.seed=-1
         digits --set flow.kind=cnn
         digits --set process.dof=1

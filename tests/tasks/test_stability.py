@@ -102,7 +102,7 @@ def test_a_variant_is_ordinary_training_with_one_setting_changed(learnt_digits, 
     (curve,) = small_study(learnt_digits, variant, steps=15, processes=["student-t"], seeds=[7])
     torch.manual_seed(7)
     settings = ModelConfig((1, 8, 8), 17, flow=evolve(SMALL_FLOW, **flow), process=ProcessConfig(**process))
-    config = evolve(SMALL_TRAIN, steps=15, rate=rate, seed=7)
+    config = evolve(SMALL_TRAIN, steps=15, learning_rate=rate, seed=7)
     steps = train_steps(Bruno.from_config(settings), SetSampler(learnt_digits), config)
     assert curve.bits_per_dim == pytest.approx([step.bits_per_dim for step in steps], rel=1e-4)
 

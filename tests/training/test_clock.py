@@ -19,8 +19,8 @@ def test_a_timed_run_ends_on_time():
     seen = list(entries(MINUTE))
     assert [entry.seconds for entry in seen] == list(range(1, 61))
     assert [entry.seconds_left for entry in seen] == list(range(59, -1, -1))
-    assert seen[0].rate > 0.9 * MINUTE.rate
-    assert 0 < seen[-1].rate < 0.1 * MINUTE.rate
+    assert seen[0].rate > 0.9 * MINUTE.learning_rate
+    assert 0 < seen[-1].rate < 0.1 * MINUTE.learning_rate
 
 
 def test_a_run_of_steps_ends_after_these_and_estimates_the_time_left():
@@ -52,11 +52,11 @@ def test_a_timed_run_takes_no_step_at_a_learning_rate_of_0():
 def test_compilation_time_does_not_count_as_warm_up():
     config = evolve(MINUTE, warmup=0.2, decay="none")
     seen = list(entries(config, first=24.0))  # twice the time of the warm-up
-    assert seen[1].rate < 0.2 * config.rate
-    assert sum(entry.rate < config.rate for entry in seen) == 2 + int(
+    assert seen[1].rate < 0.2 * config.learning_rate
+    assert sum(entry.rate < config.learning_rate for entry in seen) == 2 + int(
         0.2 * 36
     )  # a fifth of the time after it
-    assert seen[-1].rate == config.rate
+    assert seen[-1].rate == config.learning_rate
     assert seen[-1].seconds == 60
 
 
@@ -70,4 +70,4 @@ def test_a_resumed_timed_run_trains_for_the_remaining_time(tmp_path):
     assert resumed.seconds == 55
     rest = list(Run(tmp_path).train(resumed, now=FakeClock(resumed)))
     assert [entry.seconds for entry in rest] == [56, 57, 58, 59, 60]
-    assert rest[0].rate < 0.1 * MINUTE.rate
+    assert rest[0].rate < 0.1 * MINUTE.learning_rate

@@ -13,7 +13,7 @@ settings = st.fixed_dictionaries(
     {
         "warmup": st.floats(0, 0.99),
         "decay": st.sampled_from(DECAYS),
-        "final_rate": st.floats(1e-6, 0.99),
+        "final_learning_rate": st.floats(1e-6, 0.99),
         "fade": st.just(0.0) | st.floats(1e-3, 1),
         "discriminative": st.just(0.5),
         "onset": st.floats(0, 0.99),
@@ -42,7 +42,7 @@ def test_the_learning_rate_starts_at_0_and_ends_at_its_final_value(settings):
     config = TrainConfig(**settings)
     if config.warmup:
         assert learning_rate_factor(config, 0.0) == 0
-    end = 1.0 if config.decay == "none" else config.final_rate
+    end = 1.0 if config.decay == "none" else config.final_learning_rate
     assert learning_rate_factor(config, 1.0) == pytest.approx(end, abs=1e-9)
 
 
@@ -69,11 +69,11 @@ def test_augmentation_is_continuous_where_it_starts_to_fade(settings):
 
 def test_values_halfway_through_the_decay():
     halves = {
-        decay: learning_rate_factor(TrainConfig(warmup=0.0, decay=decay, final_rate=0.04), 0.5)
+        decay: learning_rate_factor(TrainConfig(warmup=0.0, decay=decay, final_learning_rate=0.04), 0.5)
         for decay in DECAYS
     }
     assert halves == pytest.approx({"linear": 0.52, "cosine": 0.52, "exponential": 0.2, "none": 1.0})
-    early = learning_rate_factor(TrainConfig(warmup=0.0, decay="cosine", final_rate=0.0), 0.25)
+    early = learning_rate_factor(TrainConfig(warmup=0.0, decay="cosine", final_learning_rate=0.0), 0.25)
     assert early == pytest.approx((1 + 0.5**0.5) / 2)
 
 

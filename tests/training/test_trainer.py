@@ -56,7 +56,9 @@ def test_training_on_episodes_alone_does_not_need_classes_of_the_set_size(sample
 @pytest.mark.slow
 def test_training_on_episodes_raises_their_accuracy(sampler):
     model = fresh()
-    config = TrainConfig(steps=150, generative=0.0, discriminative=1.0, episodes=8, way=5, shot=2, rate=2e-3)
+    config = TrainConfig(
+        steps=150, generative=0.0, discriminative=1.0, episodes=8, way=5, shot=2, learning_rate=2e-3
+    )
     steps = list(train_steps(model, sampler, config))
     accuracy = [step.accuracy for step in steps]
     assert sum(accuracy[:10]) / 10 < sum(accuracy[-20:]) / 20 - 0.1
@@ -148,7 +150,7 @@ def test_a_step_with_a_gradient_that_is_not_finite_changes_no_weight(sampler, op
 def test_the_process_has_its_own_learning_rate_and_no_weight_decay():
     model = fresh()
     flow, process = make_optimiser(
-        model, TrainConfig(rate=1e-2, process_rate=0.1, weight_decay=0.3)
+        model, TrainConfig(learning_rate=1e-2, process_learning_rate=0.1, weight_decay=0.3)
     ).param_groups
     assert flow["rate"] == 1e-2
     assert process["rate"] == pytest.approx(1e-3)
@@ -175,7 +177,9 @@ def test_no_step_has_a_learning_rate_of_0(sampler):
 
 @pytest.mark.slow
 def test_the_moving_average_decays_exponentially_and_faster_at_first(sampler):
-    trainer = Trainer(fresh(), sampler, TrainConfig(steps=30, batch=4, set_size=5, rate=1e-2, ema=0.7))
+    trainer = Trainer(
+        fresh(), sampler, TrainConfig(steps=30, batch=4, set_size=5, learning_rate=1e-2, ema=0.7)
+    )
     trainer.begin()
     expected = {name: value.clone() for name, value in trainer.model.named_parameters()}
     for index in range(1, 31):
@@ -256,7 +260,9 @@ def test_training_on_rows_of_a_table_lowers_bits_per_dim_and_finds_correlation()
     names = tuple(map(str, range(30)))
     sampler = SetSampler(Examples(rows, torch.arange(30).repeat_interleave(10), names))
     model = fresh(ModelConfig((4,), levels=0, flow=FlowConfig("dense", couplings=2, units=16)))
-    steps = list(train_steps(model, sampler, TrainConfig(steps=150, batch=16, set_size=8, rate=1e-2)))
+    steps = list(
+        train_steps(model, sampler, TrainConfig(steps=150, batch=16, set_size=8, learning_rate=1e-2))
+    )
     assert steps[-1].bits_per_dim < steps[0].bits_per_dim - 0.2
     assert model.process.correlation.mean() > 0.3
 
@@ -277,7 +283,7 @@ def test_training_on_rows_of_a_table_lowers_bits_per_dim_and_finds_correlation()
             "`train.shared` must be false if `train.episode_noise` is below 1, .*got 0.5",
         ),
         ({"warmup": 1.5}, "`train.warmup` must be at least 0 and below 1; got 1.5"),
-        ({"decay": "exponential"}, "`train.final_rate` must be above 0"),
+        ({"decay": "exponential"}, "`train.final_learning_rate` must be above 0"),
         ({"stepz": 3}, r"did you mean `train.steps`\?"),
     ],
 )

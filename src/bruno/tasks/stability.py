@@ -69,7 +69,7 @@ VARIANTS = (
 STUDY_FLOW = FlowConfig(filters=16, blocks=1, couplings=2, units=64)
 # The paper's optimiser at a constant learning rate; a schedule or gradient clipping would hide instability.
 STUDY_TRAIN = TrainConfig(
-    optimiser="rmsprop", process_rate=1.0, warmup=0.0, decay="none", batch=8, precision="float32"
+    optimiser="rmsprop", process_learning_rate=1.0, warmup=0.0, decay="none", batch=8, precision="float32"
 )
 # The network and the batch size of the paper: for a GPU.
 FULL_FLOW, FULL_TRAIN = FlowConfig(), evolve(STUDY_TRAIN, batch=32)
@@ -154,7 +154,7 @@ def stability_study(
         model = ModelConfig(
             examples.shape, examples.levels, alpha=alpha, flow=own_flow, process=ProcessConfig(process)
         )
-        own_train = evolve(train, steps=steps, rate=train.rate * variant.rate, seed=seed)
+        own_train = evolve(train, steps=steps, learning_rate=train.learning_rate * variant.rate, seed=seed)
         kept = None if folder is None else folder / f"{variant.name}, {process}, seed {seed}.json"
         settings = {"model": to_dict(model), "train": to_dict(own_train), "variant": asdict(variant)}
         curve = None if kept is None else _read_curve(kept, settings)

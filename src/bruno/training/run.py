@@ -34,7 +34,7 @@ _STEPS_PER_ENTRY_ON_A_GPU = 10  # steps between reads of the results
 _FAILURES = 20  # after this many consecutive non-finite gradients, the run goes back to a checkpoint
 _RETRIES = 3
 _SMALLER = 0.3  # factor on the learning rate at each retry
-_ADVICE = "Try a smaller train.rate or train.clip, or look for extreme values in the data"
+_ADVICE = "Try a smaller train.learning_rate or train.clip, or look for extreme values in the data"
 
 Measure = Callable[[Bruno], float]
 Describe = Callable[[Bruno], dict[str, Any]]

@@ -28,15 +28,15 @@ def make_optimiser(model: Bruno, config: TrainConfig) -> torch.optim.Optimizer:
         lr = torch.zeros((), device=device)
         return {"params": list(parameters), "rate": rate, "lr": lr, "weight_decay": decay}
 
-    process = group(model.process.parameters(), config.rate * config.process_rate, 0.0)
+    process = group(model.process.parameters(), config.learning_rate * config.process_learning_rate, 0.0)
     capturable = device.type == "cuda"
     if config.optimiser == "muon":
         matrices = list(hidden_matrices(model.flow))
         known = {*matrices}
         others = [parameter for parameter in model.flow.parameters() if parameter not in known]
-        hidden, rest = (group(part, config.rate, config.weight_decay) for part in (matrices, others))
+        hidden, rest = (group(part, config.learning_rate, config.weight_decay) for part in (matrices, others))
         return Muon([hidden | {"orthogonal": True}, rest, process], fused=True, capturable=capturable)
-    groups = [group(model.flow.parameters(), config.rate, config.weight_decay), process]
+    groups = [group(model.flow.parameters(), config.learning_rate, config.weight_decay), process]
     if config.optimiser == "rmsprop":
         return torch.optim.RMSprop(groups, alpha=0.95, capturable=capturable)
     kind = torch.optim.AdamW if config.optimiser == "adamw" else torch.optim.Adam
@@ -44,11 +44,11 @@ def make_optimiser(model: Bruno, config: TrainConfig) -> torch.optim.Optimizer:
 
 
 def learning_rate_factor(config: TrainConfig, progress: float) -> float:
-    """Factor on the learning rate at a progress from 0 to 1: warm-up, then decay to `final_rate`."""
+    """Factor on the learning rate at a progress from 0 to 1: warm-up, then decay to `final_learning_rate`."""
     if progress < config.warmup:
         return progress / config.warmup
     left = 1 - (progress - config.warmup) / (1 - config.warmup)
-    final = config.final_rate
+    final = config.final_learning_rate
     if config.decay == "linear":
         return final + (1 - final) * left
     if config.decay == "cosine":

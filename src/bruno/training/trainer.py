@@ -234,7 +234,7 @@ class Trainer:
         self._restyle.fill_(config.restyle * distortion)
         # The average forgets faster at first, as the first weights are poor.
         self._keep.fill_(min(config.ema, self.index / (self.index + 9)))
-        return config.rate * self.scale * factor
+        return config.learning_rate * self.scale * factor
 
     def _set_has_episodes(self, value: bool) -> None:
         """Draw episodes from now on, or none: a step without cross-entropy takes less time."""
