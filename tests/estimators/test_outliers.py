@@ -60,7 +60,7 @@ def test_a_cluster_of_outliers_does_not_hide_itself(set_model):
 def test_scores_are_given_all_others_that_count(set_model):
     rows = with_outliers(3)
     detector = SetOutlierDetector(set_model).fit(rows)
-    counts = detector.counts_.copy()
+    counts = detector.in_evidence_.copy()
     assert not counts[:3].any()
     for i in (0, 30):
         counts[i] = False
@@ -70,7 +70,7 @@ def test_scores_are_given_all_others_that_count(set_model):
         )
         expected = given - max(alone, detector._scorer.reference)  # elements of no set count as typical ones
         assert expected.item() == pytest.approx(detector.scores_[i], abs=1e-4)
-        counts = detector.counts_.copy()
+        counts = detector.in_evidence_.copy()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -177,7 +177,7 @@ def test_decisions_are_scores_less_the_offset_and_p_values_below_the_rate(traine
 
 
 def test_a_model_trained_on_one_set_scores_by_the_density(trained_detector):
-    posterior = trained_detector.model_.condition(NORMAL[trained_detector.counts_])
+    posterior = trained_detector.model_.condition(NORMAL[trained_detector.in_evidence_])
     expected = posterior.log_prob(NORMAL[:5]).numpy()
     np.testing.assert_allclose(trained_detector.score_samples(NORMAL[:5]), expected, rtol=1e-6)
 

@@ -25,11 +25,11 @@ def test_only_many_outliers_show_that_a_model_does_not_fit(elements, outliers, a
     assert _misfit(summary, None, "bruno calibrate MODEL DATA", True) == ""
 
 
-@pytest.mark.parametrize(("beyond", "said"), [(290, True), (20, False)])
-def test_a_summary_says_if_most_elements_are_out_of_distribution(beyond, said):
+@pytest.mark.parametrize(("ood", "said"), [(290, True), (20, False)])
+def test_a_summary_says_if_most_elements_are_out_of_distribution(ood, said):
     summary = StreamSummary()
     for i in range(300):
-        summary.add(str(i), torch.zeros(1), Judgement(0.0, 1, 0.0, i < 290, i < beyond))
+        summary.add(str(i), torch.zeros(1), Judgement(0.0, 1, 0.0, i < 290, i < ood))
     note = _misfit(summary, 0.01, "bruno calibrate MODEL CLEAN.csv", True)
     assert ("most are out-of-distribution" in note) == said
     assert "Check units and columns" in note

@@ -20,9 +20,9 @@ NONE = np.zeros(0)
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 
 
-def rows_of(groups, scores, thresholds, outliers=(), beyond=()):
+def rows_of(groups, scores, thresholds, outliers=(), ood=()):
     every = range(len(scores))
-    flagged, out = [i in outliers for i in every], [i in beyond for i in every]
+    flagged, out = [i in outliers for i in every], [i in ood for i in every]
     return score_rows(groups, positions_in_sets(groups), scores, thresholds, flagged, out)
 
 
@@ -75,7 +75,7 @@ def test_bins_leave_out_values_that_are_not_finite():
 
 def test_a_cell_has_the_lowest_margin_and_the_strongest_mark():
     scores = [5.0, 1.0, 6.0, -7e3, 5.0, 9.0]
-    rows = rows_of(["a"] * 4 + ["b"] * 2, scores, [1.0] * 5 + [math.nan], outliers=[1, 3], beyond=[4])
+    rows = rows_of(["a"] * 4 + ["b"] * 2, scores, [1.0] * 5 + [math.nan], outliers=[1, 3], ood=[4])
     cells = score_cells(rows, most=2)
     assert (cells.first, cells.width, cells.has_thresholds) == (1, 2, True)
     assert cells.lowest[0].tolist() == [0, -7001]

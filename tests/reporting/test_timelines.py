@@ -10,11 +10,11 @@ from bruno.reporting.timelines import MAX_SETS, STRIP, score_timeline
 IMAGE = torch.zeros((1, 4, 4), dtype=torch.uint8)
 
 
-def draw(scores, *, outliers=(), beyond=(), threshold=-3.0, **options) -> bytes:
+def draw(scores, *, outliers=(), ood=(), threshold=-3.0, **options) -> bytes:
     """A timeline of scores, with outliers and out-of-distribution elements at these indices."""
     every = range(len(scores))
-    flagged = [i in outliers or i in beyond for i in every]
-    return score_timeline(scores, [threshold] * len(scores), flagged, [i in beyond for i in every], **options)
+    flagged = [i in outliers or i in ood for i in every]
+    return score_timeline(scores, [threshold] * len(scores), flagged, [i in ood for i in every], **options)
 
 
 def lines(axes) -> dict[str, np.ndarray]:
@@ -30,7 +30,7 @@ def test_missing_values_raise():
 
 
 def test_a_timeline_marks_outliers_and_out_of_distribution_elements(figures):
-    draw([0.0, 5.0, -9.0, -1e9], outliers=[2], beyond=[3], positions=[11, 12, 13, 14])
+    draw([0.0, 5.0, -9.0, -1e9], outliers=[2], ood=[3], positions=[11, 12, 13, 14])
     (axes,) = figures[-1].axes
     marks = lines(axes)
     assert marks["outlier"].tolist() == [[13, -9]]
@@ -55,12 +55,12 @@ def test_a_spike_is_clipped_marked_and_named_by_its_score(figures):
 
 @pytest.mark.parametrize("scores", [[5.0, 4.0, -1e9], [5.0, -math.inf, -math.inf]])
 def test_out_of_distribution_marks_are_not_above_the_threshold(scores, figures):
-    draw(scores, beyond=[2])
+    draw(scores, ood=[2])
     assert lines(figures[-1].axes[0])["out-of-distribution"][0, 1] <= -3.0
 
 
 def test_a_stream_of_out_of_distribution_elements_is_drawn(figures):
-    draw([-1e9] * 2, beyond=[0, 1], threshold=None)
+    draw([-1e9] * 2, ood=[0, 1], threshold=None)
     assert list(lines(figures[-1].axes[0])) == ["out-of-distribution"]
 
 

@@ -17,7 +17,17 @@ from bruno.tasks.groups import Groups
 from bruno.trained import KeyedDetector, Trained
 
 DIM = 4
-FIELDS = ("score", "seen", "position", "threshold", "outlier", "out_of_distribution", "p", "exact", "counts")
+FIELDS = (
+    "score",
+    "seen",
+    "position",
+    "threshold",
+    "outlier",
+    "out_of_distribution",
+    "p",
+    "exact",
+    "in_evidence",
+)
 
 
 def small_model(coupling: str = "affine", kind: str = "student-t", scales: str = "auto") -> Bruno:

@@ -98,7 +98,7 @@ def test_batches_remember_that_the_groups_are_incomplete(tmp_path):
     assert found.batch(5).incomplete
     found.save(path)
     assert GroupCalibration.load(path, model).batch(5).incomplete
-    whole = judge_batch(model, torch.zeros(5, DIM), found.batch(5), rate=0.2, count_all=True, imputed=True)
+    whole = judge_batch(model, torch.zeros(5, DIM), calibration=found, rate=0.2, count_all=True, imputed=True)
     assert {one.basis for one in whole} == {"exact"}
 
 

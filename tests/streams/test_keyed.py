@@ -124,8 +124,8 @@ def test_a_window_is_the_evidence_of_the_latest_elements_that_count(size):
     rows = machines(1, 150, seed=5)[0]
     rows[40::9] += 4.0
     found = in_steps(judge, ["a"] * 150, rows, 11)
-    assert 0 < (~found.counts).sum() < 60
-    z = encoder_of(trained().model)(rows).z[found.counts][-size:]
+    assert 0 < (~found.in_evidence).sum() < 60
+    z = encoder_of(trained().model)(rows).z[found.in_evidence][-size:]
     evidence = judge.posterior("a").evidence
     expected = Evidence.of(torch.from_numpy(z))
     assert evidence.count == size
@@ -250,7 +250,7 @@ def outlier_after(judge: KeyedDetector, rows: int = START + 5, **more: object) -
     x[-1] += 6.0
     found = judge.step(["a"] * (rows + 1), x, **more)
     assert found.outlier[-1]
-    assert not found.counts[-1]
+    assert not found.in_evidence[-1]
     return x
 
 
@@ -303,7 +303,7 @@ def test_an_element_that_is_put_back_cannot_be_accepted_again(monkeypatch, size)
     rows[8] += 6.0  # the ninth element does not count until the tenth, when all are reconsidered
     judge = made()
     found = in_steps(judge, ["a"] * 10, rows, size)
-    assert (~found.counts).nonzero()[0].tolist() == [8]
+    assert (~found.in_evidence).nonzero()[0].tolist() == [8]
     assert judge.posterior("a").evidence.count == 10
     with pytest.raises(ValueError, match="'a/9'"):
         judge.accept("a/9")

@@ -54,11 +54,11 @@ def test_sets_that_no_longer_change_are_not_compared_with_draws_again(scorer, mo
 def test_scores_of_a_set_do_not_depend_on_the_other_sets(scorer):
     x, labels = faulty_machines()
     together = scored(scorer, x, labels)
-    assert not together.counts.all()
+    assert not together.in_evidence.all()
     for i in range(8):
         own = labels == i
         alone = scored(scorer, x[own], torch.zeros_like(labels[own]))
-        assert torch.equal(alone.counts, together.counts[own])
+        assert torch.equal(alone.in_evidence, together.in_evidence[own])
         torch.testing.assert_close(alone.scores, together.scores[own], rtol=1e-4, atol=1e-4)
 
 

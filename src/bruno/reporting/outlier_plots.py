@@ -98,10 +98,10 @@ def outlier_sheet(outliers: Sequence[Outlier], images: UInt8[Tensor, "n channels
 
 def _caption(rank: int, outlier: Outlier, width: float) -> list[tuple[str, str]]:
     """Lines and their colours."""
-    beyond = outlier.out_of_distribution
+    ood = outlier.out_of_distribution
     lines = [
         (f"{rank}.  {outlier.p}".rstrip(), INK),
-        (outlier.verdict if beyond else f"score {outlier.verdict}", COLOURS[3] if beyond else INK),
+        (outlier.verdict if ood else f"score {outlier.verdict}", COLOURS[3] if ood else INK),
     ]
     if outlier.group:
         lines.append((_fitting(outlier.group, width), COLOURS[5]))

@@ -151,11 +151,11 @@ def score_cells(rows: Sequence[ScoreRow], most: int) -> Cells:
     has_thresholds = bool(np.isfinite(margin).any())
     value = margin if has_thresholds else np.concatenate([row.shown for row in rows])
     outlier = np.concatenate([row.outlier for row in rows])
-    beyond = np.concatenate([row.out_of_distribution for row in rows])
+    ood = np.concatenate([row.out_of_distribution for row in rows])
     zero = np.zeros(1 if has_thresholds else 0)
     mark = np.where(outlier, OUTLIER, 0)
     mark[outlier & (value < visible_range(value, zero, outlier)[0])] = CLIPPED
-    mark[beyond] = OUT_OF_DISTRIBUTION
+    mark[ood] = OUT_OF_DISTRIBUTION
     first, width = int(position.min()), _bin_width(position, most)
     place = (
         np.repeat(np.arange(len(rows)), [len(row.position) for row in rows]),

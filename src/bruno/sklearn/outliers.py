@@ -79,7 +79,7 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         offset_: the score below which a row is an outlier; with `groups`, one for each set.
         scores_: scores of the rows of `fit`, each given all others of its set that count.
         p_values_: p-values of the rows of `fit`.
-        counts_: whether each row of `fit` is in the evidence.
+        in_evidence_: whether each row of `fit` is in the evidence.
 
     >>> rows = np.random.default_rng(0).normal(size=(60, 2))
     >>> rows[7] = 9.0
@@ -134,8 +134,11 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         if not self.count_all:  # again, with the cutoffs of corrected p-values
             scored = self._scorer.score_sets(encoded, which, sets)
         self.evidence_ = scored.evidence
-        self.scores_, self.counts_ = scored.scores.double().cpu().numpy(), scored.counts.cpu().numpy()
-        self._sample = RowSample.empty(self.model_, self._seed()).adding(encoded, which, scored.counts)
+        self.scores_, self.in_evidence_ = (
+            scored.scores.double().cpu().numpy(),
+            scored.in_evidence.cpu().numpy(),
+        )
+        self._sample = RowSample.empty(self.model_, self._seed()).adding(encoded, which, scored.in_evidence)
         by_set = [torch.from_numpy(self.scores_[own]) for _, own in positions_by_label(labels)]
         self._nulls = self._scorer.null_distributions(
             self.evidence_, batch=not self.novelty, rate=self.rate, by_set=by_set
@@ -165,14 +168,14 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
         before = extended(self.evidence_, sets)
         encoded = self._encoded(x, Posterior(self.model_, before[which]))
         changed, own = which.unique(return_inverse=True)
-        counts = self._counts(encoded, own, before[changed])
-        evidence = before + grouped_evidence(encoded.z, which, sets, counts)
+        in_evidence = self._counts(encoded, own, before[changed])
+        evidence = before + grouped_evidence(encoded.z, which, sets, in_evidence)
         if self.rate != self._rate:  # set since: all sets must have thresholds for one rate
             changed = torch.arange(sets, device=changed.device)
         nulls = self._scorer.null_distributions(evidence[changed], batch=False, rate=self.rate)
         thresholds = [null.threshold(self.rate) for null in nulls]
         self.groups_, self.evidence_, self._rate = names, evidence, self.rate
-        self._sample = self._sample.adding(encoded, which, counts)
+        self._sample = self._sample.adding(encoded, which, in_evidence)
         self._nulls = _replaced(self._nulls, changed.tolist(), nulls)
         self._thresholds = _replaced(self._thresholds, changed.tolist(), thresholds)
         self.offset_ = self._fitted_offset(self._scores_of_sample)
@@ -305,12 +308,12 @@ class SetOutlierDetector(OutlierMixin, SetEstimator):  # type: ignore[misc]
             return usable
         small = evidence.count < _FEW
         cutoffs = self._scorer.cutoffs(evidence).masked_fill(small, -torch.inf)
-        counts = usable & (self._scorer.scores(encoded, evidence[labels]) >= cutoffs[labels])
+        in_evidence = usable & (self._scorer.scores(encoded, evidence[labels]) >= cutoffs[labels])
         alone = (small & (labels.bincount(minlength=len(small)) >= _FEW))[labels]
         if bool(alone.any()):
             part = Encoded(encoded.z[alone], encoded.log_det[alone])
-            counts[alone] = self._scorer.score_sets(part, labels[alone], len(small)).counts
-        return counts
+            in_evidence[alone] = self._scorer.score_sets(part, labels[alone], len(small)).in_evidence
+        return in_evidence
 
     def _scores_of_sample(self) -> Array:
         """Scores of the kept sample of rows, each given all others of its set."""

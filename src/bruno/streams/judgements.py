@@ -32,7 +32,7 @@ class Judgements:
         p: the p-value; NaN if not calibrated, or during warm-up.
         exact: whether the p-value is exact; otherwise it is estimated.
         p_within: the p-value within the set; NaN unless requested.
-        counts: whether the row is in the evidence.
+        in_evidence: whether the row is in the evidence.
         skipped: whether the row was skipped, as its offset shows that it was judged before. Its other values
             are NaN or 0.
         incomplete: whether this row or an earlier one of its set had missing numbers.
@@ -48,7 +48,7 @@ class Judgements:
     p: Float[np.ndarray, " n"]
     exact: Bool[np.ndarray, " n"]
     p_within: Float[np.ndarray, " n"]
-    counts: Bool[np.ndarray, " n"]
+    in_evidence: Bool[np.ndarray, " n"]
     skipped: Bool[np.ndarray, " n"]
     incomplete: Bool[np.ndarray, " n"]
     evidence: Evidence | None = None
@@ -59,7 +59,7 @@ class Judgements:
         numbers, flags = np.empty((4, n)), np.zeros((6, n), np.bool_)
         numbers.fill(math.nan)
         score, threshold, p, p_within = numbers
-        outlier, beyond, exact, counts, skipped, incomplete = flags
+        outlier, ood, exact, in_evidence, skipped, incomplete = flags
         skipped[:] = True
         seen, position = np.zeros(n), np.zeros(n, np.int64)
         return cls(
@@ -68,11 +68,11 @@ class Judgements:
             position,
             threshold,
             outlier,
-            beyond,
+            ood,
             p,
             exact,
             p_within,
-            counts,
+            in_evidence,
             skipped,
             incomplete,
         )
@@ -123,9 +123,9 @@ class Rule:
         if len(found) == 1:  # a stream of one row at a time
             self._judge_one(found)
             return
-        beyond, detector = found.out_of_distribution, self.detector
+        ood, detector = found.out_of_distribution, self.detector
         judged = (found.position >= detector.warm_up) & (found.seen > 0) & ~found.skipped
-        found.outlier |= beyond
+        found.outlier |= ood
         if not isinstance(detector.threshold, GroupScores):
             found.threshold[judged] = detector.threshold
             found.outlier |= judged & (found.score < detector.threshold)
@@ -138,18 +138,18 @@ class Rule:
     def _judge_one(self, found: Judgements) -> None:
         """Like `judge`, for one row: branches in Python are faster than numpy for a single number."""
         position, seen, detector = found.position.item(), found.seen.item(), self.detector
-        found.outlier[0] = beyond = found.out_of_distribution.item()
+        found.outlier[0] = ood = found.out_of_distribution.item()
         if position < detector.warm_up or seen <= 0 or found.skipped.item():
             return
         if not isinstance(detector.threshold, GroupScores):
             found.threshold[0] = detector.threshold
-            found.outlier[0] = beyond or found.score.item() < detector.threshold
+            found.outlier[0] = ood or found.score.item() < detector.threshold
             return
         place = int(self._place(position, seen))
         threshold, exact = self._limit(place, detector.threshold)
-        given = np.array([-math.inf if beyond else found.score.item()])
+        given = np.array([-math.inf if ood else found.score.item()])
         p = detector.threshold.p_values(given, place, "exact" if exact else "estimated").item()
-        found.p[0], found.threshold[0], found.outlier[0] = p, threshold, beyond or p <= detector.rate
+        found.p[0], found.threshold[0], found.outlier[0] = p, threshold, ood or p <= detector.rate
         found.exact[0] = exact and self._is_as_calibrated(position, found.incomplete.item())
 
     def _judge_by_place(

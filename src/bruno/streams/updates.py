@@ -33,8 +33,8 @@ class Update(NamedTuple):
     score: Float[np.ndarray, " n"]
     seen: Float[np.ndarray, " n"]
     position: Int[np.ndarray, " n"]
-    beyond: Bool[np.ndarray, " n"]
-    counts: Bool[np.ndarray, " n"]
+    out_of_distribution: Bool[np.ndarray, " n"]
+    in_evidence: Bool[np.ndarray, " n"]
     p_within: Float[np.ndarray, " n"] | None
 
 
@@ -102,26 +102,26 @@ class Updates:
             array.take(slots, 0) for array in (sets.count, sets.mean, sets.scatter, sets.position)
         )
         score = self._densities(z, seen, mean, scatter) - prior
-        beyond = prior + log_det < self._floor
-        usable = ~beyond
+        ood = prior + log_det < self._floor
+        usable = ~ood
         if complete is not None:
             usable &= may_count(complete, seen, position)
-        counts = usable.copy()
+        in_evidence = usable.copy()
         if self._cutoffs is not None:
             places = np.minimum(np.rint(seen).astype(np.intp), len(self._cutoff_at) - 1)
-            counts &= score >= self._cutoff_at[places]
-        is_young = self._keep_first(slots, z, position, usable, counts)
+            in_evidence &= score >= self._cutoff_at[places]
+        is_young = self._keep_first(slots, z, position, usable, in_evidence)
         keeps = np.where(is_young, 1.0, self._keeps)
-        self._add(slots[counts], z[counts], keeps[counts, None])
+        self._add(slots[in_evidence], z[in_evidence], keeps[in_evidence, None])
         sets.position[slots] = position + 1
         if is_young.any():
-            counts[is_young] = self._reconsider(slots[is_young], position[is_young] + 1)
+            in_evidence[is_young] = self._reconsider(slots[is_young], position[is_young] + 1)
         if self._window is not None:
-            for i in np.flatnonzero(counts & ~is_young).tolist():
+            for i in np.flatnonzero(in_evidence & ~is_young).tolist():
                 self._window.add(int(slots[i]), z[i : i + 1])
         p_within = self._rank(slots, z, position, usable) if self._within else None
         score = score - np.maximum(self._reference - prior - log_det, 0.0)  # `shortfall`, in numpy
-        return Update(score, seen, position, beyond, counts, p_within)
+        return Update(score, seen, position, ood, in_evidence, p_within)
 
     def _advance_one(self, slot: int, z: Float[np.ndarray, " dim"], log_det: float, prior: float) -> Update:
         """Like `advance`, for one set whose first elements are no longer reconsidered: incomplete rows count.
@@ -131,16 +131,16 @@ class Updates:
         sets = self._sets
         seen, position = sets.count.item(slot), sets.position.item(slot)
         score = self._densities(z, seen, sets.mean[slot], sets.scatter[slot]).item() - prior
-        beyond = prior + log_det < self._floor
-        counts = not beyond
-        if counts and self._cutoffs is not None:
-            counts = score >= self._cutoff_at.item(min(round(seen), len(self._cutoff_at) - 1))
+        ood = prior + log_det < self._floor
+        in_evidence = not ood
+        if in_evidence and self._cutoffs is not None:
+            in_evidence = score >= self._cutoff_at.item(min(round(seen), len(self._cutoff_at) - 1))
         sets.position[slot] = position + 1
-        if counts:
+        if in_evidence:
             self._count(slot, z)
         score -= max(self._reference - prior - log_det, 0.0)
-        found = (np.array([score]), np.array([seen]), np.array([position]), np.array([beyond]))
-        return Update(*found, np.array([counts]), None)
+        found = (np.array([score]), np.array([seen]), np.array([position]), np.array([ood]))
+        return Update(*found, np.array([in_evidence]), None)
 
     def include(self, slot: int, z: Float[np.ndarray, " dim"]) -> None:
         """Add an earlier element, which was excluded, to its set; the position stays the same."""
@@ -170,7 +170,7 @@ class Updates:
         z: Float[np.ndarray, "n dim"],
         position: Int[np.ndarray, " n"],
         usable: Bool[np.ndarray, " n"],
-        counts: Bool[np.ndarray, " n"],
+        in_evidence: Bool[np.ndarray, " n"],
     ) -> Bool[np.ndarray, " n"]:
         """Keep elements of sets that may still be reconsidered; returns which sets these are."""
         is_young = np.zeros(len(slots), np.bool_)
@@ -182,7 +182,7 @@ class Updates:
             if first is None:  # the set began with a posterior, or an element was accepted
                 continue
             first.z[place] = z[i]
-            first.flags[place] = USABLE * bool(usable[i]) + INSIDE * bool(counts[i])
+            first.flags[place] = USABLE * bool(usable[i]) + INSIDE * bool(in_evidence[i])
             is_young[i] = True
         return is_young
 

@@ -148,12 +148,12 @@ class JudgedSet(tuple[Judgement, ...]):
 
     Attributes:
         z: latents of the elements.
-        counts: whether each element counts as evidence for the others.
+        in_evidence: whether each element counts as evidence for the others.
         patches: the score of each patch, for images that were judged by patches; otherwise None.
     """
 
     z: Float[Tensor, "n dim"]
-    counts: Bool[Tensor, " n"]
+    in_evidence: Bool[Tensor, " n"]
     patches: Float[Tensor, "n down across"] | None
 
     @classmethod
@@ -161,12 +161,12 @@ class JudgedSet(tuple[Judgement, ...]):
         cls,
         judgements: Iterable[Judgement],
         z: Float[Tensor, "n dim"],
-        counts: Bool[Tensor, " n"],
+        in_evidence: Bool[Tensor, " n"],
         patches: Float[Tensor, "n down across"] | None = None,
     ) -> JudgedSet:
         """The judgements with what they were based on."""
         found = cls(judgements)
-        found.z, found.counts, found.patches = z, counts, patches
+        found.z, found.in_evidence, found.patches = z, in_evidence, patches
         return found
 
     @classmethod
@@ -177,7 +177,7 @@ class JudgedSet(tuple[Judgement, ...]):
 
     def given(self, model: Bruno, i: int) -> Posterior:
         """The posterior by which element i was judged: given all others in the evidence."""
-        others = self.counts.clone()
+        others = self.in_evidence.clone()
         others[i] = False
         return Posterior(model, evidence_within(self.z, others))
 
@@ -225,24 +225,24 @@ def judge_batch(
     x = as_tensor(x, kind=model.kind)
     z, log_det = _encoded(model, x, at_least=2)
     log_prob = model.process.log_prob(z) + log_det
-    beyond = log_prob < floor
-    scores, counts = batch_scores(model, z, None if count_all else cutoffs, ~beyond)
+    ood = log_prob < floor
+    scores, in_evidence = batch_scores(model, z, None if count_all else cutoffs, ~ood)
     scores = scores - shortfall(log_prob, reference)
-    seen = (counts.sum() - counts.long()).tolist()
+    seen = (in_evidence.sum() - in_evidence.long()).tolist()
     if calibration is None:
         limit = float(threshold or 0.0)
-        judged = zip(scores.tolist(), seen, beyond.tolist(), strict=True)
+        judged = zip(scores.tolist(), seen, ood.tolist(), strict=True)
         found = [Judgement(score, n, limit, score < limit or out, out) for score, n, out in judged]
-        return JudgedSet.of(found, z, counts)
+        return JudgedSet.of(found, z, in_evidence)
     patches = patch_maps(x.to(z.device)) if calibration.criterion == "patches" else None
     scores = scores if patches is None else patches.flatten(1).amin(1)
     scale = SetScale.of(scores.double().cpu()) if model.kind.is_images and patches is None else None
-    given = scores.masked_fill(beyond, -math.inf).double().cpu()
+    given = scores.masked_fill(ood, -math.inf).double().cpu()
     given = given if scale is None else scale.standardised(given)
     groups = calibration.batch(len(x), count_all=count_all)
     decided = _decide(given.numpy(), groups, rate, false_discovery_rate, imputed)
     limit = decided.limit if scale is None else scale.in_nats(decided.limit)
-    return JudgedSet.of(decided.judgements(scores, seen, beyond, limit), z, counts, patches)
+    return JudgedSet.of(decided.judgements(scores, seen, ood, limit), z, in_evidence, patches)
 
 
 def _check_calibration(model: Bruno, calibration: GroupCalibration, threshold: float | None) -> None:
@@ -261,10 +261,10 @@ class _Decisions(NamedTuple):
     limit: float
 
     def judgements(
-        self, scores: Float[Tensor, " n"], seen: list[int], beyond: Bool[Tensor, " n"], limit: float
+        self, scores: Float[Tensor, " n"], seen: list[int], ood: Bool[Tensor, " n"], limit: float
     ) -> Iterator[Judgement]:
         """The judgements of scores, with the threshold in their unit."""
-        values = zip(scores.tolist(), seen, self.flagged, beyond.tolist(), self.p.tolist(), strict=True)
+        values = zip(scores.tolist(), seen, self.flagged, ood.tolist(), self.p.tolist(), strict=True)
         for score, others, outlier, out, p in values:
             yield Judgement(score, others, limit, bool(outlier) or out, out, p, self.basis)
 

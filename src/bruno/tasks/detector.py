@@ -27,7 +27,7 @@ class Step(NamedTuple):
     judgement: Judgement
     state: StreamEvidence
     z: Float[Tensor, " dim"]
-    counts: bool
+    in_evidence: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,23 +152,23 @@ class Detector:
             state, x = replace(state, incomplete=True), Posterior(self.model, state.evidence).impute(x)
         z, log_det = by.encode(x)
         prior = by.prior(z)
-        beyond, score = prior + log_det < self.floor, by.given(z, state.evidence) - prior
-        usable = ~beyond & may_count(not missing, state.evidence.count, state.position)
+        ood, score = prior + log_det < self.floor, by.given(z, state.evidence) - prior
+        usable = ~ood & may_count(not missing, state.evidence.count, state.position)
         cutoffs = None if self.count_all else self.cutoffs
         after = state.add(self.model, z, score, cutoffs, usable, self.window, by.scores_of)
         if state.incomplete:
             after = replace(after, incomplete=True)
         score = score - shortfall(prior + log_det, self.reference)
-        return Step(self._judge(score.item(), bool(beyond), state), after, z, bool(after.decided[-1]))
+        return Step(self._judge(score.item(), bool(ood), state), after, z, bool(after.decided[-1]))
 
-    def _judge(self, score: float, beyond: bool, state: StreamEvidence) -> Judgement:
-        seen, given = int(state.evidence.count), -math.inf if beyond else score
+    def _judge(self, score: float, ood: bool, state: StreamEvidence) -> Judgement:
+        seen, given = int(state.evidence.count), -math.inf if ood else score
         if state.position < self.warm_up or not seen:
-            return Judgement(score, seen, None, beyond, beyond)
+            return Judgement(score, seen, None, ood, ood)
         if not isinstance(self.threshold, GroupScores):
-            return Judgement(score, seen, float(self.threshold), beyond or score < self.threshold, beyond)
+            return Judgement(score, seen, float(self.threshold), ood or score < self.threshold, ood)
         p, basis = self.threshold.p_value(given, state.position, self.rate)
         if state.incomplete and not self.threshold.incomplete:  # the groups were never imputed
             basis = "estimated"
         threshold = self.threshold.threshold(state.position, self.rate)
-        return Judgement(score, seen, threshold, beyond or p <= self.rate, beyond, p, basis)
+        return Judgement(score, seen, threshold, ood or p <= self.rate, ood, p, basis)

@@ -176,7 +176,7 @@ def batch_scores(
     Without cutoffs, every usable element counts.
     """
     usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
-    counts = usable if cutoffs is None else typical_elements(model, z, cutoffs, usable)
-    if bool(counts.all()):
-        return model.process.leave_one_out_log_prob(z) - model.process.log_prob(z), counts
-    return scores_within(model, z, counts), counts
+    in_evidence = usable if cutoffs is None else typical_elements(model, z, cutoffs, usable)
+    if bool(in_evidence.all()):
+        return model.process.leave_one_out_log_prob(z) - model.process.log_prob(z), in_evidence
+    return scores_within(model, z, in_evidence), in_evidence

@@ -51,12 +51,12 @@ class ScoredSets(NamedTuple):
 
     Attributes:
         scores: one for each element.
-        counts: whether each element is in the evidence of its set.
+        in_evidence: whether each element is in the evidence of its set.
         evidence: the evidence of each set.
     """
 
     scores: Float[Tensor, " n"]
-    counts: Bool[Tensor, " n"]
+    in_evidence: Bool[Tensor, " n"]
     evidence: Evidence
 
 
@@ -146,22 +146,25 @@ class SetScorer:
         changes.
         """
         n, subtracted = len(labels), self._subtracted(encoded)
-        scores, counts = subtracted.new_zeros(n), torch.zeros(n, dtype=torch.bool, device=subtracted.device)
+        scores, in_evidence = (
+            subtracted.new_zeros(n),
+            torch.zeros(n, dtype=torch.bool, device=subtracted.device),
+        )
         usable = self.usable(encoded)
         for index in _padded(labels, sets, self.model.dim):
             exists, place = index >= 0, index.clamp(min=0)
             z, less, may = encoded.z[place], subtracted[place], usable[place] & exists
             inside = may if count_all else self._typical(z, less, encoded.log_det[place], may)
             scores[index[exists]] = scores_within(self.model, z, inside, less)[exists]
-            counts[index[exists]] = inside[exists]
-        return ScoredSets(scores, counts, grouped_evidence(encoded.z, labels, sets, counts))
+            in_evidence[index[exists]] = inside[exists]
+        return ScoredSets(scores, in_evidence, grouped_evidence(encoded.z, labels, sets, in_evidence))
 
     @torch.no_grad()
     def leave_one_out(
-        self, encoded: Encoded, labels: Int[Tensor, " n"], counts: Bool[Tensor, " n"], evidence: Evidence
+        self, encoded: Encoded, labels: Int[Tensor, " n"], in_evidence: Bool[Tensor, " n"], evidence: Evidence
     ) -> Float[Tensor, " n"]:
         """Scores of some elements of sets, each given all others; `counts` are in the evidence."""
-        return self.scores(encoded, evidence[labels].without_each(encoded.z, counts))
+        return self.scores(encoded, evidence[labels].without_each(encoded.z, in_evidence))
 
     def usable(self, encoded: Encoded) -> Bool[Tensor, "*batch"]:
         """Which elements may count: neither out-of-distribution, nor so far away that precision is lost."""
@@ -283,10 +286,10 @@ class SetScorer:
 
 
 def grouped_evidence(
-    z: Float[Tensor, "n dim"], labels: Int[Tensor, " n"], sets: int, counts: Bool[Tensor, " n"]
+    z: Float[Tensor, "n dim"], labels: Int[Tensor, " n"], sets: int, in_evidence: Bool[Tensor, " n"]
 ) -> Evidence:
     """The evidence of each set from the latents of the elements that count."""
-    z, labels = z[counts].double(), labels[counts]
+    z, labels = z[in_evidence].double(), labels[in_evidence]
     zero = torch.zeros(sets, z.shape[1], dtype=z.dtype, device=z.device)
     count = torch.bincount(labels, minlength=sets)
     mean = zero.index_add(0, labels, z) / count.clamp(min=1).unsqueeze(1)

@@ -124,8 +124,8 @@ class StreamEvidence:
         element counts. `scores_of` maps latents to the argument `scores` of `typical_elements`, to compute
         them faster.
         """
-        counts = usable if cutoffs is None else usable & (score >= cutoffs.at(self.evidence.count))
-        position, decided = self.position + 1, counts.unsqueeze(-1)
+        in_evidence = usable if cutoffs is None else usable & (score >= cutoffs.at(self.evidence.count))
+        position, decided = self.position + 1, in_evidence.unsqueeze(-1)
         first, known = self.first, self.usable
 
         def typical() -> Bool[Tensor, "*batch first"]:
@@ -137,10 +137,10 @@ class StreamEvidence:
             known = torch.cat([known, usable.unsqueeze(-1)], -1)[..., -window:]
             if first.shape[-2] == min(position, window):  # else the stream began with a posterior
                 before = self.evidence.count == self.usable.sum(-1)
-                all_count = cutoffs is None or bool((before & (counts == usable)).all())
+                all_count = cutoffs is None or bool((before & (in_evidence == usable)).all())
                 decided = known if all_count else typical()
                 return StreamEvidence(evidence_within(first, decided), position, first, known, decided)
-        evidence = self.evidence + Evidence.single(z, counts)
+        evidence = self.evidence + Evidence.single(z, in_evidence)
         if window is not None:
             return StreamEvidence(evidence, position, first, known, decided)
         # Elements are not reconsidered after the first `START`, nor if the stream began with a posterior.

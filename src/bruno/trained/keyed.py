@@ -211,10 +211,13 @@ class KeyedDetector:
             update = self._updates.advance(some, *own, prior if whole else prior[rows], known)
             found.skipped[rows] = False
             found.score[rows], found.seen[rows], found.position[rows] = update[:3]
-            found.out_of_distribution[rows], found.counts[rows] = update.beyond, update.counts
+            found.out_of_distribution[rows], found.in_evidence[rows] = (
+                update.out_of_distribution,
+                update.in_evidence,
+            )
             if update.p_within is not None:
                 found.p_within[rows] = update.p_within
-            excluded |= {i: latents.z[i] for i in rows[~update.counts].tolist()}
+            excluded |= {i: latents.z[i] for i in rows[~update.in_evidence].tolist()}
             if ids is not None and self._sets.first:
                 for i in rows[update.position < START].tolist():
                     self._sets.name_first(int(slots[i]), int(found.position[i]), str(ids[i]))
