@@ -117,7 +117,7 @@ def test_a_captured_step_is_the_same_step(optimiser, shared, size, coupling):
     assert captured.trained().log_prob(x).isfinite().all()
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("noise", ["none", "varied"])
 def test_episodes_begin_in_a_captured_run(noise):
     settings = {"discriminative": 0.5, "onset": 0.4, "episode_noise": noise, "shift": 1}
     eager, captured = trainer(graph=False, **settings), trainer(**settings)

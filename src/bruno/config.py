@@ -166,9 +166,7 @@ class TrainConfig:
     shot: int = setting(1, "support elements of each class of an episode", _from(1, _MAX_ELEMENTS))
     queries: int = setting(1, "query elements of each class of an episode", _from(1, _MAX_ELEMENTS))
     shared: bool = setting(False, "compute bits/dim on the episodes' elements instead of on separate sets")
-    episode_noise: float = setting(
-        1.0, "fraction of the episodes' elements with dequantisation noise", _FRACTION
-    )
+    episode_noise: str = choice("dequantisation noise of the elements of episodes", "full", "varied", "none")
     optimiser: str = choice("optimiser", "adamw", "adam", "rmsprop", "muon")
     learning_rate: float = setting(1e-3, "learning rate of the flow", _from(0, _LARGEST))
     process_learning_rate: float = setting(
@@ -213,10 +211,10 @@ class TrainConfig:
             raise ValueError("`train.generative` or `train.discriminative` must be above 0; got 0 for both.")
         if self.shared and not (self.generative and self.discriminative):
             raise ValueError("`train.shared` needs weights above 0 for both losses; one of them is 0.")
-        if self.shared and self.episode_noise < 1:
+        if self.shared and self.episode_noise != "full":
             raise ValueError(
-                "`train.shared` must be false if `train.episode_noise` is below 1, as bits/dim need elements "
-                f"with noise; got {self.episode_noise}."
+                "`train.shared` must be false unless `train.episode_noise` is 'full', as bits/dim need "
+                f"elements with noise; got {self.episode_noise!r}."
             )
         if self.decay == "exponential" and not self.final_learning_rate:
             raise ValueError("`train.final_learning_rate` must be above 0 for an exponential decay; got 0.")

@@ -182,8 +182,14 @@ def _finetuning_recipe(
         plan: training settings; all others have the defaults of fine-tuning.
         settings: settings that override both.
     """
-    defaults = {"episodes": _EPISODES, "way": _WAY, "queries": 1, "shared": False, "discriminative": 1.0}
-    defaults |= {"onset": 0.0, "minutes": 0.0, "seed": 0, "dropout": 0.0, "episode_noise": 1.0}
+    defaults: dict[str, Any] = {
+        "episodes": _EPISODES,
+        "way": _WAY,
+        "queries": 1,
+        "shared": False,
+        "discriminative": 1.0,
+    }
+    defaults |= {"onset": 0.0, "minutes": 0.0, "seed": 0, "dropout": 0.0, "episode_noise": "full"}
     defaults["learning_rate"] = _RATE * original.train.learning_rate
     started, _ = with_settings(original, {**defaults, "warmup": _WARMUP, **plan})
     recipe, explicit = with_settings(started, settings)

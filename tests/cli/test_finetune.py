@@ -134,16 +134,16 @@ def test_episodes_do_not_depend_on_those_of_the_original_training(workplace):
 
 
 def test_episodes_without_noise_become_sets_with_noise_unless_these_are_set(workplace):
-    settings = ["--set", "train.discriminative=0.1", "--set", "train.episode_noise=0"]
+    settings = ["--set", "train.discriminative=0.1", "--set", "train.episode_noise=none"]
     settings += ["--set", "train.way=4"]
     run("train", "digits", "--steps", "1", "--out", "run", *SMALL, *settings)
     tune = [*TUNE, "--steps", "1", "--way", "3", "--trials", "0"]
     run(*tune)
     tuned = Run("run-finetuned").recipe.train
-    assert (tuned.shared, tuned.episode_noise) == (True, 1.0)
-    run(*tune, "--set", "train.episode_noise=0", "--out", "apart")
+    assert (tuned.shared, tuned.episode_noise) == (True, "full")
+    run(*tune, "--set", "train.episode_noise=none", "--out", "apart")
     tuned = Run("apart").recipe.train
-    assert (tuned.shared, tuned.episode_noise) == (False, 0.0)
+    assert (tuned.shared, tuned.episode_noise) == (False, "none")
 
 
 def test_a_run_is_tuned_and_reported_from_inside_its_folder(tiny, monkeypatch):

@@ -298,25 +298,25 @@ class Trainer:
             tasks = self._part(tasks.unflatten(0, (config.episodes, config.way)))
         return sets, tasks
 
-    def _prepare(self, x: Tensor, *, noise: float = 1.0, **augmentation: Any) -> Tensor:
+    def _prepare(self, x: Tensor, *, noise: str = "full", **augmentation: Any) -> Tensor:
         """Augment images and resize them to the model's size; dequantise integers and coarse columns.
 
-        `noise` is the fraction of the elements of x (sets, n, *shape) that are dequantised with noise. In the
-        others, integers are dequantised by ½, and columns are left as they are.
+        Without noise, integers are dequantised by ½, and columns are left as they are. "varied" noise of an
+        element of x (sets, n, *shape) is narrower by a factor that is uniform on [0, 1).
         """
         if len(self.model.shape) == 3:
             x = augment_sets(x, self.model.shape[-2:], self.generator, **augmentation)
         plain = x if x.is_floating_point() else dequantise(x)
-        if not noise:
+        if noise == "none":
             return plain
         if isinstance(self.model.preprocessing, ColumnScales):
             noisy = self.model.preprocessing.dequantise(x, self.generator)
         else:
             noisy = x if x.is_floating_point() else dequantise(x, self.generator)
-        if noise == 1:
+        if noise == "full":
             return noisy
-        chosen = torch.rand(x.shape[:2], generator=self.generator, device=x.device) < noise
-        return torch.where(chosen.view(*x.shape[:2], *[1] * (x.ndim - 2)), noisy, plain)
+        width = torch.rand((*x.shape[:2], *[1] * (x.ndim - 2)), generator=self.generator, device=x.device)
+        return plain + width * (noisy - plain)
 
     def _plain_elements(self) -> Tensor:
         """All elements, without augmentation, in the shape of the model."""
