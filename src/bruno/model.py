@@ -224,12 +224,21 @@ class Bruno(nn.Module):
             raise ValueError(f"`labels` must be one number for each of {len(x)} rows; got {len(found)}.")
         return found.to(self.device)
 
-    def encode(self, x: ArrayLike, generator: Generator | None = None, *, validate: bool = True) -> Encoded:
+    def encode(
+        self,
+        x: ArrayLike,
+        generator: Generator | None = None,
+        *,
+        on_scales: bool = False,
+        validate: bool = True,
+    ) -> Encoded:
         """Latents of elements (*batch, *shape).
 
         Args:
             x: the elements.
             generator: source of the dequantisation noise; ½ is added without one.
+            on_scales: give log-dets without those of log and asinh scales (`ColumnScales.scale_log_det`), to
+                compare densities of different rows.
             validate: check the values, which synchronises with the GPU.
         """
         check_generator(generator)
@@ -242,19 +251,27 @@ class Bruno(nn.Module):
         elif generator is not None and isinstance(self.preprocessing, ColumnScales):
             flat = self.preprocessing.dequantise(flat, generator)
         dtype, batch = self.process.mean.dtype, self.batch_of(x)
-        y, first = self.preprocessing(flat.to(torch.promote_types(flat.dtype, dtype)))
+        flat = flat.to(torch.promote_types(flat.dtype, dtype))
+        y, first = self.preprocessing(flat)
+        if on_scales and isinstance(self.preprocessing, ColumnScales):
+            first = first - self.preprocessing.scale_log_det(flat)
         z, second = self.flow(y.to(dtype))
         return Encoded(z.reshape(*batch, self.dim), (first.to(dtype) + second).reshape(batch))
 
     @torch.no_grad()
     def encode_in_batches(
-        self, x: ArrayLike, generator: Generator | None = None, *, batch_size: int = 256
+        self,
+        x: ArrayLike,
+        generator: Generator | None = None,
+        *,
+        on_scales: bool = False,
+        batch_size: int = 256,
     ) -> Encoded:
         """`encode` for any number of elements (*batch, *shape), on any device, without gradients."""
         x = self.as_elements(x, move=False)
         check_count("batch_size", batch_size)
         parts = [
-            self.encode(part.to(self.device), generator)
+            self.encode(part.to(self.device), generator, on_scales=on_scales)
             for part in x.reshape(-1, *self.shape).split(batch_size)
         ]
         z, log_det = (torch.cat(some) for some in zip(*parts, strict=True))

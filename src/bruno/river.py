@@ -227,4 +227,4 @@ def _encoded(
     scorer: SetScorer, evidence: Evidence, row: Mapping[str, float], columns: tuple[str, ...]
 ) -> Encoded:
     with torch.no_grad():
-        return scorer.model.encode(_element(scorer.model, evidence, row, columns))
+        return scorer.model.encode(_element(scorer.model, evidence, row, columns), on_scales=True)

@@ -39,7 +39,7 @@ def test_the_last_step_is_undone_if_its_report_fails(tmp_path, settings):
         judge.step(KEYS[150:180], X[150:180], sources={"file": Mark(180)})
         raise OSError("the disk is full")
     expected = keyed(**settings)
-    in_steps(expected, KEYS[:150], X[:150], 30)
+    in_steps(expected, KEYS[:150], X[:150], 10)
     with keyed(tmp_path / "s.db", **settings) as judge:
         assert judge.source("file") is None
         assert judge.store.latest_excluded(99) == expected_ids(expected)

@@ -291,7 +291,9 @@ def test_a_batch_is_judged_by_its_scores(digits_model, learnt_digits):
 
 def test_a_batch_is_encoded_once(digits_model, learnt_digits, monkeypatch):
     encode, encoded = Bruno.encode, []
-    monkeypatch.setattr(Bruno, "encode", lambda model, x, *args: encoded.append(len(x)) or encode(model, x))
+    monkeypatch.setattr(
+        Bruno, "encode", lambda model, x, *_, **__: encoded.append(len(x)) or encode(model, x)
+    )
     judge_batch(digits_model, learnt_digits.elements[:6], 0.0, floor=-1e9, reference=-1e9)
     assert sum(encoded) == 6
 

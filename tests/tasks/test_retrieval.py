@@ -82,9 +82,9 @@ def test_encoding_reports_progress(digits_model, unseen_digits):
 def test_elements_are_encoded_in_batches(digits_model, unseen_digits, monkeypatch):
     sizes, encode = [], Bruno.encode
 
-    def counted(self, x, *rest):
+    def counted(self, x, *rest, **options):
         sizes.append(len(x))
-        return encode(self, x, *rest)
+        return encode(self, x, *rest, **options)
 
     monkeypatch.setattr(Bruno, "encode", counted)
     Index.of(digits_model, unseen_digits.elements[:500], batch_size=300)
@@ -332,9 +332,9 @@ def test_results_of_each_number_of_shots_are_independent_with_one_encoding(
     alone = measured(4) + measured(1)
     encoded, encode = [], digits_model.encode
 
-    def watched(x, generator):
+    def watched(x, generator, **options):
         encoded.append(len(x))
-        return encode(x, generator)
+        return encode(x, generator, **options)
 
     monkeypatch.setitem(vars(digits_model), "encode", watched)
     assert measured(4, 1) == alone

@@ -18,6 +18,7 @@ FURTHEST = 1e9  # standard deviations from the mean
 _SCALES = ("linear", "log", "asinh")
 LINEAR, LOG, ASINH = range(3)  # their positions
 _WORTHWHILE = 0.1  # nats per number that a scale other than linear must gain
+_LOG_BELOW = 2000  # a log scale reaches this factor below the smallest number that it was fitted to
 _COARSE = 20  # a step is coarse if the standard deviation is less than this many steps
 _IMAGES_AT_A_TIME = 1024
 _DECIMALS = 4  # of a step, at most
@@ -252,7 +253,7 @@ class ColumnScales(Standardise):
     With u = (x − centre)/width, the scale is g(u) = u, log u or asinh u::
 
         linear  g = u
-        log     g = log u for u > 1, u − 1 below: for positive numbers, width is half of the smallest
+        log     g = log u for u > 1, u − 1 below: for positive numbers, width is 1/2000 of the smallest
         asinh   g = log(u + √(u² + 1)): for heavy tails on both sides
 
     All three are bijections of the whole line. `fit` takes the scale whose g is closest to normal, by the
@@ -312,10 +313,17 @@ class ColumnScales(Standardise):
         return z, (log_slope - self.deviation.log()).sum(1)
 
     def inverse(self, z: Tensor) -> Transformed:  # noqa: D102
-        rescaled = z * self.deviation + self.mean
-        u = torch.where(self.kind == LOG, torch.where(rescaled > 0, rescaled.exp(), rescaled + 1), rescaled)
-        u = torch.where(self.kind == ASINH, rescaled.sinh(), u)
+        u = self._unscaled(z * self.deviation + self.mean)
         return u * self.width + self.centre, (self.deviation.log() - self._log_slope(u)).sum(1)
+
+    def scale_log_det(self, x: Tensor) -> Tensor:
+        """The log-det of log and asinh scales, relative to that at the middle of each column, (batch,).
+
+        Without it, the log-det of `forward` is that of linear columns. Densities are then compared on the
+        scales of the columns: a small number on a log scale is not likely for being close to 0.
+        """
+        slope = self._log_slope((x - self.centre) / self.width)
+        return (slope - self._log_slope(self._unscaled(self.mean))).sum(1)
 
     def clamped(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The numbers rounded to the step of their column, overflows replaced, and the mask of overflows."""
@@ -331,6 +339,11 @@ class ColumnScales(Standardise):
         u = (x - self.centre) / self.width
         rescaled = torch.where(self.kind == LOG, torch.where(u > 1, u.clamp(min=1).log(), u - 1), u)
         return torch.where(self.kind == ASINH, u.asinh(), rescaled), self._log_slope(u)
+
+    def _unscaled(self, rescaled: Tensor) -> Tensor:
+        """The number u with this g(u)."""
+        u = torch.where(self.kind == LOG, torch.where(rescaled > 0, rescaled.exp(), rescaled + 1), rescaled)
+        return torch.where(self.kind == ASINH, rescaled.sinh(), u)
 
     def _log_slope(self, u: Tensor) -> Tensor:
         of_log = torch.where(self.kind == LOG, -u.clamp(min=1).log(), 0.0)
@@ -352,7 +365,7 @@ def _scale_of(values: Tensor) -> tuple[int, float, float]:
     if lowest == ordered[-1]:
         return choices[0]
     if lowest > 0:
-        choices.append((LOG, 0.0, lowest / 2))
+        choices.append((LOG, 0.0, lowest / _LOG_BELOW))
     if high > low:
         choices.append((ASINH, centre, (high - low) / 2))
     scales = ColumnScales((1,))

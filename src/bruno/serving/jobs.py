@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bruno.flow.preprocessing import dequantise, quantise
+from bruno.flow.preprocessing import ColumnScales, dequantise, quantise
 from bruno.posterior import Posterior
 from bruno.process import Evidence
 from bruno.serving.sets import Sets
@@ -234,6 +234,8 @@ class ServedModel:
         else:
             filled = x.unsqueeze(1)
         z, log_det = yield Encode(filled.flatten(0, 1))
+        if isinstance(scales := self.model.preprocessing, ColumnScales):
+            log_det = log_det - scales.scale_log_det(filled.flatten(0, 1).to(self.model.device)).cpu().numpy()
         z, log_det = z.reshape(n, -1, z.shape[-1]), log_det.reshape(n, -1)
         columns = []
         for place in range(z.shape[1]):

@@ -41,20 +41,23 @@ class Latents(NamedTuple):
 Encoder = Callable[[Any], Latents]  # elements (n, *shape) -> latents
 
 
-def encoder_of(model: Bruno) -> Encoder:
-    """The fastest encoder of a model for elements in small batches: `RowEncoder` if possible, else torch."""
-    return RowEncoder(model) if RowEncoder.supports(model) else TorchEncoder(model)
+def encoder_of(model: Bruno, *, on_scales: bool = False) -> Encoder:
+    """The fastest encoder of a model for elements in small batches: `RowEncoder` if possible, else torch.
+
+    With `on_scales`, log-dets are those of `Bruno.encode` on scales.
+    """
+    return (RowEncoder if RowEncoder.supports(model) else TorchEncoder)(model, on_scales=on_scales)
 
 
 class TorchEncoder:
     """Encodes elements with the model in torch."""
 
-    def __init__(self, model: Bruno) -> None:
-        self.model = model
+    def __init__(self, model: Bruno, *, on_scales: bool = False) -> None:
+        self.model, self._on_scales = model, on_scales
 
     def __call__(self, x: Any) -> Latents:
         """The latents of elements (n, *shape)."""
-        encoded = self.model.encode_in_batches(x, batch_size=_AT_A_TIME)
+        encoded = self.model.encode_in_batches(x, on_scales=self._on_scales, batch_size=_AT_A_TIME)
         z, log_det = (part.double().cpu().numpy() for part in encoded)
         return Latents(z, log_det)
 
@@ -65,10 +68,10 @@ class RowEncoder:
     The result equals that of `Bruno.encode` up to the rounding of float32.
     """
 
-    def __init__(self, model: Bruno) -> None:
+    def __init__(self, model: Bruno, *, on_scales: bool = False) -> None:
         preprocessing = model.preprocessing
         assert isinstance(preprocessing, Standardise)
-        self._scales = _Scales.of(preprocessing)
+        self._scales = _Scales.of(preprocessing, on_scales)
         self._couplings = [_coupling_of(part) for part in model.flow.bijections]  # type: ignore[union-attr]
 
     @staticmethod
@@ -107,9 +110,10 @@ class _Scales:
     width: Numbers
     log: NDArray[np.bool_] | None  # the columns on a log scale, if there are any
     asinh: NDArray[np.bool_] | None
+    on_scales: bool  # slopes of the log and asinh scales are those at the middle of the columns
 
     @classmethod
-    def of(cls, module: Standardise) -> _Scales:
+    def of(cls, module: Standardise, on_scales: bool) -> _Scales:
         mean, deviation = _copied(module.mean), _copied(module.deviation)
         centre, width = np.zeros_like(mean), np.ones_like(mean)
         log, asinh = None, None
@@ -118,7 +122,10 @@ class _Scales:
             log, asinh = (module.kind.numpy() == kind for kind in (LOG, ASINH))
             log, asinh = (mask if mask.any() else None for mask in (log, asinh))
         log_det = float(-np.log(deviation).sum() - np.log(width).sum())
-        return cls(mean, deviation, log_det, centre, width, log, asinh)
+        if isinstance(module, ColumnScales) and on_scales:
+            middle = module.inverse(torch.zeros((1, len(mean)), dtype=torch.double))[0]
+            log_det = module(middle)[1].item()
+        return cls(mean, deviation, log_det, centre, width, log, asinh, on_scales)
 
     def __call__(self, x: Float[np.ndarray, "*n dim"]) -> tuple[Numbers, Numbers]:
         """The scaled columns, and the log-slopes of the log and asinh scales, both new arrays."""
@@ -128,7 +135,7 @@ class _Scales:
         y = x - self.mean
         y /= self.deviation
         np.maximum(y, -FURTHEST, out=y)
-        return np.minimum(y, FURTHEST, out=y), log_slopes
+        return np.minimum(y, FURTHEST, out=y), np.zeros(y.shape) if self.on_scales else log_slopes
 
     def _rescaled(self, u: Numbers, log_slopes: Numbers) -> Numbers:
         """The log or asinh scale g(u) of each column; changes `log_slopes` in place."""

@@ -25,7 +25,7 @@ class FastDensities(ElementDensities):
 
     def __init__(self, model: Bruno) -> None:
         super().__init__(model)
-        self._encode, self._densities = RowEncoder(model), RowDensities(model.process)
+        self._encode, self._densities = RowEncoder(model, on_scales=True), RowDensities(model.process)
         self._type = model.process.mean.dtype
 
     def encode(self, x: Float[Tensor, " dim"]) -> Encoded:  # noqa: D102

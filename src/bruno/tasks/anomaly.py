@@ -62,7 +62,7 @@ def _encoded(model: Bruno, x: ArrayLike, at_least: int) -> Encoded:
             f"`x` must be sets (*batch, n, *{model.shape}) with n of at least {at_least}; "
             f"got shape {tuple(x.shape)}."
         )
-    return model.encode_in_batches(x)
+    return model.encode_in_batches(x, on_scales=True)
 
 
 # --- out-of-distribution elements ------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def reference_density(model: Bruno, sampler: SetSampler, *, generator: Generator
 def _random_log_probs(model: Bruno, sampler: SetSampler, generator: Generator) -> Float[Tensor, " n"]:
     """log p(x) of at most 1000 random elements."""
     places = torch.randperm(len(sampler.elements), generator=generator, device=generator.device)[:1000]
-    z, log_det = model.encode_in_batches(sampler.at(places))
+    z, log_det = model.encode_in_batches(sampler.at(places), on_scales=True)
     return model.process.log_prob(z) + log_det
 
 

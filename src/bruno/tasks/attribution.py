@@ -19,7 +19,8 @@ class UnusualColumn(NamedTuple):
         column: position of the column, from 0.
         value: its number in the row.
         expected: its mean given the set and the other columns of the row.
-        gain: increase of log p(x | set) in nats if the number is replaced by `expected`.
+        gain: increase of log p(x | set), on the scales of the columns, if the number is replaced by
+            `expected`, in nats.
     """
 
     column: int
@@ -46,6 +47,9 @@ def unusual_column(posterior: Posterior, x: Float[Tensor, " dim"] | Arrays) -> U
     replaced = posterior.impute(without)
     # Beside an extreme number, the mean of another column may be beyond all numbers.
     finite = replaced.isfinite().all(-1)
-    gains = posterior.log_prob(torch.where(finite.unsqueeze(-1), replaced, row)) - posterior.log_prob(row)
+    rows = torch.cat([row.unsqueeze(0), torch.where(finite.unsqueeze(-1), replaced, row)])
+    z, log_det = model.encode(rows, on_scales=True)
+    log_prob = model.process.log_prob(z, posterior.evidence) + log_det
+    gains = log_prob[1:] - log_prob[0]
     best = int(gains.masked_fill(~finite, -torch.inf).nan_to_num(-torch.inf).argmax())
     return UnusualColumn(best, row[best].item(), replaced[best, best].item(), gains[best].item())

@@ -16,6 +16,7 @@ from torch import Tensor
 from bruno.checkpoint import checked_whole, parsing, read, require, write
 from bruno.checks import check_choice, check_count
 from bruno.data.sampling import seeded_generator
+from bruno.flow.preprocessing import ColumnScales
 from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BATCH_CRITERIA, BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import GroupScores
@@ -156,6 +157,7 @@ class GroupCalibration:
             "ordered": self.groups.ordered,
             "criterion": self.criterion,
             "incomplete": self.stream().incomplete,
+            "on_scales": True,
             "tables": tables,
         }
         tensors = self.groups.tensors
@@ -169,8 +171,7 @@ class GroupCalibration:
         tensors, header = read(path, "cpu")
         if header.get("kind") != "calibration":
             raise ValueError(f"{path}: must be a calibration; got a {header.get('kind')}.")
-        newest = "criterion" if model.kind.is_images else "incomplete" if model.imputer else "tables"
-        if "tables" not in header or newest not in header:
+        if not {"tables", *_newest_entries(model)} <= header.keys():
             raise ValueError(f"{path}: must be of this version; got an older one. Calibrate again.")
         if header.get("model") != model.fingerprint():
             raise ValueError(
@@ -194,6 +195,16 @@ class GroupCalibration:
                 _parse_criterion(tensors, header),
                 dict(_parse_tables(tensors, header)),
             )
+
+
+def _newest_entries(model: Bruno) -> set[str]:
+    """The entries of a header that files of older versions lack although this model needs them."""
+    if model.kind.is_images:
+        return {"criterion"}
+    scales = model.preprocessing
+    needs_scales = isinstance(scales, ColumnScales) and any(kind != "linear" for kind in scales.kinds)
+    newest = {"incomplete": model.imputer is not None, "on_scales": needs_scales}
+    return {name for name, needed in newest.items() if needed}
 
 
 def _parse_criterion(tensors: dict[str, Tensor], header: dict[str, Any]) -> BatchCriterion:

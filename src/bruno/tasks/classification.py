@@ -34,7 +34,7 @@ class Classification(NumpyResult):
             for every class and is omitted, except for rows with missing numbers, imputed for each class.
             With `views`, the mean over them; all attributes below are of the original queries.
         scores: log p(query | support of the class) − log p(query).
-        log_prob: log p(query), with missing numbers imputed for each class.
+        log_prob: log p(query) on the scales of the columns, with missing numbers imputed for each class.
         labels: index of the most probable class of each query.
         classes: names of the classes.
         names: names of the queries.
@@ -89,8 +89,8 @@ def classify(
         model: any model.
         support: the elements (n_c, *shape) of each class, by its name or in a sequence; n_c may differ.
         queries: elements to classify, (queries, *shape). Missing numbers of rows, NaN, are imputed given each
-            class. The density of the imputed means is about the same in every class, so that log p(query |
-            support) ranks classes like log p(observed numbers | support).
+            class: log p(query | support) is that of the completed row, an approximation of log p(observed
+            numbers | support) that prefers classes in which the missing columns vary less.
         names: names of the queries; their numbers from 1 by default, as those of the classes of a sequence.
         prior: probability of each class before the query is seen, in any unit; uniform by default.
         temperature: T, see `fit_temperature`; at 1 a model of many pixels is overconfident.
@@ -168,9 +168,10 @@ def _scores_of_part(
     model = classes.model
     missing = x.isnan().flatten(1).any(1, keepdim=True)
     if bool(missing.any()):
-        z, log_det = model.encode(classes.impute(x.unsqueeze(1)).expand(-1, ways, *model.shape), generator)
+        complete = classes.impute(x.unsqueeze(1)).expand(-1, ways, *model.shape)
+        z, log_det = model.encode(complete, generator, on_scales=True)
     else:
-        z, log_det = (one.unsqueeze(1) for one in model.encode(x, generator))
+        z, log_det = (one.unsqueeze(1) for one in model.encode(x, generator, on_scales=True))
     omitted = log_det.masked_fill(missing, 0.0)
     prior = model.process.log_prob(z) + log_det
     given = model.process.log_prob(z, classes.evidence, dimensions=dimensions) + log_det

@@ -87,7 +87,7 @@ def measure_contamination(
     for members in sets:
         order = torch.randperm(len(members), generator=generator, device=generator.device).cpu()
         x = model.impute(test.elements[members])[order[:_MAX_ROWS]].to(model.device)
-        z, log_det = model.encode(x)
+        z, log_det = model.encode(x, on_scales=True)
         inside = typical_elements(model, z, cutoffs)
         given = scores_within(model, z, inside, torch.zeros_like(log_det))
         surprises.append(-(given + log_det).double().cpu())

@@ -88,7 +88,7 @@ class Groups:
         if not model.kind.is_images and bool(complete.isnan().any()):
             complete, rows = model.impute(complete, examples.labels).cpu(), complete[chosen]
         for some in chosen.split(256):
-            z, log_det = model.encode(complete[some].to(model.device))
+            z, log_det = model.encode(complete[some].to(model.device), on_scales=True)
             latents.append(z.cpu())
             log_probs.append((model.process.log_prob(z) + log_det).cpu())
             if progress is not None:

@@ -190,7 +190,7 @@ def _score_of(
     cutoffs = fixed_cutoffs(model, Groups.of(model, some, floor=floor, generator=generator))
 
     def scores(x: Tensor) -> Tensor:
-        z, log_det = model.encode(x)
+        z, log_det = model.encode(x, on_scales=True)
         log_prob = model.process.log_prob(z) + log_det
         usable = log_prob >= floor
         scores = batch_scores(model, z, cutoffs, usable)[0] - shortfall(log_prob, reference)

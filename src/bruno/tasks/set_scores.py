@@ -17,6 +17,7 @@ from torch import Tensor
 from bruno.arrays import ArrayLike
 from bruno.checks import check_choice
 from bruno.data.sampling import seeded_generator
+from bruno.flow.preprocessing import ColumnScales
 from bruno.model import Bruno, Encoded
 from bruno.process import Evidence
 from bruno.tasks.batch_criteria import SetScale
@@ -120,8 +121,8 @@ class SetScorer:
     # --- scores ------------------------------------------------------------------------------------------
 
     def encode(self, x: ArrayLike) -> Encoded:
-        """Latents and log-dets of elements (n, *shape), in batches."""
-        return self.model.encode_in_batches(x, batch_size=_ENCODED_AT_A_TIME)
+        """Latents and log-dets, on scales, of elements (n, *shape), in batches."""
+        return self.model.encode_in_batches(x, on_scales=True, batch_size=_ENCODED_AT_A_TIME)
 
     @torch.no_grad()
     def scores(self, encoded: Encoded, evidence: Evidence) -> Float[Tensor, "*batch"]:
@@ -322,6 +323,9 @@ def _padded(labels: Int[Tensor, " n"], sets: int, dim: int) -> Iterator[Int[Tens
 
 
 def _log_det(model: Bruno, z: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
-    """The log-det of the map from elements to these latents."""
+    """The log-det of `encode` on scales, of the elements with these latents."""
     y, first = model.flow.inverse(z.reshape(-1, model.dim).to(model.process.mean.dtype))
-    return -(first + model.preprocessing.inverse(y)[1].to(first.dtype)).view(z.shape[:-1])
+    x, second = model.preprocessing.inverse(y)
+    if isinstance(model.preprocessing, ColumnScales):
+        second = second + model.preprocessing.scale_log_det(x)
+    return -(first + second.to(first.dtype)).view(z.shape[:-1])

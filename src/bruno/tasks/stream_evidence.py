@@ -38,8 +38,8 @@ class ElementDensities:
         self.model = model
 
     def encode(self, x: Real[Tensor, "..."]) -> Encoded:
-        """The latents of an element (*shape)."""
-        return self.model.encode(x.to(self.model.device))
+        """The latents of an element (*shape), and the log-det on scales."""
+        return self.model.encode(x.to(self.model.device), on_scales=True)
 
     def prior(self, z: Float[Tensor, " dim"]) -> Float[Tensor, ""]:
         """log p(z) without evidence."""
@@ -209,7 +209,8 @@ class EncodedSets:
         places = rows.isnan().any(-1).nonzero(as_tuple=True)
         if len(places[0]):
             owners, own = places[0].unique(return_inverse=True)
-            imputed, log_det = model.encode(Posterior(model, evidence[owners]).impute(rows[places], own))
+            complete = Posterior(model, evidence[owners]).impute(rows[places], own)
+            imputed, log_det = model.encode(complete, on_scales=True)
             log_prob = model.process.log_prob(imputed) + log_det
             z = z.index_put(places, imputed)
             usable = usable.index_put(places, log_prob >= self.floor)

@@ -121,7 +121,7 @@ class KeyedDetector:
             raise
         self._sets = HotSets(self.store, fingerprint, self._model.dim, cache or capacity_for(self._model.dim))
         self._window = None if window is None else Window(window, self._sets, self.store)
-        self._encode = encoder_of(self._model)
+        self._encode = encoder_of(self._model, on_scales=True)
         self._updates = Updates(
             self.detector, self._sets, self._window, half_life, within, self._warn_of_drift
         )
