@@ -18,6 +18,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def fold_scores(fold: Fold, set_size: int, seed: int) -> dict[str, Scores]:
     """Scores of the held-out groups of a fold as streams and as batches."""
     model, generator = fold.model, torch.Generator().manual_seed(seed)
     reference = _reference(model, fold.train, generator)
-    cutoffs = fixed_cutoffs(model, Groups.of(model, fold.train, generator=generator))
+    cutoffs = fixed_cutoffs(model, Groups.of(model, fold.train, reference=reference, generator=generator))
     groups = Groups.of(model, fold.held_out, reference=reference, generator=generator)
     orders = max(2 if model.kind.is_images else 8, 200 // len(groups.names))
     every = groups.orders(torch.arange(len(groups.names)), set_size, orders, generator)
@@ -186,10 +187,12 @@ def fold_scores(fold: Fold, set_size: int, seed: int) -> dict[str, Scores]:
     stream = GroupScores(stream.positions[positions], stream.scores[positions], stream.elements)
 
     def in_stream(sets: EncodedSets) -> torch.Tensor:
-        return sets.adjusted(stream_scores(model, sets.z, cutoffs, sets.usable))
+        scores = stream_scores(model, sets.z, cutoffs, sets.usable, sets.shortfall)
+        return scores.masked_fill(~sets.usable, -math.inf)
 
     def in_batch(sets: EncodedSets) -> torch.Tensor:
-        return sets.adjusted(batch_scores(model, sets.z, cutoffs, sets.usable)[0])
+        scores = batch_scores(model, sets.z, cutoffs, sets.usable, sets.shortfall)[0]
+        return scores.masked_fill(~sets.usable, -math.inf)
 
     new, whole = (groups.scores(of, every, model.device) for of in (in_stream, in_batch))
     if model.kind.is_images:
@@ -295,9 +298,10 @@ def detection(model: Bruno, machines: int, rows: int, seed: int) -> dict[str, An
     clean = simulate_machines(100, rows, seed=seed + 2).examples
     faulty, fault = simulate_machines(machines, rows, fault_rate=_FAULTS, seed=seed + 3)
     generator = torch.Generator().manual_seed(seed)
-    cutoffs = fixed_cutoffs(model, Groups.of(model, train, generator=generator))
+    reference = _reference(model, train, generator)
+    cutoffs = fixed_cutoffs(model, Groups.of(model, train, reference=reference, generator=generator))
     outlier = fault.view(machines, rows) > 0
-    methods = _methods(model, cutoffs, _reference(model, train, generator))
+    methods = _methods(model, cutoffs, reference)
     picks = torch.randint(machines, (_BOOTSTRAPS, machines), generator=generator)
     found, areas = {}, {}
     for name, method in methods.items():
@@ -350,14 +354,21 @@ def _methods(
     def scaled(x: np.ndarray) -> np.ndarray:
         return (x - x.mean(0)) / x.std(0)
 
-    def less(x: torch.Tensor) -> torch.Tensor:
-        return shortfall(model.prior().log_prob(x), reference)
+    def stream(x: torch.Tensor, cutoffs: Cutoffs | None) -> torch.Tensor:
+        z, log_det = model.encode(x, on_scales=True)
+        less = shortfall(model.process.log_prob(z) + log_det, reference)
+        return stream_scores(model, z, cutoffs, less=less)
+
+    def batch(x: torch.Tensor, cutoffs: Cutoffs | None) -> torch.Tensor:
+        z, log_det = model.encode(x, on_scales=True)
+        less = shortfall(model.process.log_prob(z) + log_det, reference)
+        return batch_scores(model, z, cutoffs, less=less)[0]
 
     return {
-        "BRUNO, stream": lambda x: stream_scores(model, model.latents(x), cutoffs) - less(x),
-        "BRUNO, batch": lambda x: batch_scores(model, model.latents(x), cutoffs)[0] - less(x),
-        "BRUNO, stream, everything counts": lambda x: stream_scores(model, model.latents(x), None) - less(x),
-        "BRUNO, batch, everything counts": lambda x: batch_scores(model, model.latents(x), None)[0] - less(x),
+        "BRUNO, stream": partial(stream, cutoffs=cutoffs),
+        "BRUNO, batch": partial(batch, cutoffs=cutoffs),
+        "BRUNO, stream, everything counts": partial(stream, cutoffs=None),
+        "BRUNO, batch, everything counts": partial(batch, cutoffs=None),
         "IsolationForest": each(lambda x: IsolationForest(random_state=0).fit(x).score_samples(x)),
         "LocalOutlierFactor": each(
             lambda x: LocalOutlierFactor(n_neighbors=_NEIGHBOURS).fit(scaled(x)).negative_outlier_factor_

@@ -78,17 +78,7 @@ def calibration() -> GroupCalibration:
 
 @cache
 def detector(count_all: bool = False, rate: float = 0.1) -> Detector:
-    found = calibration()
-    scores = found.stream(count_all=count_all)
-    return Detector(
-        found.model,
-        scores,
-        rate=rate,
-        cutoffs=found.cutoffs,
-        count_all=count_all,
-        floor=found.floor,
-        reference=found.reference,
-    )
+    return Detector.calibrated(calibration(), rate=rate, count_all=count_all)
 
 
 def stream(count: int, rows: int, seed: int = 3) -> tuple[list[str], np.ndarray]:

@@ -296,9 +296,23 @@ def test_elements_of_one_name_in_several_sets_are_named_by_their_sets():
     assert judge.posterior("a").evidence.count == 26
 
 
+def test_outliers_that_are_unlikely_in_every_set_do_not_count():
+    """Their scores without the shortfall are high: they would be learnt, and then missed."""
+    keys, x = stream(6, 120)
+    x[::4] += 9.0 * np.sign(np.random.default_rng(0).normal(size=x[::4].shape))
+    found = KeyedDetector(trained(), detector=detector(rate=0.001)).step(keys, x)
+    late = found.position >= START
+    assert (found.outlier & late).sum() > 50
+    assert not (found.outlier & found.in_evidence & late).any()
+    for key in dict.fromkeys(keys):
+        own = [i for i, other in enumerate(keys) if other == key]
+        judged = [one for _, one in trained().watch(x[own], detector(rate=0.001))]
+        assert [one.outlier for one in judged] == found.outlier[own].tolist()
+
+
 @pytest.mark.parametrize("size", [1, 10])
 def test_an_element_that_is_put_back_cannot_be_accepted_again(monkeypatch, size):
-    monkeypatch.setattr(updates, "typical_elements", lambda model, z, cutoffs, usable, scores: usable)
+    monkeypatch.setattr(updates, "typical_elements", lambda model, z, cutoffs, usable, *_: usable)
     rows = machines(1, 10, seed=5)[0]
     rows[8] += 6.0  # the ninth element does not count until the tenth, when all are reconsidered
     judge = made()

@@ -173,7 +173,7 @@ def test_a_window_is_the_latest_elements_reconsidered_unless_all_count(model, cu
     for i, one in enumerate(z):
         doubtful = i > 10
         score = torch.tensor(-math.inf if doubtful else math.inf)
-        state = state.add(model, one, score, cutoffs, torch.tensor(True), 7)
+        state = state.add(model, one, score, cutoffs, torch.tensor(True), window=7)
         latest = z[max(0, i - 6) : i + 1]
         every = torch.ones(len(latest), dtype=torch.bool)
         inside = typical_elements(model, latest, cutoffs) if doubtful else every
@@ -189,7 +189,7 @@ def test_a_window_forgets_a_posterior_once_it_is_full(model):
     state = StreamEvidence.of(Evidence.of(z[:10]))
     counts = []
     for one in z[10:20]:
-        state = state.add(model, one, torch.tensor(0.0), None, torch.tensor(True), 7)
+        state = state.add(model, one, torch.tensor(0.0), None, torch.tensor(True), window=7)
         counts.append(int(state.evidence.count))
     assert counts == [11, 12, 13, 14, 15, 16, 7, 7, 7, 7]
 

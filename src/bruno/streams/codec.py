@@ -42,7 +42,8 @@ _TYPES: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
 _DOUBLE = np.dtype("<f8")
 _LARGEST = 2**53  # count that float64 resolves
 
-_RANKS, _INCOMPLETE, _IDS = 1, 2, 4  # marks: has ranks, has had an element with missing numbers, has ids
+# Marks: has ranks, has had an element with missing numbers, has ids, has shortfalls of the first elements.
+_RANKS, _INCOMPLETE, _IDS, _SHORTFALLS = 1, 2, 4, 8
 USABLE, INSIDE, EXCLUDED = 1, 2, 4  # flags of first elements: may count, counts, did not count at first
 
 
@@ -69,6 +70,7 @@ class SetRecord:
         ranks: state of p-values within the set; None without them.
         incomplete: whether an element so far had missing numbers.
         ids: name of each first element; empty if they have none.
+        less: what is subtracted from the score of each first element, its `shortfall`.
     """
 
     count: float
@@ -82,6 +84,7 @@ class SetRecord:
     ranks: Ranks | None = None
     incomplete: bool = False
     ids: list[str] = field(default_factory=list)
+    less: Float[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def of(cls, evidence: Evidence) -> SetRecord:
@@ -109,6 +112,7 @@ def encode(record: SetRecord, fingerprint: str, name: str = "") -> bytes:
     latents = record.first if len(record.first) else sample
     size = latents.dtype.itemsize if len(latents) else 8
     first, dim, has_ids = len(record.first), len(record.mean), any(record.ids)
+    has_shortfalls = bool(record.less.any())
     parts = [
         _HEADER.pack(
             _MAGIC,
@@ -118,7 +122,10 @@ def encode(record: SetRecord, fingerprint: str, name: str = "") -> bytes:
             dim,
             first,
             len(sample),
-            _RANKS * (record.ranks is not None) + _INCOMPLETE * record.incomplete + _IDS * has_ids,
+            _RANKS * (record.ranks is not None)
+            + _INCOMPLETE * record.incomplete
+            + _IDS * has_ids
+            + _SHORTFALLS * has_shortfalls,
         ),
         _NUMBERS.pack(record.position, record.counted, record.offset, record.count),
         record.mean.astype(_DOUBLE, copy=False).tobytes(),
@@ -126,6 +133,8 @@ def encode(record: SetRecord, fingerprint: str, name: str = "") -> bytes:
     ]
     if first:
         parts += [record.first.astype(_TYPES[size], copy=False).tobytes(), record.flags.tobytes()]
+    if has_shortfalls:
+        parts.append(record.less.astype(_DOUBLE, copy=False).tobytes())
     for id in record.ids if has_ids else ():
         text = id.encode("utf-8", "surrogateescape")
         parts += [_LENGTH.pack(len(text)), text]
@@ -177,6 +186,7 @@ def decode(data: bytes, fingerprint: str, dim: int, name: str = "") -> SetRecord
         offset,
         reader.array(latents, first * dim).reshape(first, dim),
         reader.array(np.dtype("u1"), first),
+        less=reader.array(_DOUBLE, first) if marks & _SHORTFALLS else np.zeros(first),
         ids=[reader.text() for _ in range(first)] if marks & _IDS else [],
         ranks=_decoded_ranks(reader, dim, sample, latents) if marks & _RANKS else None,
         incomplete=bool(marks & _INCOMPLETE),
@@ -199,7 +209,7 @@ def _decoded_ranks(reader: _Reader, dim: int, sample: int, latents: np.dtype[Any
 
 def _check(record: SetRecord, name: str) -> None:
     """Raise an error unless a set can have this state: numbers can be wrong even if the checksum is right."""
-    numbers = np.concatenate([record.mean, record.scatter, record.first.ravel(), [record.count]])
+    numbers = np.concatenate([record.mean, record.scatter, record.first.ravel(), record.less, [record.count]])
     if not np.isfinite(numbers).all() or record.count < 0 or record.scatter.min(initial=0) < 0:
         raise ValueError(f"the state of set {name!r} must have finite numbers, and a count of at least 0.")
     if not (record.count <= _LARGEST and record.counted >= 0 and record.position >= 0):

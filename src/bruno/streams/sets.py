@@ -19,12 +19,17 @@ _INITIAL_SLOTS = 64
 
 
 class First(NamedTuple):
-    """Latents, flags and ids of the first elements of a set, while they may be reconsidered; preallocated.
+    """The first elements of a set, while they may be reconsidered; preallocated.
 
-    The id "" is the default one.
+    Attributes:
+        z: latents.
+        less: what is subtracted from their scores, the `shortfall`.
+        flags: `USABLE`, `INSIDE` and `EXCLUDED`.
+        ids: their names; "" for the default one.
     """
 
     z: NDArray[np.float64]
+    less: NDArray[np.float64]
     flags: NDArray[np.uint8]
     ids: list[str]
 
@@ -163,7 +168,8 @@ class HotSets:
             incomplete=slot in self.incomplete,
         )
         if first is not None:
-            record.first, record.flags = first.z[:position], first.flags[:position]
+            record.first, record.less = first.z[:position], first.less[:position]
+            record.flags = first.flags[:position]
             record.ids = first.ids[:position]
         return record
 
@@ -173,7 +179,7 @@ class HotSets:
         self.offset[slot] = record.offset
         if m := len(record.first):
             first = self.begin(slot)
-            first.z[:m], first.flags[:m] = record.first, record.flags
+            first.z[:m], first.less[:m], first.flags[:m] = record.first, record.less, record.flags
             first.ids[: len(record.ids)] = record.ids
         if record.ranks is not None:
             self.ranks[slot] = record.ranks
@@ -182,8 +188,8 @@ class HotSets:
 
     def begin(self, slot: int) -> First:
         """Begin to keep the first elements of a set."""
-        z, flags = np.zeros((START, self._dim)), np.zeros(START, np.uint8)
-        first = self.first[slot] = First(z, flags, [""] * START)
+        z, less, flags = np.zeros((START, self._dim)), np.zeros(START), np.zeros(START, np.uint8)
+        first = self.first[slot] = First(z, less, flags, [""] * START)
         return first
 
     def name_first(self, slot: int, place: int, id: str) -> None:

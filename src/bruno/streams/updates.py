@@ -106,11 +106,13 @@ class Updates:
         usable = ~ood
         if complete is not None:
             usable &= may_count(complete, seen, position)
+        less = np.maximum(self._reference - prior - log_det, 0.0)  # `shortfall`, in numpy
+        score = score - less
         in_evidence = usable.copy()
         if self._cutoffs is not None:
             places = np.minimum(np.rint(seen).astype(np.intp), len(self._cutoff_at) - 1)
             in_evidence &= score >= self._cutoff_at[places]
-        is_young = self._keep_first(slots, z, position, usable, in_evidence)
+        is_young = self._keep_first(slots, z, position, usable, less, in_evidence)
         keeps = np.where(is_young, 1.0, self._keeps)
         self._add(slots[in_evidence], z[in_evidence], keeps[in_evidence, None])
         sets.position[slots] = position + 1
@@ -120,7 +122,6 @@ class Updates:
             for i in np.flatnonzero(in_evidence & ~is_young).tolist():
                 self._window.add(int(slots[i]), z[i : i + 1])
         p_within = self._rank(slots, z, position, usable) if self._within else None
-        score = score - np.maximum(self._reference - prior - log_det, 0.0)  # `shortfall`, in numpy
         return Update(score, seen, position, ood, in_evidence, p_within)
 
     def _advance_one(self, slot: int, z: Float[np.ndarray, " dim"], log_det: float, prior: float) -> Update:
@@ -131,6 +132,7 @@ class Updates:
         sets = self._sets
         seen, position = sets.count.item(slot), sets.position.item(slot)
         score = self._densities(z, seen, sets.mean[slot], sets.scatter[slot]).item() - prior
+        score -= max(self._reference - prior - log_det, 0.0)
         ood = prior + log_det < self._floor
         in_evidence = not ood
         if in_evidence and self._cutoffs is not None:
@@ -138,7 +140,6 @@ class Updates:
         sets.position[slot] = position + 1
         if in_evidence:
             self._count(slot, z)
-        score -= max(self._reference - prior - log_det, 0.0)
         found = (np.array([score]), np.array([seen]), np.array([position]), np.array([ood]))
         return Update(*found, np.array([in_evidence]), None)
 
@@ -170,6 +171,7 @@ class Updates:
         z: Float[np.ndarray, "n dim"],
         position: Int[np.ndarray, " n"],
         usable: Bool[np.ndarray, " n"],
+        less: Float[np.ndarray, " n"],
         in_evidence: Bool[np.ndarray, " n"],
     ) -> Bool[np.ndarray, " n"]:
         """Keep elements of sets that may still be reconsidered; returns which sets these are."""
@@ -181,7 +183,7 @@ class Updates:
             first = self._sets.begin(slot) if place == 0 else self._sets.first.get(slot)
             if first is None:  # the set began with a posterior, or an element was accepted
                 continue
-            first.z[place] = z[i]
+            first.z[place], first.less[place] = z[i], less[i]
             first.flags[place] = USABLE * bool(usable[i]) + INSIDE * bool(in_evidence[i])
             is_young[i] = True
         return is_young
@@ -209,7 +211,8 @@ class Updates:
         firsts = [self._sets.first[slot] for slot in slots.tolist()]
         z = np.stack([first.z[:size] for first in firsts])
         flags = np.stack([first.flags[:size] for first in firsts])  # 0 for elements that are still to come
-        inside = self._typical(z, (flags & USABLE) > 0)
+        less = np.stack([first.less[:size] for first in firsts])
+        inside = self._typical(z, (flags & USABLE) > 0, less)
         self._replace(slots, z, inside)
         known, is_earlier = (flags & EXCLUDED) > 0, np.arange(size) < sizes[:, None] - 1
         excluded = ~inside & is_earlier  # whether the latest element counts is in the `Update`
@@ -221,13 +224,17 @@ class Updates:
             first.flags[:size] = own
 
     def _typical(
-        self, z: Float[np.ndarray, "k m dim"], usable: Bool[np.ndarray, "k m"]
+        self,
+        z: Float[np.ndarray, "k m dim"],
+        usable: Bool[np.ndarray, "k m"],
+        less: Float[np.ndarray, "k m"],
     ) -> Bool[np.ndarray, "k m"]:
         """Which elements are typical of their sets; in float64, as decisions must not depend on the batch."""
         assert self._cutoffs is not None
-        latents, may = torch.from_numpy(z), torch.from_numpy(usable)
+        latents, may, shortfalls = (torch.from_numpy(part) for part in (z, usable, less))
         scores = self._densities.scores_of(z)
-        return np.asarray(typical_elements(self._model, latents, self._cutoffs, may, scores).numpy())
+        found = typical_elements(self._model, latents, self._cutoffs, may, scores, shortfalls)
+        return np.asarray(found.numpy())
 
     def _replace(
         self, slots: Int[np.ndarray, " k"], z: Float[np.ndarray, "k m dim"], inside: Bool[np.ndarray, "k m"]

@@ -226,8 +226,8 @@ def judge_batch(
     z, log_det = _encoded(model, x, at_least=2)
     log_prob = model.process.log_prob(z) + log_det
     ood = log_prob < floor
-    scores, in_evidence = batch_scores(model, z, None if count_all else cutoffs, ~ood)
-    scores = scores - shortfall(log_prob, reference)
+    less = shortfall(log_prob, reference)
+    scores, in_evidence = batch_scores(model, z, None if count_all else cutoffs, ~ood, less)
     seen = (in_evidence.sum() - in_evidence.long()).tolist()
     if calibration is None:
         limit = float(threshold or 0.0)

@@ -16,7 +16,6 @@ from torch import Tensor
 from bruno.checkpoint import checked_whole, parsing, read, require, write
 from bruno.checks import check_choice, check_count
 from bruno.data.sampling import seeded_generator
-from bruno.flow.preprocessing import ColumnScales
 from bruno.model import Bruno
 from bruno.tasks.batch_criteria import BATCH_CRITERIA, BatchCriterion, SetScale, patch_scores
 from bruno.tasks.conformal import GroupScores
@@ -24,6 +23,7 @@ from bruno.tasks.groups import Groups
 from bruno.tasks.robust_evidence import Cutoffs, batch_scores
 from bruno.tasks.stream_evidence import EncodedSets, scores_of_the_rest
 
+_VERSION = 2  # 1 had other scores of rows
 _EXCLUDED = 0.01  # fraction of clean elements below the cutoffs
 _LONGEST = 128  # calibrated positions of a stream; later positions use the scores of the last one
 _BATCH_ELEMENTS = 120  # elements of each group in all its batches, at least
@@ -106,7 +106,8 @@ class GroupCalibration:
         index = groups.orders(large, size, orders, generator)
 
         def function(sets: EncodedSets) -> Tensor:
-            return sets.adjusted(batch_scores(self.model, sets.z, cutoffs, sets.usable)[0])
+            scores = batch_scores(self.model, sets.z, cutoffs, sets.usable, sets.shortfall)[0]
+            return scores.masked_fill(~sets.usable, -math.inf)
 
         if self.criterion == "patches":
             assert groups.images is not None
@@ -145,6 +146,7 @@ class GroupCalibration:
         tables = [(*name, one.elements) for name, one in self._kept.items()]
         header = {
             "kind": "calibration",
+            "version": _VERSION,
             "model": self.model.fingerprint(),
             "names": self.groups.names,
             "cutoffs": self.cutoffs.by_count,
@@ -157,7 +159,6 @@ class GroupCalibration:
             "ordered": self.groups.ordered,
             "criterion": self.criterion,
             "incomplete": self.stream().incomplete,
-            "on_scales": True,
             "tables": tables,
         }
         tensors = self.groups.tensors
@@ -171,7 +172,9 @@ class GroupCalibration:
         tensors, header = read(path, "cpu")
         if header.get("kind") != "calibration":
             raise ValueError(f"{path}: must be a calibration; got a {header.get('kind')}.")
-        if not {"tables", *_newest_entries(model)} <= header.keys():
+        # Calibrations of images are the same in both versions.
+        is_newest = "criterion" in header if model.kind.is_images else header.get("version") == _VERSION
+        if "tables" not in header or not is_newest:
             raise ValueError(f"{path}: must be of this version; got an older one. Calibrate again.")
         if header.get("model") != model.fingerprint():
             raise ValueError(
@@ -195,16 +198,6 @@ class GroupCalibration:
                 _parse_criterion(tensors, header),
                 dict(_parse_tables(tensors, header)),
             )
-
-
-def _newest_entries(model: Bruno) -> set[str]:
-    """The entries of a header that files of older versions lack although this model needs them."""
-    if model.kind.is_images:
-        return {"criterion"}
-    scales = model.preprocessing
-    needs_scales = isinstance(scales, ColumnScales) and any(kind != "linear" for kind in scales.kinds)
-    newest = {"incomplete": model.imputer is not None, "on_scales": needs_scales}
-    return {name for name, needed in newest.items() if needed}
 
 
 def _parse_criterion(tensors: dict[str, Tensor], header: dict[str, Any]) -> BatchCriterion:

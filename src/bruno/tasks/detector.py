@@ -155,11 +155,11 @@ class Detector:
         ood, score = prior + log_det < self.floor, by.given(z, state.evidence) - prior
         usable = ~ood & may_count(not missing, state.evidence.count, state.position)
         cutoffs = None if self.count_all else self.cutoffs
-        after = state.add(self.model, z, score, cutoffs, usable, self.window, by.scores_of)
+        less = shortfall(prior + log_det, self.reference)
+        after = state.add(self.model, z, score, cutoffs, usable, less, self.window, by.scores_of)
         if state.incomplete:
             after = replace(after, incomplete=True)
-        score = score - shortfall(prior + log_det, self.reference)
-        return Step(self._judge(score.item(), bool(ood), state), after, z, bool(after.decided[-1]))
+        return Step(self._judge((score - less).item(), bool(ood), state), after, z, bool(after.decided[-1]))
 
     def _judge(self, score: float, ood: bool, state: StreamEvidence) -> Judgement:
         seen, given = int(state.evidence.count), -math.inf if ood else score

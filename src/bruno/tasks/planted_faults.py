@@ -187,13 +187,14 @@ def _score_of(
     clean = SetSampler(test, device=model.device)
     floor = density_floor(model, sampler, generator=generator, clean=clean)
     reference = reference_density(model, sampler, generator=generator)
-    cutoffs = fixed_cutoffs(model, Groups.of(model, some, floor=floor, generator=generator))
+    groups = Groups.of(model, some, floor=floor, reference=reference, generator=generator)
+    cutoffs = fixed_cutoffs(model, groups)
 
     def scores(x: Tensor) -> Tensor:
         z, log_det = model.encode(x, on_scales=True)
         log_prob = model.process.log_prob(z) + log_det
         usable = log_prob >= floor
-        scores = batch_scores(model, z, cutoffs, usable)[0] - shortfall(log_prob, reference)
+        scores = batch_scores(model, z, cutoffs, usable, shortfall(log_prob, reference))[0]
         return (-scores).masked_fill(~usable, math.inf)
 
     return scores

@@ -86,6 +86,7 @@ def typical_elements(
     cutoffs: Cutoffs,
     usable: Bool[Tensor, "*batch n"] | Arrays | None = None,
     scores: Callable[[Tensor], Tensor] | None = None,
+    less: Float[Tensor, "*batch n"] | Arrays | None = None,
 ) -> Bool[Tensor, "*batch n"]:
     """Which elements of complete sets are typical of their set, even if outliers resemble each other.
 
@@ -100,6 +101,7 @@ def typical_elements(
         cutoffs: by the number of others in the evidence.
         usable: elements that may count; all by default.
         scores: a faster function from the elements in the evidence to `scores_within`.
+        less: subtracted from the scores, such as the `shortfall`; nothing by default.
     """
     z = as_real_tensor(z, "z", device=model.device)
     if usable is None:
@@ -107,12 +109,17 @@ def typical_elements(
     usable = as_tensor(usable, "usable", device=z.device)
     if scores is None:
         scores = partial(scores_within, model, z, prior=model.process.log_prob(z))
+    if less is not None:
+        less = as_real_tensor(less, "less", device=z.device)
+
+    def judged(inside: Tensor) -> Tensor:
+        return scores(inside) if less is None else scores(inside) - less
 
     def typical(inside: Tensor, _: Tensor) -> Tensor:
         others = inside.sum(-1, keepdim=True) - inside.long()
-        return scores(inside) >= cutoffs.at(others)
+        return judged(inside) >= cutoffs.at(others)
 
-    return with_typical(majority(usable, scores), usable, typical)
+    return with_typical(majority(usable, judged), usable, typical)
 
 
 def with_typical(
@@ -170,13 +177,17 @@ def batch_scores(
     z: Float[Tensor, "*batch n dim"],
     cutoffs: Cutoffs | None,
     usable: Bool[Tensor, "*batch n"] | None = None,
+    less: Float[Tensor, "*batch n"] | None = None,
 ) -> tuple[Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
     """Scores of complete encoded sets, each element given all others that count, and which elements count.
 
-    Without cutoffs, every usable element counts.
+    `less`, such as the `shortfall`, is subtracted from the scores. Without cutoffs, every usable element
+    counts.
     """
     usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
-    in_evidence = usable if cutoffs is None else typical_elements(model, z, cutoffs, usable)
+    in_evidence = usable if cutoffs is None else typical_elements(model, z, cutoffs, usable, less=less)
     if bool(in_evidence.all()):
-        return model.process.leave_one_out_log_prob(z) - model.process.log_prob(z), in_evidence
-    return scores_within(model, z, in_evidence), in_evidence
+        scores = model.process.leave_one_out_log_prob(z) - model.process.log_prob(z)
+    else:
+        scores = scores_within(model, z, in_evidence)
+    return scores if less is None else scores - less, in_evidence

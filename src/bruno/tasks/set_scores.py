@@ -188,7 +188,8 @@ class SetScorer:
         of an image depends more on its content than on its set.
         """
         if self.calibration is not None:
-            return typical_elements(self.model, z, self.calibration.cutoffs, usable)
+            scores = partial(scores_within, self.model, z, prior=subtracted)
+            return typical_elements(self.model, z, self.calibration.cutoffs, usable, scores)
         ranked_by = subtracted if self.model.levels else -log_det
         most = majority(usable, partial(scores_within, self.model, z, prior=ranked_by))
 

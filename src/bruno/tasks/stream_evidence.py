@@ -64,6 +64,7 @@ class StreamEvidence:
         first: latents of the first elements while they may be reconsidered, empty afterwards; or, in a
             window, of the latest elements.
         usable: which of the elements in `first` may count.
+        less: subtracted from the scores of the elements in `first`: their `shortfall`.
         decided: which elements count, of those that the last step decided about: the latest one or, if the
             first elements or those of the window were reconsidered, all of these.
         incomplete: whether an element so far had missing numbers.
@@ -73,6 +74,7 @@ class StreamEvidence:
     position: int
     first: Float[Tensor, "*batch first dim"]
     usable: Bool[Tensor, "*batch first"]
+    less: Float[Tensor, "*batch first"]
     decided: Bool[Tensor, "*batch decided"]
     incomplete: bool = False
 
@@ -92,12 +94,18 @@ class StreamEvidence:
         shape, device = evidence.batch_shape, evidence.mean.device
         position = int(evidence.count.max()) if evidence.count.numel() else 0
         none = torch.zeros((*shape, 0), dtype=torch.bool, device=device)
-        return cls(evidence, position, torch.zeros((*shape, 0, evidence.dim), device=device), none, none)
+        first, less = (torch.zeros((*shape, *size), device=device) for size in ((0, evidence.dim), (0,)))
+        return cls(evidence, position, first, none, less, none)
 
     def including(self, z: Float[Tensor, "*batch dim"]) -> StreamEvidence:
         """The state after an earlier element, which was excluded, is added; the position stays the same."""
+        return replace(self._settled(), evidence=self.evidence.add(z))
+
+    def _settled(self) -> StreamEvidence:
+        """The state whose elements are not reconsidered any more."""
+        none = slice(0)
         return replace(
-            self, evidence=self.evidence.add(z), first=self.first[..., :0, :], usable=self.usable[..., :0]
+            self, first=self.first[..., none, :], usable=self.usable[..., none], less=self.less[..., none]
         )
 
     def score(
@@ -113,47 +121,65 @@ class StreamEvidence:
         score: Float[Tensor, "*batch"],
         cutoffs: Cutoffs | None,
         usable: Bool[Tensor, "*batch"],
+        less: Float[Tensor, "*batch"] | None = None,
         window: int | None = None,
         scores_of: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None,
     ) -> StreamEvidence:
-        """The state after an element, which counts if it is usable and its score is at least the cutoff.
+        """The state after an element, which counts if it is usable and score − less is at least the cutoff.
 
         The first `START` elements are reconsidered together at the positions `RECONSIDERED`, as one of the
         very first may be an outlier itself. With a window, of at most `START` elements, the set consists of
         its latest elements, which are reconsidered unless all of them count. Without cutoffs, every usable
-        element counts. `scores_of` maps latents to the argument `scores` of `typical_elements`, to compute
-        them faster.
+        element counts.
+
+        `less` is the `shortfall` of the element, by default 0. `scores_of` maps latents to the argument
+        `scores` of `typical_elements`, to compute them faster.
         """
-        in_evidence = usable if cutoffs is None else usable & (score >= cutoffs.at(self.evidence.count))
+        less = torch.zeros_like(score) if less is None else less
+        in_evidence = usable
+        if cutoffs is not None:
+            in_evidence = usable & (score - less >= cutoffs.at(self.evidence.count))
         position, decided = self.position + 1, in_evidence.unsqueeze(-1)
-        first, known = self.first, self.usable
+        evidence = self.evidence + Evidence.single(z, in_evidence)
+        after = replace(self, evidence=evidence, position=position, decided=decided)
+        # Elements are not reconsidered after the first `START`, nor if the stream began with a posterior.
+        if window is None and (cutoffs is None or self.first.shape[-2] < self.position):
+            return after._settled()
+        kept = after._keeping(z, usable, less, window)
 
         def typical() -> Bool[Tensor, "*batch first"]:
             assert cutoffs is not None
-            return typical_elements(model, first, cutoffs, known, scores_of(first) if scores_of else None)
+            scores = scores_of(kept.first) if scores_of else None
+            return typical_elements(model, kept.first, cutoffs, kept.usable, scores, kept.less)
 
         if window is not None:
-            first = torch.cat([first, z.unsqueeze(-2)], -2)[..., -window:, :]
-            known = torch.cat([known, usable.unsqueeze(-1)], -1)[..., -window:]
-            if first.shape[-2] == min(position, window):  # else the stream began with a posterior
-                before = self.evidence.count == self.usable.sum(-1)
-                all_count = cutoffs is None or bool((before & (in_evidence == usable)).all())
-                decided = known if all_count else typical()
-                return StreamEvidence(evidence_within(first, decided), position, first, known, decided)
-        evidence = self.evidence + Evidence.single(z, in_evidence)
-        if window is not None:
-            return StreamEvidence(evidence, position, first, known, decided)
-        # Elements are not reconsidered after the first `START`, nor if the stream began with a posterior.
-        if cutoffs is None or first.shape[-2] < self.position:
-            return StreamEvidence(evidence, position, first[..., :0, :], known[..., :0], decided)
-        first = torch.cat([first, z.unsqueeze(-2)], -2)
-        known = torch.cat([known, usable.unsqueeze(-1)], -1)
-        if position in RECONSIDERED:
-            decided = typical()
-            evidence = evidence_within(first, decided)
-        if position >= START:
-            first, known = first[..., :0, :], known[..., :0]
-        return StreamEvidence(evidence, position, first, known, decided)
+            if kept.first.shape[-2] < min(position, window):  # the stream began with a posterior
+                return kept
+            before = self.evidence.count == self.usable.sum(-1)
+            all_count = cutoffs is None or bool((before & (in_evidence == usable)).all())
+            return kept._deciding(kept.usable if all_count else typical())
+        found = kept._deciding(typical()) if position in RECONSIDERED else kept
+        return found._settled() if position >= START else found
+
+    def _keeping(
+        self,
+        z: Float[Tensor, "*batch dim"],
+        usable: Bool[Tensor, "*batch"],
+        less: Float[Tensor, "*batch"],
+        window: int | None,
+    ) -> StreamEvidence:
+        """The state with one more element to reconsider; at most `window`."""
+        latest = slice(None if window is None else -window, None)
+        return replace(
+            self,
+            first=torch.cat([self.first, z.unsqueeze(-2)], -2)[..., latest, :],
+            usable=torch.cat([self.usable, usable.unsqueeze(-1)], -1)[..., latest],
+            less=torch.cat([self.less, less.to(self.less).unsqueeze(-1)], -1)[..., latest],
+        )
+
+    def _deciding(self, decided: Bool[Tensor, "*batch first"]) -> StreamEvidence:
+        """The state whose evidence is that of some of the elements that are reconsidered."""
+        return replace(self, evidence=evidence_within(self.first, decided), decided=decided)
 
 
 @torch.no_grad()
@@ -162,18 +188,23 @@ def stream_scores(
     z: Float[Tensor, "*batch n dim"],
     cutoffs: Cutoffs | None,
     usable: Bool[Tensor, "*batch n"] | None = None,
+    less: Float[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch n"]:
-    """Scores of encoded sets as streams: each element given those before it that count, the first 0."""
+    """Scores of encoded sets as streams: each element given those before it that count, the first 0.
+
+    `less`, such as the `shortfall`, is subtracted from the scores.
+    """
     usable = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device) if usable is None else usable
+    less = torch.zeros_like(z[..., 0]) if less is None else less
     if cutoffs is None and bool(usable.all()):
         steps, prior = steps_and_prior(model.process, z)
-        return steps - prior
+        return steps - prior - less
     state = StreamEvidence.empty(z.shape[-1], z.shape[:-2], z.device)
     scores, prior = [], model.process.log_prob(z)
     for i in range(z.shape[-2]):
         scores.append(state.score(model, z[..., i, :], prior[..., i]))
-        state = state.add(model, z[..., i, :], scores[-1], cutoffs, usable[..., i])
-    return torch.stack(scores, -1)
+        state = state.add(model, z[..., i, :], scores[-1], cutoffs, usable[..., i], less[..., i])
+    return torch.stack(scores, -1) - less
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,5 +267,5 @@ def scores_of_the_rest(model: Bruno, sets: EncodedSets, cutoffs: Cutoffs | None)
         usable = rest.usable[:, 0]
         if rest.rows is not None:
             usable = usable & may_count(~rest.rows[:, 0].isnan().any(-1), count, i)
-        state = state.add(model, rest.z[:, 0], scores[:, 0], cutoffs, usable)
+        state = state.add(model, rest.z[:, 0], scores[:, 0], cutoffs, usable, rest.shortfall[:, 0])
     return found

@@ -247,7 +247,7 @@ class CalibrationJobs(TrainedData):
         encode = partial(
             Groups.of, self.model, floor=floor, generator=generator, ordered=self.has_consecutive_sets
         )
-        cutoffs = fixed_cutoffs(self.model, encode(other))
+        cutoffs = fixed_cutoffs(self.model, encode(other, reference=reference))
         criterion = self._batch_criterion(cutoffs, other, generator)
         groups = encode(clean, reference=reference, keep_images=criterion == "patches", progress=progress)
         own_name = self.recipe.data.name if self.recipe else "unknown data"

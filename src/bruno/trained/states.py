@@ -215,7 +215,7 @@ def _record_of(state: SetState) -> SetRecord:
     stream = state.stream
     record = SetRecord.of(stream.evidence)
     record.position = stream.position
-    record.first = stream.first.cpu().numpy()
+    record.first, record.less = stream.first.cpu().numpy(), stream.less.double().cpu().numpy()
     record.flags = USABLE * stream.usable.cpu().numpy().astype(np.uint8)
     record.ranks, record.incomplete = Ranks(state.within, state.drift), stream.incomplete
     record.ids = list(state.names)
@@ -235,9 +235,9 @@ def _state_of(record: SetRecord, group: str, excluded: Sequence[Excluded], devic
     if record.ranks is None:
         raise ValueError("a set has no ranks")
     usable = torch.from_numpy((record.flags & USABLE) > 0).to(device)
-    first = torch.from_numpy(record.first).to(device)
+    first, less = (torch.from_numpy(part).to(device) for part in (record.first, record.less))
     stream = StreamEvidence(
-        record.evidence.to(device), record.position, first, usable, usable[:0], record.incomplete
+        record.evidence.to(device), record.position, first, usable, less, usable[:0], record.incomplete
     )
     within = WithinSet(record.ranks.within.evidence.to(device), record.ranks.within.sample.to(device))
     return SetState(stream, within, record.ranks.drift, tuple(names))
