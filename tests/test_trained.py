@@ -179,7 +179,7 @@ def test_one_element_is_a_set_of_one(trained, unseen, form):
     ("source", "message"),
     [
         (torch.zeros(2, 1, 9, 9, dtype=torch.uint8), r"`source` .*got \(2, 1, 9, 9\)"),
-        (torch.zeros(0, 1, 8, 8, dtype=torch.uint8), r"`source` .*got \(0, 1, 8, 8\)"),
+        (torch.zeros(0, 1, 8, 8, dtype=torch.uint8), r"`source` must have at least one element; got none"),
     ],
 )
 def test_elements_of_another_shape_are_errors(trained, source, message):
@@ -457,6 +457,9 @@ def test_results_of_jobs_convert_to_arrays(trained, unseen):
     assert isinstance(specks.numpy()["result"]["images"], np.ndarray)
     inspected = trained.inspect(sets=2)
     assert inspected.numpy()["positions"]["gain"] == inspected.positions.gain
+    assert summarise(inspected.positions).picture
+    with pytest.raises(TypeError, match=r"summarise the parts of an inspection: its correlations"):
+        summarise(inspected)
 
 
 def test_an_inspection_shows_the_gain_from_conditioning(trained):
@@ -577,7 +580,7 @@ def test_arrays_that_the_model_cannot_take_are_rejected_when_read(trained, value
         (lambda t, x: t.retrieve(x, None), r"`collection` .*got NoneType"),
         (lambda t, x: t.retrieve(None, x), r"`query` .*got NoneType"),
         (lambda t, x: t.classify(x, x), r"`support` .*got Tensor"),
-        (lambda t, x: t.classify(x, [x, x[:0]]), r"`support\[1\]` .*got \(0, 1, 8, 8\)"),
+        (lambda t, x: t.classify(x, [x, x[:0]]), r"`support\[1\]` must have at least one element; got none"),
         (lambda t, x: t.classify(x + 99, [x, x]), r"`queries` .*from 0 to 16"),
         (lambda t, x: t.sample(x, prefixes=3), r"`prefixes` .*got 3"),
         (lambda t, x: t.few_shot(ways=3), r"`ways` .*got 3"),

@@ -196,6 +196,8 @@ def _finetuning_recipe(
     if before.drawings is not None and "data.drawings" not in explicit:
         recipe = evolve(recipe, data=evolve(recipe.data, drawings=before.drawings))
     if recipe.data.name != original.data.name:
+        if "data.format" not in explicit:  # that of each table is detected
+            recipe = evolve(recipe, data=evolve(recipe.data, format=""))
         recipe = with_backdrop(_with_shape_of(before.model, recipe, explicit), explicit)
     model_settings = ("pixels", "alpha", "missing", "scales", "flow", "process")
     check_same(str(before.folder), *({k: to_dict(r)[k] for k in model_settings} for r in (original, recipe)))

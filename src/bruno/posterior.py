@@ -29,8 +29,9 @@ class Samples(NumpyResult):
     """Elements drawn from a posterior.
 
     Attributes:
-        x: the elements, within the range of the data; pixels are dequantised.
-        clamped: number of values that were outside that range and were clamped to it.
+        x: the elements: dequantised pixels within their range, or finite numbers.
+        clamped: number of values that were clamped to the range of the pixels, or that were not finite and
+            were replaced by the middle of their column.
         levels: number of values that a pixel can take; 0 for rows.
         columns: names of the columns of rows, if known.
     """
@@ -132,7 +133,9 @@ class Posterior:
         x = self.model.as_elements(x)
         several = self.model.batch_of(x) != self.evidence.batch_shape
         given = Posterior(self.model, self.evidence.unsqueeze()) if several else self
-        return Posterior(self.model, self.evidence.add(self.model.encode(given.impute(x), generator).z))
+        z = self.model.encode(given.impute(x), generator).z
+        with arguments_renamed({"z": "x"}):
+            return Posterior(self.model, self.evidence.add(z))
 
     def remove(self, x: ArrayLike) -> Posterior:
         """Remove elements that were added before; they must have been added without a generator."""

@@ -347,8 +347,8 @@ def filled(filled_once, workplace) -> Path:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("run keyless.csv --store s.db", "key"),
-        ("run keyless.csv --store new.db", "key"),
+        ("run keyless.csv --store s.db", "`--group` must be a column"),
+        ("run keyless.csv --store new.db", "`--group` must be a column"),
         ("run nameless.csv --store s.db", "line 2: must have the key"),
         ("run fresh.csv --store s.db --group heater", "'heater'"),
         ("run other.csv --store s.db", "'speed'"),

@@ -296,7 +296,7 @@ def test_rows_of_several_groups_are_one_set_for_each_group(machines, kind, name)
 
 def test_a_file_without_the_group_column_must_be_called_one_set(machines):
     for kind in ("watch", "batch"):
-        with pytest.raises(ValueError, match=r"stream\.csv, line 2.*'machine'.*`one_set`"):
+        with pytest.raises(ValueError, match=r"`group` must be a column, .*'machine'.*`one_set`"):
             run("anomaly", kind, "runs/machines", "stream.csv")
     lines = Path("machines.csv").read_text().splitlines(keepends=True)
     Path("renamed.csv").write_text("unit,heat,speed,weight\n" + "".join(lines[1:61]))
@@ -393,7 +393,10 @@ def test_a_batch_reports_the_basis_that_its_p_values_have(calibrated):
     batch = ["anomaly", "batch", calibrated]
     Path("some.csv").write_text("".join(Path("clean.csv").read_text().splitlines(keepends=True)[:201]))
     output = words(run(*batch, "some.csv", "--rate", "0.05"))
-    assert "40 groups: rates of at least 4.9 % are exact in sets of up to 25 elements; 5 % is exact" in output
+    assert (
+        "40 groups: rates of at least 4.9 % are exact in sets of up to 25 elements; 5 % is exact there"
+        in output
+    )
     output = words(run(*batch, "stream.csv", "--one-set", "--rate", "0.05"))
     assert "40 groups, smaller than a set of 30: no rate is exact; 5 % is estimated" in output
     assert set(values_of(calibrated, "anomaly-batch")["basis"]) == {"estimated"}
@@ -586,6 +589,31 @@ def test_rows_are_classified_given_a_frame_as_given_a_table(machines):
         trained.classify(machines.rows[30, :3], support=machines.rows[0])
 
 
+def test_rows_without_a_group_are_skipped_if_asked(machines, capsys):
+    lines = Path("machines.csv").read_text().splitlines(keepends=True)[:61]
+    lines[6] = "," + lines[6].partition(",")[2]
+    Path("some.csv").write_text("".join(lines))
+    for job in (["watch"], ["batch"], ["keyed", "--store", "skip.db"]):
+        command = ["anomaly", job[0], "runs/machines", "some.csv", "--threshold", "-9", *job[1:]]
+        ended = run_main(capsys, *command)
+        assert ended.code == 2
+        assert "some.csv, line 7: must" in ended.errors
+        ended = run_main(capsys, *command, "--skip-bad")
+        assert ended.code == 0, ended.errors
+        assert "some.csv, line 7" in ended.errors
+    name = "anomaly-batch"
+    assert "some.csv, line 7" not in values_of("runs/machines", name)["names"]
+    assert len(values_of("runs/machines", name)["names"]) == 59
+
+
+def test_a_model_is_tuned_to_a_table_in_another_format(machines):
+    text = Path("machines.csv").read_text().replace(",", ";").replace(".", ",")
+    Path("european.csv").write_text(text)
+    tune = ["finetune", "runs/machines", "--data", "european.csv", "--steps", "2", "--trials", "0"]
+    run(*tune, "--out", "runs/tuned", "--no-verdict")
+    assert bruno.open("runs/tuned").recipe.data.format != bruno.open("runs/machines").recipe.data.format
+
+
 def test_several_groups_are_not_merged_into_one_set(machines):
     message = r"one set; got 30 groups in 'machine', such as 'm0' and 'm1'"
     for command in (
@@ -737,7 +765,7 @@ def test_consecutive_rows_are_sets_without_a_group_column(workplace):
     run(*watch, "keyed.csv", "--group", "key")
     assert set(values_of("runs/table", "anomaly")["groups"]) == {"k0", "k1"}
     for job in ("watch", "batch"):
-        with pytest.raises(ValueError, match=r"line 2: must name its set in column 'mode'; got none\. Name"):
+        with pytest.raises(ValueError, match=r"`group` must be a column, one of key, a, b; got 'mode'"):
             run("anomaly", job, "runs/table", "keyed.csv", "--threshold", "-5", "--group", "mode")
 
 

@@ -135,6 +135,8 @@ BODIES = [
     b'{"elements": [[1, 2, 3, 4]], "set": 1}',
     b'{"elements": [[1, 2, 3, NaN]], "set": "nothing"}',
     b'{"elements": [[1, 2, 3, Infinity]]}',
+    b'{"elements": [[1, 2, 3, NaN]]}',
+    b'{"elements": [[1, null, 3, NaN]]}',
 ]
 
 

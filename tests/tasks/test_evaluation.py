@@ -79,6 +79,13 @@ def test_random_sets_agree_with_every_class_within_the_standard_error(model, row
     assert abs(drawn.mean - joint_bits(model, rows).mean().item()) < 4 * drawn.error
 
 
+def test_the_standard_error_of_random_sets_is_between_classes(model, rows):
+    few = SetSampler(rows.of_classes(range(5)))
+    every = measure_bits_per_dim(model, few, sets=None, sets_per_class=80, set_size=4, generator=seeded())
+    drawn = measure_bits_per_dim(model, few, sets=400, set_size=4, generator=seeded())
+    assert drawn.error == pytest.approx(every.error, rel=0.25)
+
+
 def test_positions_average_to_the_mean_and_the_first_is_the_prior(model, rows):
     for sets in (None, 30):
         result = measure_bits_per_dim(model, SetSampler(rows), sets=sets, set_size=3, generator=seeded())

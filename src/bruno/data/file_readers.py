@@ -111,6 +111,7 @@ class RowReader:
     ) -> None:
         self.dim, self.group, self.columns, self.missing = dim, group, tuple(columns), missing
         self.offset = offset
+        self.header: tuple[str, ...] = ()  # of the latest table; empty without one
         self.prefer = TableFormat(**TableFormat.parse(table_format))
 
     def find(self, folder: Path) -> list[Path]:
@@ -182,6 +183,7 @@ class RowReader:
         if not is_header and not numbered:  # the numbers of a row and nothing else
             header = list(self.columns) or [f"number {i}" for i in range(1, self.dim + 1)]
             return Columns(header, None, list(range(len(header))))
+        self.header = tuple(header)
         group = header.index(self.group) if self.group in header else None
         if not self.columns:
             others = {group, header.index(self.offset) if self.offset in header else None}

@@ -97,6 +97,11 @@ class ElementReader:
             )
         )
 
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The columns of the latest table, if it has a header; empty for images."""
+        return self._source.header if isinstance(self._source, RowReader) else ()
+
     def read(self, paths: Iterable[str | Path], *, class_folders: bool = False) -> Iterator[Element]:
         """Yield each image file and each row of a table; the files of a folder are sorted by name.
 

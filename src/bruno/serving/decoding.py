@@ -98,15 +98,17 @@ def check_number_of(elements: int, limits: Limits, name: str) -> None:
 
 
 def _numbers(given: Any) -> NDArray[Any] | None:
-    """Nested lists of numbers as an array, null as NaN; None if they are something else."""
+    """Nested lists of numbers as an array, null as NaN; None if they are something else, such as NaN."""
     if _has_booleans(given):
         return None
     try:
         array = np.asarray(given)
     except ValueError:  # of different lengths
         return None
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        return None
     if array.dtype == object:
-        if not all(one is None or type(one) in (int, float) for one in array.flat):
+        if not all(one is None or (type(one) in (int, float) and one == one) for one in array.flat):
             return None
         try:
             array = array.astype(np.float64)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from bruno.arrays import NumpyResult
@@ -14,7 +14,6 @@ from bruno.checks import check_count
 from bruno.data.sampling import SetSampler
 from bruno.model import Bruno
 from bruno.process import ExchangeableProcess
-from bruno.tasks.metrics import mean_and_error
 from bruno.tasks.progress import Progress
 
 _SETS = 200  # minimum number of sets, over all classes
@@ -30,8 +29,7 @@ class BitsPerDim(NumpyResult):
         by_position: bits/dim at each position: the prior mean over all elements, as each could have come
             first, plus the mean gain from conditioning. This has the same mean as the plain average at a
             position, but a lower variance.
-        error: standard error of the mean, between sets or, if every class is measured equally often, between
-            classes; None for a single class.
+        error: standard error of the mean, between classes; None for a single class.
         sets: number of sets drawn.
     """
 
@@ -90,25 +88,38 @@ def measure_bits_per_dim(
     check_count("sets_per_class", sets_per_class)
     check_count("batch_size", batch_size)
     number = sets_per_class * sampler.classes if sets is None else sets
-    parts = []
+    device, parts = sampler.counts.device, []
+    if sets is None:
+        chosen = torch.arange(number, device=device) % sampler.classes
+    else:
+        sampler.check_draw("sets", sets, set_size)
+        chosen = torch.randint(sampler.classes, (sets,), generator=generator, device=device)
     for begin in range(0, number, batch_size):
         end = min(begin + batch_size, number)
-        if sets is None:
-            classes = torch.arange(begin, end, device=sampler.counts.device) % sampler.classes
-            x = sampler.sets_of(classes, set_size, generator)
-        else:
-            x = sampler.sets(end - begin, set_size, generator)
+        some = chosen[begin:end]
+        x = sampler.sets_of(some, set_size, generator)
         both = torch.stack(conditional_and_prior(model, x, generator))
         parts.append(model.bits_per_dim(both).double().cpu())
         if progress is not None:
             progress(end, number)
     bits, alone = torch.cat(parts, 1)
     by_position = alone.mean() + (bits - alone).mean(0)
-    by_set = bits.mean(1)
-    if sets is None:  # sets of one class share elements, so only classes are independent
-        by_set = by_set.view(sets_per_class, sampler.classes).mean(0)
-    error = mean_and_error(by_set).error.item() if len(by_set) > 1 else None
+    error = _error_between_classes(bits.mean(1), chosen.cpu())
     return BitsPerDim(bits.mean().item(), by_position[0].item(), tuple(by_position.tolist()), error, number)
+
+
+def _error_between_classes(by_set: Float[Tensor, " sets"], classes: Int[Tensor, " sets"]) -> float | None:
+    """Standard error of the mean over sets; None for a single class.
+
+    Sets of one class share elements, so only classes are independent: with r_c the sum of the deviations of
+    the sets of class c from the mean, √(C/(C − 1) · Σ r_c²)/n.
+    """
+    own = classes.unique(return_inverse=True)[1]
+    number = int(own.max()) + 1
+    if number < 2:
+        return None
+    sums = torch.zeros(number, dtype=by_set.dtype).index_add(0, own, by_set - by_set.mean())
+    return math.sqrt(number / (number - 1) * sums.square().sum().item()) / len(by_set)
 
 
 def default_sets_per_class(classes: int) -> int:

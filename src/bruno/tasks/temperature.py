@@ -57,7 +57,7 @@ def fit_temperature(
 ) -> FittedTemperature:
     """The temperature that calibrates `classify` on the episodes of `measure_few_shot`.
 
-    It minimises their log loss, with log T ~ N(0, ½²) a priori: a few mistakes hardly move it away from 1,
+    It minimises their log loss, with log T ~ N(0, ¼²) a priori: a few mistakes hardly move it away from 1,
     and without a mistake it is 1. Use classes that the model was not trained on, and as many shots as
     `classify` will have. The protocol must have one way and one shot; its noise is ignored, since `classify`
     dequantises with ½ by default.
@@ -119,7 +119,7 @@ def best_temperature(
     labels: Int[Tensor, " queries"] | Arrays,
     log_scores: Float[Tensor, "queries classes"] | Arrays,
     *,
-    spread: float = 0.5,
+    spread: float = 0.25,
 ) -> float:
     """The T > 0 that maximises the posterior of softmax(log_scores/T), with log T ~ N(0, spread²) a priori.
 

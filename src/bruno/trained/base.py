@@ -253,7 +253,9 @@ class TrainedModel:
         if kind.is_images and shape[0] == 1 and x.ndim in (2, 3) and x.shape[-2:] == shape[1:]:
             x = x if tuple(x.shape) == shape else x.unsqueeze(-3)  # grey images without a channel axis
         x = x.unsqueeze(0) if tuple(x.shape) == shape else x
-        if x.shape[1:] != shape or not len(x):
+        if x.shape[1:] == shape and not len(x):
+            raise ValueError(f"`{name}` must have at least one element; got none.")
+        if x.shape[1:] != shape:
             wanted = ", ".join(map(str, shape))
             hint = " Files and PIL images are converted to this shape." * kind.is_images
             raise ValueError(f"`{name}` must have shape (n, {wanted}); got {tuple(x.shape)}.{hint}")

@@ -363,7 +363,7 @@ def report_basis(
     """
     check_rate("rate", rate)
     basis = scores.basis(position, rate)
-    asked = f"{100 * rate:g} % is {basis}"
+    asked = f"{100 * rate:g} % is {basis}{' there' * (basis == 'exact')}"
     if false_discovery_rate is not None:
         basis = scores.basis(position, false_discovery_rate / (position + 1))
         asked = f"p-values for a false-discovery rate of {100 * false_discovery_rate:g} % are {basis}"

@@ -77,6 +77,15 @@ def _as_they_arrive(
         yield from found
 
 
+def check_has_column(reader: ElementReader) -> None:
+    """Raise if the latest table has a header without the group column."""
+    if reader.header and reader.group not in reader.header:
+        raise ValueError(
+            f"`group` must be a column, one of {', '.join(reader.header)}; got {reader.group!r}. Or judge "
+            "all rows as one set (`one_set`)."
+        )
+
+
 def _with_groups(elements: Iterator[Element], reader: ElementReader, trained_on: str) -> Iterator[Element]:
     """The elements; raises if there is a group column and an element names no group in it.
 
@@ -84,6 +93,10 @@ def _with_groups(elements: Iterator[Element], reader: ElementReader, trained_on:
     """
     for element in elements:
         if reader.group and not element.group:
+            check_has_column(reader)
+            if reader.skip_bad:
+                reader.skipped.append(element.name)
+                continue
             reason = ", as the model was trained on sets" * bool(trained_on)
             raise ValueError(
                 f"{element.name}: must name its set in column {reader.group!r}{reason}; got none. Name the "

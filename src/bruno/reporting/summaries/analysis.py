@@ -16,10 +16,19 @@ from bruno.reporting.summaries.base import summarise
 from bruno.tasks.analysis import (
     CorrelationAndDof,
     DimensionsByCorrelation,
+    Inspection,
     LogProbByPosition,
     ToyComparison,
 )
 from bruno.tasks.stability import StabilityStudy
+
+
+@summarise.register
+def _(outcome: Inspection) -> Result:
+    raise TypeError(
+        "`outcome` must be one result; summarise the parts of an inspection: its correlations, dof, toy "
+        "and positions."
+    )
 
 
 @summarise.register
