@@ -125,7 +125,8 @@ def test_commands_that_compute_nothing_do_not_import_torch(command):
         (["sample", "run", "--smaples", "3"], r"--smaples.*--samples"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, workplace, capsys):
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, workplace, capsys, monkeypatch):
+    monkeypatch.delenv("BRUNO_DATA", raising=False)
     Path("file").touch()
     Path("t.csv").write_text("a,b\n" + "1,2\n" * 9)
     Path("pictures/a").mkdir(parents=True)

@@ -487,6 +487,8 @@ OTHERS = {
         run 1 --store run/model.safetensors
     """,
     "calibrate": """
+        run text.txt --skip-bad
+        run images --skip-bad=1
         run --group machine
         run images --invert=1
         run rows.csv

@@ -88,23 +88,22 @@ def measure_bits_per_dim(
     check_count("sets_per_class", sets_per_class)
     check_count("batch_size", batch_size)
     number = sets_per_class * sampler.classes if sets is None else sets
-    device, parts = sampler.counts.device, []
-    if sets is None:
-        chosen = torch.arange(number, device=device) % sampler.classes
-    else:
-        sampler.check_draw("sets", sets, set_size)
-        chosen = torch.randint(sampler.classes, (sets,), generator=generator, device=device)
+    device, parts, chosen = sampler.counts.device, [], []
     for begin in range(0, number, batch_size):
         end = min(begin + batch_size, number)
-        some = chosen[begin:end]
-        x = sampler.sets_of(some, set_size, generator)
+        if sets is None:
+            classes = torch.arange(begin, end, device=device) % sampler.classes
+        else:
+            classes = torch.randint(sampler.classes, (end - begin,), generator=generator, device=device)
+        chosen.append(classes.cpu())
+        x = sampler.sets_of(classes, set_size, generator)
         both = torch.stack(conditional_and_prior(model, x, generator))
         parts.append(model.bits_per_dim(both).double().cpu())
         if progress is not None:
             progress(end, number)
     bits, alone = torch.cat(parts, 1)
     by_position = alone.mean() + (bits - alone).mean(0)
-    error = _error_between_classes(bits.mean(1), chosen.cpu())
+    error = _error_between_classes(bits.mean(1), torch.cat(chosen))
     return BitsPerDim(bits.mean().item(), by_position[0].item(), tuple(by_position.tolist()), error, number)
 
 
