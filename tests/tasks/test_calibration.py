@@ -70,18 +70,18 @@ def drifting(sets: int, seed: int) -> Examples:
 @pytest.mark.slow
 def test_consecutive_rows_are_calibrated_in_the_order_of_time(model):
     """The next row of a drifting machine is less likely given those before it than a random one."""
-    data, shares = drifting(60, 1), {}
+    data, shares = drifting(120, 1), {}
     reference = reference_density(model, SetSampler(data), generator=seeded())
-    new = Groups.of(model, drifting(60, 2), ordered=True, reference=reference, generator=seeded())
+    new = Groups.of(model, drifting(120, 2), ordered=True, reference=reference, generator=seeded())
     for ordered in (True, False):
         groups = Groups.of(model, data, ordered=ordered, reference=reference, generator=seeded())
         found = GroupCalibration(model, groups, fixed_cutoffs(model, groups), -math.inf, "", True)
         limits = torch.tensor([found.stream().threshold(n, 0.05) for n in range(1, 20)])
-        z, less = new.latents.view(60, 20, -1), new.shortfall.view(60, 20)
+        z, less = new.latents.view(120, 20, -1), new.shortfall.view(120, 20)
         scores = stream_scores(model, z, found.cutoffs, less=less)
         shares[ordered] = (scores[:, 1:] < limits)[:, 9:].double().mean().item()
-    assert 0.01 < shares[True] < 0.07
-    assert shares[False] > shares[True] + 0.01
+    assert 0.005 < shares[True] < 0.07
+    assert shares[False] > 0.08
 
 
 @pytest.mark.slow

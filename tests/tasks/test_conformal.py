@@ -155,6 +155,16 @@ def test_the_lowest_score_is_no_rarer_by_estimate_than_it_is_in_the_groups():
     assert group_scores(6).p_values(np.array([-math.inf]), 1, "estimated")[0] < 1e-5
 
 
+def test_scores_of_earlier_positions_do_not_move_the_thresholds_of_many_ordered_groups():
+    """In a stream with a window, all later rows are judged at the last position."""
+    found = []
+    for seed in range(20):
+        scores = np.random.default_rng(seed).normal(size=(19, 300, 1)) - 0.1 * np.arange(1, 20)[:, None, None]
+        known = GroupScores.of(torch.arange(1, 20), torch.from_numpy(scores), 19 * 300)
+        found.append(known.threshold(19, 0.01) + 1.9)
+    assert np.mean(found) == pytest.approx(stats.norm.ppf(0.01), abs=0.12)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [15, 30])
 @pytest.mark.parametrize("dof", [3, 8])

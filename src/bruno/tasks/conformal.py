@@ -30,6 +30,7 @@ _GRID = 128  # levels of the estimated distribution
 _LOWEST_LEVEL = 1e-6
 _BANDWIDTH = 0.25  # of the smoothing over the logarithm of the position
 _NEAR = 0.5  # difference of the logarithm of near positions, for groups in the order of time
+_ENOUGH = 400  # scores of near positions that are pooled, if there are so many groups
 _SHIFTS = 33  # number of shifts that spread the scores of a group, at most
 _LOCATION = 0.1  # the spread of this quantile between groups estimates the spread between new groups
 _TAIL = 0.1  # the excess of this fraction of lowest scores is the scale of the tail below the lowest score
@@ -218,26 +219,42 @@ class GroupScores:
     def _curves(self) -> Float[np.ndarray, "positions levels"]:
         """Quantiles of the pooled scores, smoothed over positions."""
         raw = np.stack([self._pooled_quantiles(*drawn) for drawn in self._drawn_scores()])
+        if self._is_ordered:  # near positions are pooled
+            return np.maximum.accumulate(raw, axis=1)
         places = np.log1p(self.positions.numpy())
         weight = np.exp(-0.5 * ((places[:, None] - places) / _BANDWIDTH) ** 2)
-        weight *= (~np.isnan(self.scores.numpy()[:, :, 0])).sum(1)
+        weight *= self._group_counts.numpy()
         smooth = weight @ raw / weight.sum(1, keepdims=True)
         return np.maximum.accumulate(smooth, axis=1)
+
+    @cached_property
+    def _group_counts(self) -> Int[Tensor, " positions"]:
+        """Number of groups with scores, by position."""
+        return (~self.scores[:, :, 0].isnan()).sum(1)
+
+    @cached_property
+    def _is_ordered(self) -> bool:
+        """Whether each group has one score at each position, as in the order of time."""
+        first = self.scores[:, :, 0]
+        return bool(((first == self.scores[:, :, -1]) | first.isnan()).all())
 
     def _drawn_scores(self) -> Iterator[tuple[Float[np.ndarray, "groups levels"], int]]:
         """The scores at each position, and the number of elements behind them.
 
         A group in the order of time has one score at each position. Then its scores at near positions are
-        further draws: the mean of the quantiles of so few scores would hide their tail.
+        further draws: the mean of the quantiles of so few scores would hide their tail. Scores change from
+        position to position, so no more positions are pooled than are needed.
         """
         scores = self.scores
-        alone = (scores[:, :, 0] == scores[:, :, -1]) | scores[:, :, 0].isnan()
-        if not bool(alone.all()):
+        if not self._is_ordered:
             yield from ((one.numpy(), self.elements) for one in scores)
             return
         places = self.positions.double().log1p()
         for place in places:
-            near = scores[(places - place).abs() <= _NEAR, :, 0].T
+            distance = (places - place).abs()
+            nearest = distance.argsort(stable=True)
+            enough = int((self._group_counts[nearest].cumsum(0) < _ENOUGH).sum()) + 1
+            near = scores[nearest[:enough][distance[nearest[:enough]] <= _NEAR], :, 0].T
             drawn = self.of(self.positions[:1], near.unsqueeze(0), self.elements).scores[0]
             yield drawn.numpy(), int((~near.isnan()).sum())
 
