@@ -52,7 +52,7 @@ def test_no_draw_repeats_an_element(counts, data, seed):
     drawn = [sampler.sets(5, n, seeded(seed)), sampler.sets_of(torch.arange(len(counts)), n, seeded(seed))]
     if len(counts) > 1:
         way = data.draw(st.integers(2, len(counts)))
-        tasks = sampler.tasks(3, way, n, seeded(seed))
+        tasks = sampler.sets_of_different_classes(3, way, n, seeded(seed))
         assert_different(tasks.flatten(1))
         drawn.append(tasks.flatten(0, 1))
     for sets in drawn:
@@ -174,7 +174,7 @@ def test_contaminated_sets_can_be_of_one_class(examples):
         (lambda s: s.contaminated(2, 3, 1.0, seeded()), r"`rate` .*got 1.0"),
         (lambda s: s.episodes(2, 3, 0, seeded()), r"`shot` .*at least 1; got 0"),
         (lambda s: s.sets(-1, 2, seeded()), r"`batch` .*at least 1; got -1"),
-        (lambda s: s.tasks(1, 6, 2, seeded()), r"`way` .*from 1 to 5.*got 6"),
+        (lambda s: s.sets_of_different_classes(1, 6, 2, seeded()), r"`way` .*from 1 to 5.*got 6"),
         (lambda s: s.sets_of([5], 2, seeded()), r"`classes` .*from 0 to 4; got 5"),
         (lambda s: s.sets_of([0, -1], 2, seeded()), r"`classes` .*from 0 to 4; got -1"),
         (lambda s: s.at([31]), r"`indices` .*from 0 to 30; got 31"),

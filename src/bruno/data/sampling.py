@@ -26,7 +26,7 @@ def seeded_generator(seed: int, device: torch.device | str = "cpu") -> Generator
 
 
 class Episodes(NamedTuple):
-    """k-way n-shot tasks: find the support of each query. Query i belongs to support i."""
+    """k-way n-shot episodes: find the support of each query. Query i belongs to support i."""
 
     support: Tensor  # (batch, way, shot, *shape)
     query: Tensor  # (batch, way, *shape)
@@ -130,13 +130,13 @@ class SetSampler:
     def episodes(self, batch: int, way: int, shot: int, generator: Generator) -> Episodes:
         """Draw episodes with a support set and one query of each class."""
         self.check_episodes(way, shot)
-        x = self.tasks(batch, way, shot + 1, generator)
+        x = self.sets_of_different_classes(batch, way, shot + 1, generator)
         return Episodes(x[:, :, :shot], x[:, :, shot])
 
-    def tasks(self, batch: int, way: int, n: int, generator: Generator) -> Tensor:
+    def sets_of_different_classes(self, batch: int, way: int, n: int, generator: Generator) -> Tensor:
         """Draw n different elements of each of `way` different classes: (batch, way, n, *shape).
 
-        A task never contains two rotations of one class.
+        The classes of a draw never include two rotations of one class.
         """
         check_whole("batch", batch)
         self.check_set_size(n, "n")

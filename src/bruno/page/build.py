@@ -25,7 +25,7 @@ FUNCTIONS = ("encode", "decode", "score_latents", "predict", "sample_latents")
 MODELS = {"omniglot-small": "Small and quick", "omniglot": "Large and finer"}
 _SCRIPT, _WASM = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
 _CANDIDATES = 12  # latent dimensions
-_SEED, _STRANGERS = 116, 100  # number of other characters, which set the threshold of "none of these"
+_SEED, _OTHER_CHARACTERS = 116, 100  # number of other characters, which set the threshold of "none of these"
 
 
 def build() -> None:
@@ -58,12 +58,12 @@ def describe(name: str, model: Bruno, title: str, folder: Path) -> dict[str, Any
     return {
         "title": title,
         "files": files,
-        "dimensions": telling_dimensions(model),
+        "dimensions": discriminative_dimensions(model),
         "none": none_of_these(model),
     }
 
 
-def telling_dimensions(model: Bruno) -> list[int]:
+def discriminative_dimensions(model: Bruno) -> list[int]:
     """The two latent dimensions that separate the symbols best, among the most correlated ones.
 
     These have the highest ratio of the variance between symbols to the variance within symbols.
@@ -78,8 +78,8 @@ def telling_dimensions(model: Bruno) -> list[int]:
 
 def none_of_these(model: Bruno) -> float:
     """The score that 95 % of drawings stay below, given one example each of four other characters."""
-    drawn = draw_characters(_STRANGERS, 2, size=model.shape[-1], seed=_SEED).elements
-    support, queries = drawn.view(_STRANGERS, 2, *model.shape).unbind(1)
+    drawn = draw_characters(_OTHER_CHARACTERS, 2, size=model.shape[-1], seed=_SEED).elements
+    support, queries = drawn.view(_OTHER_CHARACTERS, 2, *model.shape).unbind(1)
     scores = model.condition(support.unsqueeze(1)).score(queries.unsqueeze(1))
     four = torch.stack([scores.roll(-i, 1).diag() for i in range(1, 5)], 1)
     return four.amax(1).quantile(0.95).item()

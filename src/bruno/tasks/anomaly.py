@@ -138,7 +138,7 @@ class Judgement:
     contributions: dict[str, float] | None = None
 
     @property
-    def rank(self) -> tuple[bool, float, float]:
+    def sort_key(self) -> tuple[bool, float, float]:
         """Sorts judgements, the most unusual first: out-of-distribution, then by p-value, then by score."""
         return not self.out_of_distribution, 1.0 if self.p is None else self.p, self.score
 

@@ -21,7 +21,7 @@ from bruno.tasks.robust_evidence import Cutoffs, shortfall
 from bruno.tasks.stream_evidence import START, ElementDensities, StreamEvidence, may_count
 
 
-class Step(NamedTuple):
+class DetectorStep(NamedTuple):
     """The judgement of an element, the state after it, its latents, and whether it is in the evidence."""
 
     judgement: Judgement
@@ -135,7 +135,7 @@ class Detector:
             yield judgement
 
     @torch.no_grad()
-    def step(self, state: StreamEvidence, x: ArrayLike) -> Step:
+    def step(self, state: StreamEvidence, x: ArrayLike) -> DetectorStep:
         """Judge one element (*shape) in a state, see `begin`; for callers who save states.
 
         Missing numbers of a row, NaN, are imputed from the elements that count, if the model can.
@@ -159,7 +159,8 @@ class Detector:
         after = state.add(self.model, z, score, cutoffs, usable, less, self.window, by.scores_of)
         if state.incomplete:
             after = replace(after, incomplete=True)
-        return Step(self._judge((score - less).item(), bool(ood), state), after, z, bool(after.decided[-1]))
+        judgement = self._judge((score - less).item(), bool(ood), state)
+        return DetectorStep(judgement, after, z, bool(after.decided[-1]))
 
     def _judge(self, score: float, ood: bool, state: StreamEvidence) -> Judgement:
         seen, given = int(state.evidence.count), -math.inf if ood else score

@@ -113,7 +113,7 @@ class StreamSummary(NumpyResult):
         self.latest.append(NamedJudgement(name, group, judgement))
         element = JudgedElement(self.count, name, x, judgement, group, given)
         if judgement.outlier:
-            found = sorted([*self._outliers, element], key=lambda one: one.judgement.rank)
+            found = sorted([*self._outliers, element], key=lambda one: one.judgement.sort_key)
             self._outliers = found[: self._extremes]
         else:
             self._inliers.append(element)

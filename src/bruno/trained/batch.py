@@ -197,7 +197,7 @@ class BatchJobs(CalibrationJobs):
     def _given(self, places: list[_Place], judged: list[Judgement]) -> dict[int, Posterior]:
         """The posteriors by which the most unusual outliers were judged, by position."""
         outliers = [i for i, one in enumerate(judged) if one.outlier]
-        shown = sorted(outliers, key=lambda i: judged[i].rank)[:EXTREMES]
+        shown = sorted(outliers, key=lambda i: judged[i].sort_key)[:EXTREMES]
         return {i: places[i].own.given(self.model, places[i].place) for i in shown}
 
     def _explained(

@@ -241,7 +241,7 @@ class GenerationJobs(TrainedData):
         if set_size is None:
             set_size = min(_SAMPLED_SET_SIZE, sampler.min_count)
         sampler.check_set_size(set_size, "set_size")
-        drawn: Tensor = sampler.tasks(1, sets, set_size, generator)[0]
+        drawn: Tensor = sampler.sets_of_different_classes(1, sets, set_size, generator)[0]
         return drawn
 
     # --- files -------------------------------------------------------------------------------------------

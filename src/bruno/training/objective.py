@@ -42,14 +42,14 @@ class Objective(nn.Module):
     def forward(
         self,
         sets: Float[Tensor, "batch n *shape"] | None,
-        tasks: Float[Tensor, "episodes way each *shape"] | None,
+        episodes: Float[Tensor, "episodes way each *shape"] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, bits/dim and accuracy; bits/dim is NaN without sets, accuracy NaN without episodes."""
         missing = self.model.process.mean.new_full((), math.nan)
         loss, bits, accuracy = torch.zeros_like(missing), missing, missing
         log_prob = None if sets is None else self.model.log_prob(sets, validate=False)
-        if tasks is not None:
-            z, log_det = self.model.encode(tasks, validate=False)
+        if episodes is not None:
+            z, log_det = self.model.encode(episodes, validate=False)
             scores = episode_log_probs(self.model.process, z, self.config.shot)
             target = torch.arange(scores.shape[1], device=z.device)[:, None].expand(scores.shape[:3])
             cross_entropy = F.cross_entropy(scores.flatten(0, 2), target.flatten())

@@ -287,16 +287,16 @@ class Trainer:
     def _draw(self) -> tuple[Tensor | None, Tensor | None]:
         """Draw the sets and episodes of a step, and return the part of this process."""
         config, generator = self.config, self.generator
-        sets, tasks = None, None
+        sets, episodes = None, None
         if config.generative and not config.shared:
             sets = self.sampler.sets(config.batch, config.set_size, generator)
             sets = self._part(self._prepare(sets, **self._augmentation))
         if self._has_episodes:
             n = config.shot + config.queries
-            tasks = self.sampler.tasks(config.episodes, config.way, n, generator).flatten(0, 1)
-            tasks = self._prepare(tasks, noise=config.episode_noise, **self._augmentation)
-            tasks = self._part(tasks.unflatten(0, (config.episodes, config.way)))
-        return sets, tasks
+            drawn = self.sampler.sets_of_different_classes(config.episodes, config.way, n, generator)
+            drawn = self._prepare(drawn.flatten(0, 1), noise=config.episode_noise, **self._augmentation)
+            episodes = self._part(drawn.unflatten(0, (config.episodes, config.way)))
+        return sets, episodes
 
     def _prepare(self, x: Tensor, *, noise: str = "full", **augmentation: Any) -> Tensor:
         """Augment images and resize them to the model's size; dequantise integers and coarse columns.
