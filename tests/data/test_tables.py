@@ -240,6 +240,12 @@ def test_versions_are_text_and_not_dates(tmp_path, cell):
     assert read_table(path).ignored == ("version (text)",)
 
 
+def test_infinite_numbers_are_an_error_without_a_warning(tmp_path):
+    for header in ("a,b", ",b"):
+        with pytest.raises(ValueError, match="line 2"):
+            read_table(write(tmp_path, f"{header}\n0,1\n1e400,2\n1e400,3\n".replace("0,1", "1e400,1")))
+
+
 def test_a_typing_error_does_not_turn_a_column_into_text(tmp_path):
     path = write(tmp_path, "machine,a\nm1,1\nm1,1o\nm1,3\n")
     with pytest.raises(ValueError, match=r"line 3 .*'a' .*got '1o'"):

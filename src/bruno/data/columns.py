@@ -132,8 +132,10 @@ def kind_of_cells(cells: Sequence[str], form: TableFormat, name: str) -> str:
 def _counts_rows(name: str, numbers: Sequence[float]) -> bool:
     """Whether a column is the index that pandas writes: unnamed, and increasing whole numbers from 0 or 1."""
     unnamed = not name.strip() or name.startswith("Unnamed:")
+    if not unnamed or numbers[0] not in (0, 1) or not np.isfinite(numbers).all():
+        return False
     steps = np.diff(numbers)
-    return unnamed and numbers[0] in (0, 1) and bool((steps > 0).all() and (steps % 1 == 0).all())
+    return bool((steps > 0).all() and (steps % 1 == 0).all())
 
 
 def usable_rows(values: NDArray[np.float64], missing: bool) -> NDArray[np.bool_]:
