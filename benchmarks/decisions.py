@@ -354,14 +354,16 @@ def _methods(
     def scaled(x: np.ndarray) -> np.ndarray:
         return (x - x.mean(0)) / x.std(0)
 
-    def stream(x: torch.Tensor, cutoffs: Cutoffs | None) -> torch.Tensor:
+    def encoded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         z, log_det = model.encode(x, on_scales=True)
-        less = shortfall(model.process.log_prob(z) + log_det, reference)
+        return z, shortfall(model.process.log_prob(z) + log_det, reference)
+
+    def stream(x: torch.Tensor, cutoffs: Cutoffs | None) -> torch.Tensor:
+        z, less = encoded(x)
         return stream_scores(model, z, cutoffs, less=less)
 
     def batch(x: torch.Tensor, cutoffs: Cutoffs | None) -> torch.Tensor:
-        z, log_det = model.encode(x, on_scales=True)
-        less = shortfall(model.process.log_prob(z) + log_det, reference)
+        z, less = encoded(x)
         return batch_scores(model, z, cutoffs, less=less)[0]
 
     return {

@@ -7,7 +7,7 @@ import torch
 from tasks.machines import FLOW, PROCESS, machines
 from torch.testing import assert_close
 
-from bruno import Bruno, ModelConfig
+from bruno import Bruno, ModelConfig, checkpoint
 from bruno.data import Examples
 from bruno.data.sampling import SetSampler
 from bruno.streams.encoder import encoder_of
@@ -128,8 +128,6 @@ def test_a_missing_number_does_not_decide_for_the_class_of_smaller_numbers(expon
 
 
 def test_a_calibration_of_other_densities_is_made_again(exponential, tmp_path):
-    from bruno import checkpoint
-
     exponential.calibration.save(tmp_path / "new")
     assert GroupCalibration.load(tmp_path / "new", exponential.model).floor == exponential.calibration.floor
     tensors, header = checkpoint.read(tmp_path / "new", "cpu")

@@ -92,7 +92,7 @@ def show_verdict(trained: Trained, seed: int, split: str | None = None) -> None:
     try:
         show(trained, trained.verdict(split=split, seed=seed), seed)
     except Exception as error:  # whatever the error is, the model is trained and saved
-        warnings.warn(f"the verdict on the model could not be computed: {error}", stacklevel=2)
+        warnings.warn(f"the verdict on the model could not be computed or written: {error}", stacklevel=2)
 
 
 def print_result(result: Result) -> None:

@@ -111,7 +111,7 @@ class RowReader:
     ) -> None:
         self.dim, self.group, self.columns, self.missing = dim, group, tuple(columns), missing
         self.offset = offset
-        self.header: tuple[str, ...] = ()  # of the latest table; empty without one
+        self.header: tuple[str, ...] = ()  # of the latest table; empty if it has none
         self.prefer = TableFormat(**TableFormat.parse(table_format))
 
     def find(self, folder: Path) -> list[Path]:
@@ -181,6 +181,7 @@ class RowReader:
         header = column_names(cells if is_header else [str(i) for i in range(1, len(cells) + 1)])
         numbered = not self.prefer.header and set(self.columns) <= set(header)
         if not is_header and not numbered:  # the numbers of a row and nothing else
+            self.header = ()
             header = list(self.columns) or [f"number {i}" for i in range(1, self.dim + 1)]
             return Columns(header, None, list(range(len(header))))
         self.header = tuple(header)

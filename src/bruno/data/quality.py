@@ -165,7 +165,7 @@ def warn_of_misleading_columns(rows: Examples) -> None:
     if rows.is_images:
         return
     names = _names_of(rows)
-    counters = [i for i in range(len(names)) if _counts(rows, i)]
+    counters = [i for i in range(len(names)) if _is_counter(rows, i)]
     others = [i for i in range(len(names)) if i not in counters]
     related = [
         Related(others[one.column], tuple(others[i] for i in one.others), one.circle)
@@ -185,7 +185,7 @@ def warn_of_misleading_columns(rows: Examples) -> None:
         warnings.warn(f"{_relation(one, names, setting)} (`data.columns`).", stacklevel=2)
 
 
-def _counts(rows: Examples, column: int) -> bool:
+def _is_counter(rows: Examples, column: int) -> bool:
     """Whether a column increases from row to row in every set."""
     steps = torch.cat([_steps(rows.elements[members, column]) for members in rows.by_class()])
     return len(steps) >= _FEW_STEPS and bool((steps > 0).all())

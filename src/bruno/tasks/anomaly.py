@@ -221,7 +221,7 @@ def judge_batch(
     elif threshold is None:
         raise ValueError("`threshold` or `calibration` must be given; got neither.")
     else:
-        cutoffs = cutoffs or default_cutoffs(threshold)
+        threshold, cutoffs = float(threshold), cutoffs or default_cutoffs(threshold)
     x = as_tensor(x, kind=model.kind)
     z, log_det = _encoded(model, x, at_least=2)
     log_prob = model.process.log_prob(z) + log_det
@@ -230,9 +230,9 @@ def judge_batch(
     scores, in_evidence = batch_scores(model, z, None if count_all else cutoffs, ~ood, less)
     seen = (in_evidence.sum() - in_evidence.long()).tolist()
     if calibration is None:
-        limit = float(threshold or 0.0)
+        assert threshold is not None
         judged = zip(scores.tolist(), seen, ood.tolist(), strict=True)
-        found = [Judgement(score, n, limit, score < limit or out, out) for score, n, out in judged]
+        found = [Judgement(score, n, threshold, score < threshold or out, out) for score, n, out in judged]
         return JudgedSet.of(found, z, in_evidence)
     patches = patch_maps(x.to(z.device)) if calibration.criterion == "patches" else None
     scores = scores if patches is None else patches.flatten(1).amin(1)

@@ -237,9 +237,8 @@ def _walks(
         joined = rank[:, owner]  # the step at which each column or pixel is replaced
         joined = joined.unsqueeze(1) < present.view(1, -1, *[1] * len(model.shape))
         mixed = torch.where(joined, element.to(some), some.unsqueeze(1))
-        encoded = model.encode(
-            mixed.flatten(0, 1), on_scales=True, validate=False
-        )  # a draw may have nearly whole numbers
+        # Not validated: a draw may have nearly whole numbers.
+        encoded = model.encode(mixed.flatten(0, 1), on_scales=True, validate=False)
         parts.append(scorer.scores(encoded, evidence).view(len(some), features + 1))
     return torch.cat(parts)
 

@@ -146,11 +146,9 @@ class SetScorer:
         whose p-value under the model given the remaining others is above 1 % is put back, until nothing
         changes.
         """
-        n, subtracted = len(labels), self._subtracted(encoded)
-        scores, in_evidence = (
-            subtracted.new_zeros(n),
-            torch.zeros(n, dtype=torch.bool, device=subtracted.device),
-        )
+        subtracted = self._subtracted(encoded)
+        scores = torch.zeros_like(subtracted)
+        in_evidence = torch.zeros(len(labels), dtype=torch.bool, device=subtracted.device)
         usable = self.usable(encoded)
         for index in _padded(labels, sets, self.model.dim):
             exists, place = index >= 0, index.clamp(min=0)
@@ -164,7 +162,7 @@ class SetScorer:
     def leave_one_out(
         self, encoded: Encoded, labels: Int[Tensor, " n"], in_evidence: Bool[Tensor, " n"], evidence: Evidence
     ) -> Float[Tensor, " n"]:
-        """Scores of some elements of sets, each given all others; `counts` are in the evidence."""
+        """Scores of some elements of sets, each given all others that count."""
         return self.scores(encoded, evidence[labels].without_each(encoded.z, in_evidence))
 
     def usable(self, encoded: Encoded) -> Bool[Tensor, "*batch"]:

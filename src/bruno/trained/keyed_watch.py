@@ -26,7 +26,7 @@ from bruno.trained.base import Source, are_paths, warn_of_unreadable
 from bruno.trained.detection import DetectionJobs
 from bruno.trained.explanation import OutlierExplainer
 from bruno.trained.keyed import COMMIT_ROWS, COMMIT_SECONDS, KeyedDetector
-from bruno.trained.stream_elements import check_has_column
+from bruno.trained.stream_elements import is_skipped_without_group
 from bruno.trained.watch import Judged, WatchedStream
 
 _log = logging.getLogger(__name__)
@@ -190,9 +190,7 @@ class KeyedWatch(WatchedStream):
                         "without a group column. Watch the stream without a store or, if its rows have keys, "
                         "name their column (`group`)."
                     )
-                check_has_column(self._reader)
-                if self._reader.skip_bad:
-                    self._reader.skipped.append(element.name)
+                if is_skipped_without_group(element, self._reader):
                     continue
                 raise ValueError(
                     f"{element.name}: must have the key of its set, in the column {self._reader.group!r}; "

@@ -77,13 +77,16 @@ def _as_they_arrive(
         yield from found
 
 
-def check_has_column(reader: ElementReader) -> None:
-    """Raise if the latest table has a header without the group column."""
+def is_skipped_without_group(element: Element, reader: ElementReader) -> bool:
+    """Whether to skip an element that names no group; raises if its table lacks the group column."""
     if reader.header and reader.group not in reader.header:
         raise ValueError(
             f"`group` must be a column, one of {', '.join(reader.header)}; got {reader.group!r}. Or judge "
             "all rows as one set (`one_set`)."
         )
+    if reader.skip_bad:
+        reader.skipped.append(element.name)
+    return reader.skip_bad
 
 
 def _with_groups(elements: Iterator[Element], reader: ElementReader, trained_on: str) -> Iterator[Element]:
@@ -93,9 +96,7 @@ def _with_groups(elements: Iterator[Element], reader: ElementReader, trained_on:
     """
     for element in elements:
         if reader.group and not element.group:
-            check_has_column(reader)
-            if reader.skip_bad:
-                reader.skipped.append(element.name)
+            if is_skipped_without_group(element, reader):
                 continue
             reason = ", as the model was trained on sets" * bool(trained_on)
             raise ValueError(
